@@ -1,0 +1,76 @@
+"""Ridgeline makes PyTorch training as fast as the machine allows, and shows the distance that is left.
+
+The public names are imported on first use, so that `import ridgeline` costs milliseconds and no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.codec import VERSION as __version__
+
+if TYPE_CHECKING:
+    from ridgeline import laws as laws
+    from ridgeline import tasks as tasks
+    from ridgeline.machine import Machine as Machine
+    from ridgeline.plan import Feed as Feed
+    from ridgeline.plan import Layout as Layout
+    from ridgeline.plan import Plan as Plan
+    from ridgeline.plan import Sync as Sync
+    from ridgeline.planner import Ranking as Ranking
+    from ridgeline.planner import choose as choose
+    from ridgeline.probe.measure import measure as measure
+    from ridgeline.probe.timing import benchmark as benchmark
+    from ridgeline.reporting.report import report as report
+    from ridgeline.runtime.engine import Engine as Engine
+    from ridgeline.runtime.feed import feed as feed
+    from ridgeline.runtime.step import TrainStep as TrainStep
+    from ridgeline.runtime.task import Task as Task
+    from ridgeline.simulator.step import simulate as simulate
+    from ridgeline.timeline import Timeline as Timeline
+    from ridgeline.tracing.capture import trace as trace
+    from ridgeline.verdict import Verdict as Verdict
+    from ridgeline.verdict import verify as verify
+    from ridgeline.workload import Workload as Workload
+
+_HOMES = {
+    "Engine": "ridgeline.runtime.engine",
+    "Feed": "ridgeline.plan",
+    "Layout": "ridgeline.plan",
+    "Machine": "ridgeline.machine",
+    "Plan": "ridgeline.plan",
+    "Ranking": "ridgeline.planner",
+    "Sync": "ridgeline.plan",
+    "Task": "ridgeline.runtime.task",
+    "Timeline": "ridgeline.timeline",
+    "TrainStep": "ridgeline.runtime.step",
+    "Verdict": "ridgeline.verdict",
+    "Workload": "ridgeline.workload",
+    "benchmark": "ridgeline.probe.timing",
+    "choose": "ridgeline.planner",
+    "feed": "ridgeline.runtime.feed",
+    "laws": "ridgeline.laws",
+    "measure": "ridgeline.probe.measure",
+    "report": "ridgeline.reporting.report",
+    "simulate": "ridgeline.simulator.step",
+    "tasks": "ridgeline.tasks",
+    "trace": "ridgeline.tracing.capture",
+    "verify": "ridgeline.verdict",
+}
+_MODULES = ("laws", "tasks")
+
+__all__ = ("__version__", *sorted(_HOMES))  # noqa: PLE0604 - names come from the table above
+
+
+def __getattr__(name: str) -> Any:
+    """Import the home of a public name on its first use."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
+    module = importlib.import_module(home)
+    value = module if name in _MODULES else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

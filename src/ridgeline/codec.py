@@ -1,0 +1,144 @@
+"""Reading and writing the nouns: versioned JSON with provenance, written atomically.
+
+A file is one JSON object: `kind`, `version`, `made_by`, `created` and `value`. Unknown fields are
+errors, so a misspelt key is never ignored. Nothing here executes what it reads.
+"""
+
+import datetime
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import msgspec
+
+from ridgeline.errors import FileFormatError
+
+VERSION = "0.1.0"
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every frozen value; two values with equal fields are equal and hash alike."""
+
+
+class Noun(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the values that are saved to files of their own.
+
+    Subclasses set `kind` (a word that names the file's content) and `version` (raised whenever an
+    older release could no longer read the file correctly).
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    def save(self, path: str | Path) -> Path:
+        """Write this value to `path` as JSON, atomically, and return the path.
+
+        Raises:
+            OSError: the file cannot be written; whatever stood there before is untouched.
+        """
+        target = Path(path)
+        write_atomically(target, encode(self))
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The value stored in `path`.
+
+        Raises:
+            FileFormatError: the file is not JSON, is of another kind or version, or has wrong fields.
+            OSError: the file cannot be read.
+        """
+        return decode(cls, Path(path).read_bytes(), where=str(path))
+
+    def diff(self, other: Self) -> dict[str, tuple[Any, Any]]:
+        """The leaves in which two values differ: JSON path to (mine, theirs); empty when equal."""
+        mine = dict(_leaves(msgspec.to_builtins(self)))
+        theirs = dict(_leaves(msgspec.to_builtins(other)))
+        paths = dict.fromkeys((*mine, *theirs))
+        return {
+            path: (mine.get(path), theirs.get(path))
+            for path in paths
+            if mine.get(path) != theirs.get(path)
+        }
+
+
+N = TypeVar("N", bound=Noun)
+
+
+class _Envelope(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: str
+    version: int
+    made_by: str
+    created: str
+    value: msgspec.Raw
+
+
+def encode(noun: Noun) -> bytes:
+    """The JSON file content of a noun, indented for people."""
+    envelope = _Envelope(
+        kind=noun.kind,
+        version=noun.version,
+        made_by=f"ridgeline {VERSION}",
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        value=msgspec.Raw(msgspec.json.encode(noun)),
+    )
+    return msgspec.json.format(msgspec.json.encode(envelope), indent=1)
+
+
+def decode(cls: type[N], data: bytes, *, where: str) -> N:
+    """The noun in a JSON file's content; `where` names the file in errors.
+
+    Raises:
+        FileFormatError: see `Noun.load`.
+    """
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        if envelope.kind != cls.kind:
+            raise FileFormatError(
+                f"wanted a {cls.kind} file, got kind {envelope.kind!r} in {where}; "
+                f"give the path of a file written as {cls.kind}"
+            )
+        if envelope.version != cls.version:
+            raise FileFormatError(
+                f"wanted {cls.kind} version {cls.version}, got version {envelope.version} in {where}, "
+                f"written by {envelope.made_by}; make the file again with this release"
+            )
+        return msgspec.json.decode(envelope.value, type=cls)
+    except msgspec.DecodeError as error:  # ValidationError is a DecodeError
+        raise FileFormatError(
+            f"wanted a {cls.kind} file, got content that does not fit in {where}: {error}; "
+            "the file is damaged or was edited, make it again"
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a reader sees the old content or the new, never a part.
+
+    Raises:
+        OSError: no room or no permission; the old content is untouched and no temporary file stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes it private; results are meant to be shared
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _leaves(value: Any, path: str = "$") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}")
+    elif isinstance(value, list | tuple) and value:
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{index}]")
+    else:
+        yield path, value

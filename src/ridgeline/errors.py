@@ -1,0 +1,58 @@
+"""Every error Ridgeline raises on purpose.
+
+One flat file, so that the whole vocabulary can be read at once. A message says, in this order, what
+was wanted, what was got (name, value, unit), where (operator, rank, file), and what to do next. The
+text is part of the interface: tests pin it.
+"""
+
+
+class RidgelineError(Exception):
+    """Base of every error that Ridgeline raises on purpose; the command line exits with status 1."""
+
+
+class FileFormatError(RidgelineError, ValueError):
+    """A Ridgeline file is damaged, of another kind, or of a version this release cannot read."""
+
+
+class MachineError(RidgelineError):
+    """The machine profile lacks, or the machine refuses, what was asked for."""
+
+
+class WorkloadError(RidgelineError, ValueError):
+    """A training step cannot be traced, or its loss, batch or optimizer is not what a step needs."""
+
+
+class PlanError(RidgelineError, ValueError):
+    """A plan contradicts itself, the workload or the machine, or asks for what is not available."""
+
+
+class BatchError(RidgelineError, ValueError):
+    """A batch does not fit the step: another structure, dtype or shape than the step was made for."""
+
+
+class NonFiniteError(RidgelineError, ArithmeticError):
+    """The loss became NaN or infinite; training stopped and the last good checkpoint was kept."""
+
+
+class DataError(RidgelineError):
+    """A data file is missing, damaged or not of the format that the task reads."""
+
+
+class TaskError(RidgelineError):
+    """A task name or task file does not give a usable `Task`."""
+
+
+class CheckpointError(RidgelineError):
+    """A checkpoint could not be written or read; the previous one is untouched."""
+
+
+class EngineError(RidgelineError):
+    """The engine was used wrongly, or was closed while tasks were still wanted."""
+
+
+class LaunchError(RidgelineError):
+    """A worker process died; the message names the rank, the signal or error, and its last span."""
+
+
+class VerificationError(RidgelineError):
+    """Prediction and measurement differ by more than the stated tolerance (exit status 3)."""

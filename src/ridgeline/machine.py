@@ -1,0 +1,212 @@
+"""`Machine`: what the hardware can do, number by number, each with its spread and its source.
+
+A CPU is described per *setting*: how many worker processes run at once and how many threads each
+has, because cores, caches and memory bandwidth are shared. On GPUs every worker has its own device,
+so `threads` is 0 there and `workers` counts the GPUs in use.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
+
+from ridgeline import units
+from ridgeline.codec import Noun, Value
+from ridgeline.errors import MachineError
+
+Source = Literal["measured", "datasheet", "assumed"]
+
+
+class Quantity(Value, frozen=True, kw_only=True):
+    """A number about hardware: median `value` in `unit`, quartiles `low` and `high`, `n` samples."""
+
+    value: float
+    unit: str
+    low: float
+    high: float
+    n: int
+    source: Source
+
+    @classmethod
+    def measured(cls, samples: Sequence[float], unit: str) -> Self:
+        """Median and quartiles of measured samples; needs at least one."""
+        ordered = sorted(samples)
+        if len(ordered) < 2:
+            low = high = ordered[0]
+        else:
+            low, _, high = statistics.quantiles(ordered, n=4, method="inclusive")
+        middle = statistics.median(ordered)
+        return cls(value=middle, unit=unit, low=low, high=high, n=len(ordered), source="measured")
+
+    @classmethod
+    def assumed(cls, value: float, unit: str) -> Self:
+        """A number nobody measured; shown as such wherever it is printed."""
+        return cls(value=value, unit=unit, low=value, high=value, n=0, source="assumed")
+
+    def __str__(self) -> str:
+        text = units.quantity(self.value, self.unit)
+        if self.source != "measured":
+            return f"{text} ({self.source})"
+        spread = (self.high - self.low) / self.value if self.value else 0.0
+        return f"{text} (spread {units.percent(spread)}, n={self.n})"
+
+
+class Setting(Value, frozen=True, kw_only=True):
+    """How a device is shared: `workers` processes at once, `threads` each (0 on GPUs)."""
+
+    device: Literal["cpu", "cuda"]
+    workers: int = 1
+    threads: int = 0
+
+    def __str__(self) -> str:
+        if self.device == "cuda":
+            return f"{self.workers} x cuda"
+        return f"{self.workers} x {self.threads} cpu threads"
+
+
+class Host(Value, frozen=True, kw_only=True):
+    """The computer around the devices. `cores` are those this process may use."""
+
+    name: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    cache_bytes: int
+    """Size of the last-level cache; 0 when the system does not tell."""
+    system: str
+    python: str
+    torch: str
+
+
+class Device(Value, frozen=True, kw_only=True):
+    """One computing device: `cpu`, or one `cuda` GPU."""
+
+    kind: Literal["cpu", "cuda"]
+    index: int
+    name: str
+    memory_bytes: int
+    capability: str = ""
+
+
+class CurvePoint(Value, frozen=True, kw_only=True):
+    """Rate reached (`rate`, FLOP/s or bytes/s) by one operation of size `work` (FLOP or bytes)."""
+
+    work: float
+    rate: float
+
+
+class Ceiling(Value, frozen=True, kw_only=True):
+    """The best rate one worker reaches in a family of operators, while all workers of the setting run.
+
+    Families: `matmul` and `convolution` in FLOP/s; `elementwise` and `memory` (plain copy, bytes read
+    plus bytes written) in B/s. `curve` holds the rates at smaller sizes, ascending in `work`.
+    """
+
+    setting: Setting
+    family: str
+    dtype: str
+    rate: Quantity
+    curve: tuple[CurvePoint, ...] = ()
+
+
+class Dispatch(Value, frozen=True, kw_only=True):
+    """Host seconds to issue one operator of a phase, whatever its size."""
+
+    device: Literal["cpu", "cuda"]
+    phase: Literal["forward", "backward", "optimizer", "launch", "graph_replay", "graph_kernel"]
+    """`launch`: an eager kernel launch; `graph_replay`: issuing a whole CUDA graph; `graph_kernel`: the
+    gap that each kernel inside a replayed graph still costs on the device."""
+    seconds: Quantity
+
+
+class SizePoint(Value, frozen=True, kw_only=True):
+    """Measured seconds to move or reduce `num_bytes`."""
+
+    num_bytes: int
+    seconds: Quantity
+
+
+class Collective(Value, frozen=True, kw_only=True):
+    """Size table of one collective operation over `setting.workers` ranks; sizes ascending."""
+
+    setting: Setting
+    operation: Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
+    backend: str
+    table: tuple[SizePoint, ...]
+
+
+class Link(Value, frozen=True, kw_only=True):
+    """Size table of copies between pinned host memory and one GPU; sizes ascending."""
+
+    direction: Literal["host_to_device", "device_to_host"]
+    table: tuple[SizePoint, ...]
+
+
+class Overlap(Value, frozen=True, kw_only=True):
+    """How much computing and communicating slow each other when both run at once (1.0: not at all)."""
+
+    setting: Setting
+    compute_slowdown: Quantity
+    communication_slowdown: Quantity
+
+
+class OperatorTiming(Value, frozen=True, kw_only=True):
+    """Measured seconds of one operator with exact shapes; `key` is `Op.key` of the workload."""
+
+    setting: Setting
+    key: str
+    seconds: Quantity
+
+
+class Machine(Noun, frozen=True, kw_only=True):
+    """What the hardware can do; made by `rl.measure()`, saved as `machine.json`.
+
+    `fingerprint` names the hardware and software it was measured on: a profile with another
+    fingerprint is not used without being asked for.
+    """
+
+    kind: ClassVar[str] = "machine"
+
+    fingerprint: str
+    measured_at: str
+    host: Host
+    devices: tuple[Device, ...]
+    ceilings: tuple[Ceiling, ...] = ()
+    dispatch: tuple[Dispatch, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    links: tuple[Link, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    timings: tuple[OperatorTiming, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def device_kind(self) -> Literal["cpu", "cuda"]:
+        """`cuda` when the machine has a GPU, else `cpu`."""
+        return "cuda" if any(device.kind == "cuda" for device in self.devices) else "cpu"
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of CUDA devices."""
+        return sum(device.kind == "cuda" for device in self.devices)
+
+    def ceiling(self, setting: Setting, family: str, dtype: str) -> Ceiling:
+        """The measured ceiling for exactly this setting, family and dtype.
+
+        Raises:
+            MachineError: it was not measured; the message lists what was.
+        """
+        for entry in self.ceilings:
+            if (entry.setting, entry.family, entry.dtype) == (setting, family, dtype):
+                return entry
+        known = sorted({f"{c.family}/{c.dtype} at {c.setting}" for c in self.ceilings})
+        raise MachineError(
+            f"wanted the {family} ceiling for {dtype} at {setting}, got a profile that has only "
+            f"{', '.join(known) or 'nothing'} ({self.fingerprint}); run `ridgeline measure`"
+        )
+
+    def __repr__(self) -> str:
+        gpus = f", {self.num_gpus} GPU" if self.num_gpus else ""
+        return (
+            f"Machine({self.host.processor}, {self.host.cores} cores{gpus}: {len(self.ceilings)} ceilings, "
+            f"{len(self.collectives)} collectives, {len(self.timings)} operator timings, "
+            f"fingerprint {self.fingerprint})"
+        )

@@ -1,0 +1,181 @@
+"""`Plan`: how to run a training step, in the same words for people and for the search."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import msgspec
+
+from ridgeline.codec import Noun, Value
+from ridgeline.errors import PlanError
+
+Execution = Literal[
+    "eager",
+    "script",
+    "compiled",
+    "regional",
+    "graph",
+    "compiled+graph",
+    "regional+graph",
+    "step-graph",
+    "packaged",
+]
+Precision = Literal["as-is", "tf32", "bf16", "fp16"]
+Algorithm = Literal[
+    "all_reduce", "ring", "rings", "tree", "hierarchical", "two_shot", "sharded", "kvstore"
+]
+Compression = Literal["none", "fp16", "bf16", "fp8", "int8", "topk", "powersgd", "sign"]
+Origin = Literal["user", "search", "default"]
+
+MIB = 1 << 20
+DEFAULT_BUCKET_BYTES = (4 * MIB,)
+"""Bucket limit when nobody chose one: NCCL and gloo both reach most of their bandwidth at 4 MiB."""
+
+
+class Layout(Value, frozen=True, kw_only=True):
+    """Workers along each axis of parallelism; their product is the number of workers."""
+
+    data: int = 1
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+
+class Sync(Value, frozen=True, kw_only=True):
+    """How gradients are synchronised.
+
+    `bucket_bytes[k]` is the limit of bucket `k` in gradient-ready order (see `cut_buckets`); the last
+    entry serves for all later buckets. `every` is the number of steps between synchronisations.
+    """
+
+    algorithm: Algorithm = "all_reduce"
+    compression: Compression = "none"
+    options: dict[str, float | int | str] = {}
+    bucket_bytes: tuple[int, ...] = DEFAULT_BUCKET_BYTES
+    every: int = 1
+
+
+class Feed(Value, frozen=True, kw_only=True):
+    """How input reaches the device: `depth` batches are prepared ahead (0: none)."""
+
+    depth: int = 2
+
+
+class Alternative(Value, frozen=True, kw_only=True):
+    """What another value of a knob would cost; `is_measured` tells trials from predictions."""
+
+    value: str
+    step_s: float
+    is_measured: bool = False
+
+
+class Choice(Value, frozen=True, kw_only=True):
+    """Why one knob of a plan has its value."""
+
+    knob: str
+    value: str
+    origin: Origin
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+
+
+class Plan(Noun, frozen=True, kw_only=True):
+    """How to run a training step; written by hand or made by `rl.choose()`.
+
+    `repr(plan)` is the program that makes it again (without `choices`, the record of reasons).
+    `threads` 0 means: leave the number of threads as it is.
+    """
+
+    kind: ClassVar[str] = "plan"
+
+    execution: Execution = "eager"
+    precision: Precision = "as-is"
+    workers: int = 1
+    threads: int = 0
+    accumulate: int = 1
+    layout: Layout | None = None
+    """None: all workers along the data axis."""
+    sync: Sync = Sync()
+    feed: Feed = Feed()
+    choices: tuple[Choice, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject numbers out of range and layouts that contradict `workers`."""
+        for name, value, least in (
+            ("workers", self.workers, 1),
+            ("threads", self.threads, 0),
+            ("accumulate", self.accumulate, 1),
+            ("sync.every", self.sync.every, 1),
+            ("feed.depth", self.feed.depth, 0),
+        ):
+            if value < least:
+                raise PlanError(f"wanted {name} >= {least}, got {value} in the plan; raise it")
+        if not self.sync.bucket_bytes or min(self.sync.bucket_bytes) < 1:
+            raise PlanError(
+                "wanted sync.bucket_bytes with at least one entry, each >= 1 byte, got "
+                f"{self.sync.bucket_bytes} in the plan; for example (4194304,)"
+            )
+        if self.layout is not None:
+            axes = self.layout
+            product = axes.data * axes.shard * axes.tensor * axes.pipeline
+            if product != self.workers:
+                raise PlanError(
+                    f"wanted a layout over workers={self.workers}, got {axes} with product {product} "
+                    "in the plan; make the product of its axes equal to workers"
+                )
+
+    @property
+    def exact(self) -> bool:
+        """Whether the maths is that of the plain step (up to the order of additions)."""
+        return (
+            self.precision == "as-is"
+            and self.sync.compression == "none"
+            and self.sync.every == 1
+            and not self.sync.options.get("asynchronous", False)
+        )
+
+    @property
+    def settings(self) -> "Plan":
+        """The plan without its record of reasons."""
+        return msgspec.structs.replace(self, choices=())
+
+    def __repr__(self) -> str:
+        return f"rl.{_program(self.settings)}"
+
+
+def cut_buckets(
+    gradients: Sequence[tuple[int, str]], bucket_bytes: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Which gradients travel together: indices into `gradients`, one tuple a bucket, in launch order.
+
+    Gradients are taken in ready order; those of one dtype fill a bucket until it holds at least the
+    limit of its position, then it is closed and may be launched. What is open at the end is closed in
+    the order of its last gradient. Runtime and simulator both call this, so they agree by construction.
+
+    Args:
+        gradients: (bytes, dtype) of each gradient, in the order in which they become ready.
+        bucket_bytes: Limit of each bucket in closing order; the last entry serves all later ones.
+    """
+    closed: list[tuple[int, ...]] = []
+    open_members: dict[str, list[int]] = {}
+    open_bytes: dict[str, int] = {}
+    for index, (num_bytes, dtype) in enumerate(gradients):
+        open_members.setdefault(dtype, []).append(index)
+        open_bytes[dtype] = open_bytes.get(dtype, 0) + num_bytes
+        limit = bucket_bytes[min(len(closed), len(bucket_bytes) - 1)]
+        if open_bytes[dtype] >= limit:
+            closed.append(tuple(open_members.pop(dtype)))
+            del open_bytes[dtype]
+    closed.extend(tuple(members) for members in sorted(open_members.values(), key=lambda m: m[-1]))
+    return tuple(closed)
+
+
+def _program(value: Value) -> str:
+    """Constructor call with the fields that differ from their defaults."""
+    default = type(value)()
+    parts = []
+    for field in msgspec.structs.fields(value):
+        mine = getattr(value, field.name)
+        if mine != getattr(default, field.name):
+            inner = f"rl.{_program(mine)}" if isinstance(mine, Value) else repr(mine)
+            parts.append(f"{field.name}={inner}")
+    return f"{type(value).__name__}({', '.join(parts)})"

@@ -1,0 +1,96 @@
+"""The frames of a training step: the tasks that the runtime executes and the simulator predicts.
+
+Both sides call `step_frames`, so every measured span has a predicted span of the same name and lane.
+A frame reads and writes variables and runs on one lane; frames on one lane run in the order given.
+
+    input              host           waiting for the next batch (the end of one step to the start of the next)
+    micro/0 ...        compute        forward and backward of all micro-batches but the last
+    forward            compute        forward and loss of the (last) micro-batch
+    backward/0 ... K-1 compute        until the last gradient of bucket k is in its bucket
+    backward/K         compute        what is left of backward after the last bucket closed
+    all_reduce/k       communication  mean of bucket k over the workers
+    broadcast_buffers  communication  buffers of worker 0 to all, as DistributedDataParallel keeps them
+    wait               compute        exposed communication: computing is done, gradients are not
+    optimizer          compute        clipping and the optimizer
+
+A worker alone has `backward` undivided and neither communication nor `wait`.
+"""
+
+from ridgeline.codec import Value
+from ridgeline.timeline import Lane
+
+
+class Frame(Value, frozen=True, kw_only=True):
+    """One task of the step: its span name, its lane, and the variables it reads and writes."""
+
+    name: str
+    lane: Lane
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+def step_frames(
+    *, workers: int, num_buckets: int, accumulate: int = 1, has_buffers: bool = False
+) -> tuple[Frame, ...]:
+    """The frames of one step in the order in which the host issues them.
+
+    Args:
+        workers: Data-parallel workers.
+        num_buckets: Gradient buckets; ignored for one worker.
+        accumulate: Micro-batches per step.
+        has_buffers: Whether the model has buffers that must follow worker 0.
+    """
+    frames = [Frame(name="input", lane="host", writes=("batch",))]
+    frames += [
+        Frame(
+            name=f"micro/{index}",
+            lane="compute",
+            reads=("batch", "parameters"),
+            writes=("gradients",),
+        )
+        for index in range(accumulate - 1)
+    ]
+    frames.append(
+        Frame(
+            name="forward",
+            lane="compute",
+            reads=("batch", "parameters"),
+            writes=("activations", "buffers"),
+        )
+    )
+    if workers == 1:
+        frames.append(
+            Frame(name="backward", lane="compute", reads=("activations",), writes=("gradients",))
+        )
+        frames.append(
+            Frame(name="optimizer", lane="compute", reads=("gradients",), writes=("parameters",))
+        )
+        return tuple(frames)
+    buckets = tuple(f"bucket/{index}" for index in range(num_buckets))
+    for index, bucket in enumerate(buckets):
+        frames.append(
+            Frame(
+                name=f"backward/{index}",
+                lane="compute",
+                reads=("activations",),
+                writes=("gradients", bucket),
+            )
+        )
+        frames.append(Frame(name=f"all_reduce/{index}", lane="communication", writes=(bucket,)))
+    frames.append(
+        Frame(
+            name=f"backward/{num_buckets}",
+            lane="compute",
+            reads=("activations",),
+            writes=("gradients",),
+        )
+    )
+    synchronised = buckets
+    if has_buffers:
+        frames.append(Frame(name="broadcast_buffers", lane="communication", writes=("buffers",)))
+        synchronised = (*buckets, "buffers")
+    frames.append(Frame(name="wait", lane="compute", reads=synchronised))
+    frames.append(
+        Frame(name="optimizer", lane="compute", reads=synchronised, writes=("parameters",))
+    )
+    return tuple(frames)

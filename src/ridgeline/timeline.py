@@ -1,0 +1,107 @@
+"""`Timeline`: when what ran on which lane. Predicted and measured steps share this one type.
+
+Times are integer nanoseconds from the start of the step, so that order and equality are exact.
+
+Span names are the contract between the simulator and the runtime, see `ridgeline.simulator.frames`.
+"""
+
+import statistics
+from typing import ClassVar, Literal
+
+from ridgeline import units
+from ridgeline.codec import Noun, Value
+
+Lane = Literal["host", "compute", "copy-in", "copy-out", "communication", "loader", "disk"]
+LANES: tuple[Lane, ...] = (
+    "host",
+    "compute",
+    "copy-in",
+    "copy-out",
+    "communication",
+    "loader",
+    "disk",
+)
+
+
+class Span(Value, frozen=True, kw_only=True):
+    """One thing that ran on one lane. `detail` marks operators inside a frame.
+
+    `attributes` carry what is known about it (`flops`, `bytes`, `bound`, `source`, ...).
+    """
+
+    name: str
+    lane: Lane
+    start_ns: int
+    end_ns: int
+    detail: bool = False
+    attributes: dict[str, str | float | int] = {}
+
+    @property
+    def duration_ns(self) -> int:
+        """End minus start."""
+        return self.end_ns - self.start_ns
+
+
+class Timeline(Noun, frozen=True, kw_only=True):
+    """One training step as spans on lanes; made by `rl.simulate()` or by a run.
+
+    `steps_ns` are the durations of all steps that it stands for (one for a prediction); the spans
+    are those of the step whose duration is the (lower) median.
+    """
+
+    kind: ClassVar[str] = "timeline"
+
+    origin: Literal["predicted", "measured"]
+    title: str
+    workers: int
+    spans: tuple[Span, ...]
+    steps_ns: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    counters: dict[str, float] = {}
+    """What a run counted: `overhead_ns` (Ridgeline's own time per step), fallbacks, ..."""
+
+    @property
+    def step_ns(self) -> int:
+        """Duration of the median step (lower median, so that it is one of the steps)."""
+        return statistics.median_low(self.steps_ns)
+
+    @property
+    def frames(self) -> tuple[Span, ...]:
+        """The spans that are not details, by start."""
+        return tuple(
+            sorted((s for s in self.spans if not s.detail), key=lambda s: (s.start_ns, s.end_ns))
+        )
+
+    def lane(self, lane: Lane) -> tuple[Span, ...]:
+        """The frames of one lane, by start."""
+        return tuple(span for span in self.frames if span.lane == lane)
+
+    def busy_ns(self, lane: Lane) -> int:
+        """Time during which at least one frame of the lane runs."""
+        total, reached = 0, None
+        for span in self.lane(lane):
+            start = span.start_ns if reached is None else max(span.start_ns, reached)
+            total += max(0, span.end_ns - start)
+            reached = span.end_ns if reached is None else max(reached, span.end_ns)
+        return total
+
+    def named(self, name: str) -> Span | None:
+        """The first frame of this name, or None."""
+        return next((span for span in self.frames if span.name == name), None)
+
+    def total_ns(self, prefix: str) -> int:
+        """Summed duration of the frames called `prefix` or `prefix/...`."""
+        return sum(
+            span.duration_ns
+            for span in self.frames
+            if span.name == prefix or span.name.startswith(f"{prefix}/")
+        )
+
+    def __repr__(self) -> str:
+        lanes = ", ".join(
+            f"{lane} {units.nanoseconds(self.busy_ns(lane))}" for lane in LANES if self.lane(lane)
+        )
+        return (
+            f"Timeline({self.origin} {self.title}: step {units.nanoseconds(self.step_ns)} "
+            f"over {len(self.steps_ns)} steps; busy: {lanes or 'nothing'})"
+        )

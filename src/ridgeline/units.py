@@ -1,0 +1,66 @@
+"""One formatter for every number that Ridgeline shows to people.
+
+Three significant digits. Memory sizes are binary (KiB, MiB, GiB); rates and times are decimal
+(GB/s, TFLOP/s, ms), as vendors and papers print them. Inside the program numbers stay in base units
+(seconds, bytes, FLOP); only these functions turn them into text.
+"""
+
+import math
+
+_DECIMAL = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+
+def digits3(value: float) -> str:
+    """`value` with three significant digits and no exponent, e.g. `0.123`, `12.3`, `1230`."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    decimals = 2 - math.floor(math.log10(abs(value)))
+    rounded = round(value, decimals)
+    # Rounding may carry into the next decade (9.996 becomes 10.0): count the digits again.
+    decimals = 2 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:.{max(decimals, 0)}f}"
+
+
+def seconds(value_s: float) -> str:
+    """A duration given in seconds, e.g. `12.3 ms`."""
+    for scale, unit in _TIME:
+        if abs(value_s) >= scale * 0.9995:
+            return f"{digits3(value_s / scale)} {unit}"
+    return "0 s" if value_s == 0 else f"{digits3(value_s / 1e-9)} ns"
+
+
+def nanoseconds(value_ns: float) -> str:
+    """A duration given in nanoseconds, e.g. `12.3 ms`."""
+    return seconds(value_ns * 1e-9)
+
+
+def num_bytes(value_bytes: float) -> str:
+    """A memory size given in bytes, e.g. `25.0 MiB`."""
+    for scale, unit in _BINARY:
+        if abs(value_bytes) >= scale * 0.9995:
+            return f"{digits3(value_bytes / scale)} {unit}"
+    return f"{value_bytes:.0f} B"
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with a decimal prefix and its unit, e.g. `quantity(4.25e12, "B/s")` is `4.25 TB/s`.
+
+    Seconds and plain byte counts go through `seconds` and `num_bytes`.
+    """
+    if unit == "s":
+        return seconds(value)
+    if unit == "B":
+        return num_bytes(value)
+    for scale, prefix in _DECIMAL:
+        if abs(value) >= scale * 0.9995:
+            return f"{digits3(value / scale)} {prefix}{unit}"
+    return f"{digits3(value)} {unit}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage with one decimal, e.g. `12.3 %`."""
+    return f"{100 * fraction:.1f} %"

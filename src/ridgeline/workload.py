@@ -1,0 +1,164 @@
+"""`Workload`: what one training step must do, operator by operator, before anything has run.
+
+The step described is that of *one worker* with the batch that this worker gets.
+"""
+
+import hashlib
+from typing import ClassVar, Literal
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.codec import Noun, Value
+
+Phase = Literal["forward", "backward", "optimizer"]
+Family = Literal[
+    "matmul",
+    "convolution",
+    "attention",
+    "elementwise",
+    "normalization",
+    "reduction",
+    "gather",
+    "copy",
+    "view",
+    "other",
+]
+Role = Literal["parameter", "buffer", "batch", "activation", "gradient", "state"]
+
+
+class TensorSpec(Value, frozen=True, kw_only=True):
+    """A tensor without its data. `dtype` as torch prints it without the prefix, e.g. `float32`."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    role: Role = "activation"
+
+
+class Op(Value, frozen=True, kw_only=True):
+    """One operator of the step, in eager execution order.
+
+    `flops` counts a multiply-add as 2. `bytes_read` and `bytes_written` are the least traffic: each
+    distinct input read once, each output written once, nothing for views. `arguments` is the JSON
+    text of the operator's arguments with tensors replaced by `{"tensor": i}` (index into `inputs`),
+    enough to issue the operator again on fresh tensors. `dependencies` are indices of earlier ops.
+    """
+
+    name: str
+    phase: Phase
+    module: str
+    family: Family
+    dtype: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    arguments: str
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    dependencies: tuple[int, ...] = ()
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes read plus bytes written."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte moved; 0 for operators that move nothing."""
+        return self.flops / self.bytes_moved if self.bytes_moved else 0.0
+
+    @property
+    def key(self) -> str:
+        """Equal for ops that must take equal time: same operator, shapes, strides, dtypes, arguments."""
+        content = msgspec.json.encode((self.name, self.inputs, self.arguments))
+        return f"{self.name}:{hashlib.sha256(content).hexdigest()[:16]}"
+
+
+class Parameter(Value, frozen=True, kw_only=True):
+    """A model parameter. Tied weights appear once, under their first name.
+
+    `ready_op` is the index of the op after which its gradient is complete; -1 when it gets none
+    (frozen or unused).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    is_trainable: bool
+    ready_op: int = -1
+
+
+class MemoryPoint(Value, frozen=True, kw_only=True):
+    """Live bytes right after op `op`, by category; what the allocator adds is not included."""
+
+    op: int
+    parameter_bytes: int
+    gradient_bytes: int
+    state_bytes: int
+    activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All live bytes."""
+        return (
+            self.parameter_bytes + self.gradient_bytes + self.state_bytes + self.activation_bytes
+        )
+
+
+class Workload(Noun, frozen=True, kw_only=True):
+    """What one training step must do; made by `rl.trace()`, saved as `workload.json`.
+
+    `ready_order` names the parameters that receive gradients in the order in which backward
+    completes them. `dependency_source` says how the edges were found: `make_fx` (data flow of the
+    functional graph) or `storage` (definition and use of storages in eager order).
+    """
+
+    kind: ClassVar[str] = "workload"
+
+    name: str
+    device: Literal["cpu", "cuda"]
+    samples: int
+    """Leading dimension of the traced batch: samples per worker and step."""
+    batch: tuple[TensorSpec, ...]
+    ops: tuple[Op, ...]
+    parameters: tuple[Parameter, ...]
+    ready_order: tuple[str, ...]
+    buffer_bytes: int
+    memory: tuple[MemoryPoint, ...]
+    dependency_source: Literal["make_fx", "storage"]
+    notes: tuple[str, ...] = ()
+
+    def phase(self, phase: Phase) -> tuple[Op, ...]:
+        """The ops of one phase, in order."""
+        return tuple(op for op in self.ops if op.phase == phase)
+
+    @property
+    def flops(self) -> int:
+        """FLOP of the whole step."""
+        return sum(op.flops for op in self.ops)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Least bytes moved by the whole step, operator by operator."""
+        return sum(op.bytes_moved for op in self.ops)
+
+    @property
+    def gradients(self) -> tuple[Parameter, ...]:
+        """The parameters that receive gradients, in ready order."""
+        by_name = {parameter.name: parameter for parameter in self.parameters}
+        return tuple(by_name[name] for name in self.ready_order)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Most live bytes at any point of the step."""
+        return max((point.total_bytes for point in self.memory), default=0)
+
+    def __repr__(self) -> str:
+        trainable = sum(p.num_bytes for p in self.parameters if p.is_trainable)
+        return (
+            f"Workload({self.name}: {self.samples} samples, {len(self.ops)} ops, "
+            f"{units.quantity(self.flops, 'FLOP')}, {units.num_bytes(self.bytes_moved)} moved, "
+            f"{units.num_bytes(trainable)} of gradients, peak {units.num_bytes(self.peak_memory_bytes)})"
+        )

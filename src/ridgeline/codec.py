@@ -19,7 +19,7 @@ VERSION = "0.1.0"
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every frozen value; two values with equal fields are equal and hash alike."""
+    """Base of every frozen value; two values with equal fields are equal."""
 
 
 class Noun(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

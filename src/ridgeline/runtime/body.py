@@ -1,0 +1,124 @@
+"""The body of a training step: forward, backward, synchronisation, optimizer, in one function.
+
+The same body runs eagerly and inside a captured graph, so every execution mode does the same maths.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ridgeline.errors import WorkloadError
+from ridgeline.plan import Plan
+from ridgeline.runtime.batch import split
+from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.reducer import Reducer
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+
+
+class StepBody:
+    """Everything between a batch on the device and updated parameters.
+
+    Args:
+        model: Trained in place.
+        loss_fn: `loss_fn(model, batch)` gives the mean loss as a scalar tensor.
+        optimizer: Any torch optimizer over the model's parameters.
+        plan: Its precision and accumulation are used here.
+        reducer: Synchronises gradients; None for a worker alone.
+        clip_norm: Total norm that gradients are clipped to, or None.
+        device: Where the model is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        optimizer: Optimizer,
+        plan: Plan,
+        reducer: Reducer | None,
+        *,
+        clip_norm: float | None,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.reducer = reducer
+        self.overhead_ns = 0
+        self._plan = plan
+        self._clip_norm = clip_norm
+        self._device = device
+        self._clipped = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def __call__(self, batch: Any, recorder: Recorder) -> Tensor:
+        """Run one step; the mean loss over the batch, detached.
+
+        Raises:
+            WorkloadError: the loss is not a scalar tensor that depends on the parameters.
+        """
+        begin = time.perf_counter_ns()
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = split(batch, self._plan.accumulate)
+        total: Tensor | None = None
+        self.overhead_ns = time.perf_counter_ns() - begin
+        for index, (part, share) in enumerate(parts[:-1]):
+            recorder.mark(f"micro/{index}")
+            loss = self._weighted_loss(part, share)
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        recorder.mark("forward")
+        loss = self._weighted_loss(*parts[-1])
+        if self.reducer is None:
+            recorder.mark("backward")
+            loss.backward()
+        else:
+            self.reducer.arm()
+            loss.backward()
+            self.reducer.finish()
+            self.overhead_ns += self.reducer.overhead_ns
+        recorder.mark("optimizer")
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._clipped, self._clip_norm)
+        self.optimizer.step()
+        detached = loss.detach()
+        return detached if total is None else total + detached
+
+    def _weighted_loss(self, part: Any, share: float) -> Tensor:
+        with self._precision():
+            loss = self.loss_fn(self.model, part)
+        check_loss(loss)
+        return loss if share == 1.0 else loss * share
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._plan.precision == "bf16":
+            # The cache of casted weights outlives a capture and would be replayed stale.
+            return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
+        return contextlib.nullcontext()
+
+
+def check_loss(loss: Any) -> None:
+    """Reject what backward cannot start from.
+
+    Raises:
+        WorkloadError: not a tensor, not a scalar, or without a gradient.
+    """
+    if not isinstance(loss, Tensor):
+        raise WorkloadError(
+            f"wanted a scalar loss tensor, got {type(loss).__name__} from loss_fn; return the loss tensor "
+            "itself"
+        )
+    if loss.dim() > 0:
+        raise WorkloadError(
+            f"wanted a scalar loss tensor, got shape {tuple(loss.shape)} from loss_fn; reduce it, for "
+            "example with .mean()"
+        )
+    if not loss.requires_grad:
+        raise WorkloadError(
+            "wanted a loss that depends on the parameters, got one without gradient from loss_fn; remove "
+            "no_grad or detach, and leave at least one parameter trainable"
+        )

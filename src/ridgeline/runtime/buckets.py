@@ -1,0 +1,111 @@
+"""Flat buckets: many gradients in one tensor, so that one collective moves them all.
+
+A gradient is copied into its place in the bucket right after backward made it (on CPUs, while it is
+still in the cache) and `parameter.grad` becomes that place, a view. The optimizer thus reads the mean
+where the collective left it and nothing is copied back.
+
+The last elements of a bucket are *flags*, one a parameter, set to 1 when this worker has a gradient.
+They are summed with the rest: a parameter whose flag is 0 afterwards was used by nobody, and keeps
+`grad = None`, as in a plain step. A worker that used all of its parameters need not look.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+ALIGNMENT_BYTES = 64
+"""Start of every view: one cache line, and enough for the widest vector loads of fused kernels."""
+
+
+class Bucket:
+    """Some parameters of one dtype and device, and the flat tensor for their gradients.
+
+    Attributes:
+        index: Launch order.
+        names: Parameter names.
+        parameters: The parameters, in ready order.
+        flat: One tensor [elements of all views, padding, one flag a parameter].
+        views: The gradients' places in `flat`, each of its parameter's shape and strides.
+    """
+
+    def __init__(self, index: int, members: Sequence[tuple[str, nn.Parameter]]) -> None:
+        self.index = index
+        self.names = tuple(name for name, _ in members)
+        self.parameters = tuple(parameter for _, parameter in members)
+        first = self.parameters[0]
+        step = max(1, ALIGNMENT_BYTES // first.element_size())
+        offsets = []
+        end = 0
+        for parameter in self.parameters:
+            offsets.append(end)
+            end += -(-parameter.numel() // step) * step
+        self.flat = torch.zeros(
+            end + len(self.parameters), dtype=first.dtype, device=first.device, requires_grad=False
+        )
+        self.flags = self.flat[end:]
+        self.views = tuple(
+            _view(self.flat, parameter, offset)
+            for parameter, offset in zip(self.parameters, offsets, strict=True)
+        )
+        self.arrived = [False] * len(self.parameters)
+        self.num_missing = len(self.parameters)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the collective moves."""
+        return self.flat.numel() * self.flat.element_size()
+
+    def reset(self) -> None:
+        """Expect all gradients again."""
+        self.arrived = [False] * len(self.parameters)
+        self.num_missing = len(self.parameters)
+
+    def store(self, position: int, scale: float) -> None:
+        """Copy one gradient into its place, scaled, and make it the parameter's gradient."""
+        parameter, view = self.parameters[position], self.views[position]
+        gradient = parameter.grad
+        assert gradient is not None
+        torch.mul(gradient.detach(), scale, out=view)
+        parameter.grad = view
+
+    def store_all(self) -> None:
+        """Copy all gradients that arrived into their places with one launch (on GPUs)."""
+        positions = [i for i, arrived in enumerate(self.arrived) if arrived]
+        views = [self.views[i] for i in positions]
+        gradients = [self.parameters[i].grad for i in positions]
+        torch._foreach_copy_(views, gradients)  # noqa: SLF001 - the only multi-tensor copy
+        for i in positions:
+            self.parameters[i].grad = self.views[i]
+
+    def blank_missing(self) -> tuple[int, ...]:
+        """Zero the places of gradients that did not arrive; their positions."""
+        missing = tuple(i for i, arrived in enumerate(self.arrived) if not arrived)
+        for i in missing:
+            self.views[i].zero_()
+        return missing
+
+    def raise_flags(self, missing: Sequence[int]) -> None:
+        """Say which gradients this worker has."""
+        self.flags.fill_(1)
+        for i in missing:
+            self.flags[i] = 0
+
+
+def _view(flat: Tensor, parameter: nn.Parameter, offset: int) -> Tensor:
+    # Fused optimizers want gradients laid out like their parameters (channels_last, say).
+    if parameter.is_contiguous() or not _is_dense(parameter):
+        return flat[offset : offset + parameter.numel()].view(parameter.shape)
+    return flat.as_strided(parameter.size(), parameter.stride(), offset)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the strides are those of a permuted contiguous tensor."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,53 @@
+"""Buffers (batch norm statistics and the like) follow worker 0, as DistributedDataParallel does it.
+
+DDP broadcasts them before every forward. Between the end of one backward and the next forward nobody
+but the user touches buffers, so broadcasting right after backward gives every forward the same values,
+hides the transfer behind the gradients, and leaves all workers equal whenever a step returns.
+
+All buffers of one dtype are made views of one flat tensor: one broadcast, nothing copied.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatBuffers:
+    """The buffers of a model as views of one flat tensor per dtype.
+
+    Attributes:
+        flats: The flat tensors, one per dtype and device; empty when the model has no buffers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        places: dict[int, list[tuple[nn.Module, str]]] = {}
+        tensors: dict[int, Tensor] = {}
+        for module in model.modules():
+            for name, buffer in module._buffers.items():  # noqa: SLF001 - to replace the tensor itself
+                if buffer is not None and not buffer.is_sparse:
+                    places.setdefault(id(buffer), []).append((module, name))
+                    tensors[id(buffer)] = buffer
+        groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for key, buffer in tensors.items():
+            groups.setdefault((buffer.dtype, buffer.device), []).append(key)
+        self.flats = tuple(
+            _flatten([(tensors[key], places[key]) for key in keys]) for keys in groups.values()
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that one broadcast of all buffers moves."""
+        return sum(flat.numel() * flat.element_size() for flat in self.flats)
+
+
+def _flatten(members: list[tuple[Tensor, list[tuple[nn.Module, str]]]]) -> Tensor:
+    first = members[0][0]
+    total = sum(buffer.numel() for buffer, _ in members)
+    flat = torch.empty(total, dtype=first.dtype, device=first.device)
+    offset = 0
+    for buffer, places in members:
+        view = flat[offset : offset + buffer.numel()].view(buffer.shape)
+        view.copy_(buffer)
+        offset += buffer.numel()
+        for module, name in places:
+            module._buffers[name] = view  # noqa: SLF001
+    return flat

@@ -1,0 +1,217 @@
+"""Recording what a step does: frames by host clock or by device events, resolved only when asked.
+
+The recorder is on the hot path of every step, so it only appends stamps to a list. A host stamp is
+`time.perf_counter_ns()`; a device stamp is a CUDA event recorded on the current stream.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import torch
+
+from ridgeline.timeline import Lane, Span, Timeline
+
+Stamp = int | torch.cuda.Event
+
+WINDOW = 200
+"""Steps kept: enough for a median with quartiles, bounded in memory."""
+
+DEVICE_SAMPLING = 8
+"""On devices the frames of every eighth step only: an event costs the host microseconds."""
+
+
+class Clock(Protocol):
+    """Source of stamps, and the way to turn them into nanoseconds."""
+
+    def stamp(self) -> Stamp:
+        """Now, on this clock."""
+        ...
+
+    def resolve(self, stamps: Sequence[Stamp]) -> list[int]:
+        """Nanoseconds of each stamp after the first one."""
+        ...
+
+
+class HostClock:
+    """`time.perf_counter_ns`; for work that runs on the CPU."""
+
+    def stamp(self) -> int:
+        """Nanoseconds now."""
+        return time.perf_counter_ns()
+
+    def resolve(self, stamps: Sequence[Stamp]) -> list[int]:
+        """Differences to the first stamp."""
+        return [int(stamp) - int(stamps[0]) for stamp in stamps]  # type: ignore[arg-type]
+
+
+class DeviceClock:
+    """CUDA events on the current stream; `external` ones can be captured into a graph and read."""
+
+    def __init__(self, *, external: bool = False) -> None:
+        self._external = external
+
+    def stamp(self) -> torch.cuda.Event:
+        """An event recorded on the current stream; does not wait."""
+        event = torch.cuda.Event(enable_timing=True, external=self._external)
+        event.record()
+        return event
+
+    def resolve(self, stamps: Sequence[Stamp]) -> list[int]:
+        """Device time after the first event.
+
+        Cost: Waits until all events have happened.
+        """
+        first = stamps[0]
+        for stamp in stamps:
+            stamp.synchronize()  # type: ignore[union-attr]
+        return [round(first.elapsed_time(stamp) * 1e6) for stamp in stamps]  # type: ignore[union-attr]
+
+
+class StepRecord:
+    """Raw stamps of one step: marks (a lane's frame begins) and closed spans."""
+
+    __slots__ = ("begin", "closed", "end", "is_sampled", "is_warmup", "marks")
+
+    def __init__(self, begin: Stamp) -> None:
+        self.begin = begin
+        self.end: Stamp = begin
+        self.marks: list[tuple[str, Lane, Stamp]] = []
+        self.closed: list[tuple[str, Lane, Stamp, Stamp]] = []
+        self.is_warmup = False
+        self.is_sampled = True
+
+
+class Recorder:
+    """Frames of the last steps; `timeline()` makes the measured `Timeline` of the median step.
+
+    Attributes:
+        listener: Called with a frame's name when it begins (for the black box), or None.
+        counters: Sums over the recorded steps, such as `overhead_ns`.
+    """
+
+    def __init__(self, clock: Clock, *, starts: bool = True) -> None:
+        self.clock = clock
+        self.listener: Callable[[str], None] | None = None
+        self.counters: dict[str, float] = {}
+        self.overhead_ns = 0
+        self._steps: deque[StepRecord] = deque(maxlen=WINDOW)
+        self._frames: list[tuple[Span, ...]] = []
+        self._sampling = DEVICE_SAMPLING if isinstance(clock, DeviceClock) else 1
+        self._num_ended = 0
+        self.current = StepRecord(clock.stamp() if starts else 0)
+
+    def begin_step(self) -> None:
+        """The next batch is there: `input` (since the last step's end) is over."""
+        self.overhead_ns = 0
+        self.current.marks.append(("input", "host", self.current.begin))
+        self.current.marks.append(("", "host", self.clock.stamp()))
+
+    def mark(self, name: str, lane: Lane = "compute") -> None:
+        """Frame `name` begins on `lane` and ends the frame before it on that lane."""
+        begin = time.perf_counter_ns()
+        if self.current.is_sampled:
+            self.current.marks.append((name, lane, self.clock.stamp()))
+        if self.listener is not None:
+            self.listener(name)
+        self.overhead_ns += time.perf_counter_ns() - begin
+
+    def end_step(self, *, is_warmup: bool = False) -> None:
+        """The step is over; a warm-up step is kept out of the timeline."""
+        stamp = self.clock.stamp()
+        record = self.current
+        record.end = stamp
+        record.is_warmup = is_warmup
+        self._steps.append(record)
+        self._num_ended += 1
+        self.current = StepRecord(stamp)
+        self.current.is_sampled = self._num_ended % self._sampling == 0
+
+    def add_frames(self, spans: tuple[Span, ...]) -> None:
+        """Keep the frames of one replay of a captured step, in ns from the begin of the replay."""
+        self._frames.append(spans)
+
+    def clear(self) -> None:
+        """Forget all steps and restart the current one now."""
+        self._steps.clear()
+        self._frames.clear()
+        self.counters.clear()
+        self.current = StepRecord(self.clock.stamp())
+
+    @property
+    def num_steps(self) -> int:
+        """Recorded steps that are not warm-up."""
+        return sum(not record.is_warmup for record in self._steps)
+
+    def timeline(self, title: str, workers: int, notes: Sequence[str] = ()) -> Timeline:
+        """The measured timeline: spans of the median step, durations of all recorded steps.
+
+        Cost: Waits for the device when it records by events.
+        """
+        records = [record for record in self._steps if not record.is_warmup] or list(self._steps)
+        resolved = [(self.clock.resolve((r.begin, r.end))[1], r) for r in records]
+        steps_ns = tuple(duration for duration, _ in resolved)
+        if not resolved:
+            return Timeline(
+                origin="measured", title=title, workers=workers, spans=(), steps_ns=(0,)
+            )
+        count = len(resolved)
+        return Timeline(
+            origin="measured",
+            title=title,
+            workers=workers,
+            spans=self._median_spans(resolved),
+            steps_ns=steps_ns,
+            notes=tuple(notes),
+            counters={name: total / count for name, total in self.counters.items()},
+        )
+
+
+    def _median_spans(self, resolved: Sequence[tuple[int, StepRecord]]) -> tuple[Span, ...]:
+        """Frames of the step with the (lower) median duration, of those whose frames are known."""
+        ordered = sorted(resolved, key=lambda pair: pair[0])
+        if self._frames:  # a replayed graph: the frames of a replay end where the step ends
+            step_ns = ordered[(len(ordered) - 1) // 2][0]
+            lengths = sorted(self._frames, key=lambda spans: max(s.end_ns for s in spans))
+            frames = lengths[(len(lengths) - 1) // 2]
+            wait = max(0, step_ns - max(span.end_ns for span in frames))
+            moved = [
+                msgspec.structs.replace(s, start_ns=s.start_ns + wait, end_ns=s.end_ns + wait)
+                for s in frames
+            ]
+            return (Span(name="input", lane="host", start_ns=0, end_ns=wait), *moved)
+        sampled = [record for _, record in ordered if record.is_sampled]
+        if not sampled:
+            return ()
+        return step_spans(sampled[(len(sampled) - 1) // 2], self.clock)
+
+
+def step_spans(record: StepRecord, clock: Clock) -> tuple[Span, ...]:
+    """The spans of one recorded step, in nanoseconds from its begin.
+
+    A mark ends where the next mark of its lane begins, or where the step ends. On one lane work runs
+    in order, so a closed span begins no earlier than the one before it ended.
+    """
+    stamps: list[Stamp] = [record.begin, record.end]
+    stamps += [stamp for _, _, stamp in record.marks]
+    for _, _, start, end in record.closed:
+        stamps += [start, end]
+    times = clock.resolve(stamps)
+    step_end = times[1]
+    marks = [(n, lane, t) for (n, lane, _), t in zip(record.marks, times[2:], strict=False)]
+    spans = []
+    for index, (name, lane, start) in enumerate(marks):
+        end = next((t for _, other, t in marks[index + 1 :] if other == lane), step_end)
+        if name:
+            spans.append(Span(name=name, lane=lane, start_ns=start, end_ns=max(start, end)))
+    rest = times[2 + len(marks) :]
+    reached: dict[Lane, int] = {}
+    pairs = zip(rest[0::2], rest[1::2], strict=True)
+    for (name, lane, _, _), (start, end) in zip(record.closed, pairs, strict=True):
+        start = max(start, reached.get(lane, start))
+        end = max(start, end)
+        reached[lane] = end
+        spans.append(Span(name=name, lane=lane, start_ns=start, end_ns=end))
+    return tuple(spans)

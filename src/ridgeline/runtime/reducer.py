@@ -1,0 +1,295 @@
+"""The reducer: gradients averaged over workers while backward goes on.
+
+Gradients fill flat buckets in the order in which backward makes them ready. When a bucket is full its
+all-reduce starts at once on the communication lane; backward continues. Workers start buckets in the
+same order, whatever order their own gradients came in. The order is measured in the first step (on
+worker 0, whose order all take) and the buckets are cut again by it.
+
+The mean is exact up to one rounding: NCCL divides the sum; over gloo a power-of-two number of workers is
+folded into the copy (scaling by a power of two is exact), any other number divides the sum once.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.plan import cut_buckets
+from ridgeline.runtime.buckets import Bucket
+from ridgeline.runtime.buffers import FlatBuffers
+from ridgeline.runtime.engine import Engine, Task, Variable
+from ridgeline.runtime.recorder import DeviceClock, Recorder
+from ridgeline.runtime.world import World
+from ridgeline.simulator.frames import step_frames
+
+
+class Reducer:
+    """Averages the gradients of `parameters` over the world, overlapped with backward.
+
+    Use: `arm()` before the backward whose gradients are to be synchronised, `finish()` after it. Then
+    every `parameter.grad` is the mean over the workers, or None where no worker used the parameter.
+
+    Args:
+        parameters: (name, parameter) of every parameter that requires a gradient.
+        buffers: Buffers that follow worker 0.
+        world: This worker's place; size at least 2.
+        engine: Its `communication` lane runs the collectives.
+        recorder: Told of the frames.
+        bucket_bytes: Limits as in `cut_buckets`.
+        order: Names in the expected ready order; None: reverse order of registration.
+
+    Attributes:
+        buckets: The present buckets, in launch order.
+        overhead_ns: Host time spent in here since `arm()`, without copies and collective calls.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        buffers: FlatBuffers,
+        *,
+        world: World,
+        engine: Engine,
+        recorder: Recorder,
+        bucket_bytes: Sequence[int],
+        order: Sequence[str] | None = None,
+    ) -> None:
+        self._parameters = tuple(parameters)
+        self._buffers = buffers
+        self._world = world
+        self._engine = engine
+        self._recorder = recorder
+        self._bucket_bytes = tuple(bucket_bytes)
+        self._on_device = world.device.type == "cuda"
+        is_power_of_two = world.size & (world.size - 1) == 0
+        self._scale = 1.0 / world.size if is_power_of_two else 1.0
+        self._divide_after = not self._on_device and not is_power_of_two
+        self._is_armed = False
+        self._order_is_measured = False
+        self._arrivals: list[int] = []
+        self._tasks: list[Task] = []
+        self._unused: dict[str, bool] = {}
+        self.overhead_ns = 0
+        self.buckets: tuple[Bucket, ...] = ()
+        self._cut(self._expected_order(order))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._arrive, index))
+            for index, (_, parameter) in enumerate(self._parameters)
+        ]
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Parameter names in the order in which the buckets expect them."""
+        return tuple(self._parameters[index][0] for index in self._order)
+
+    def arm(self) -> None:
+        """The next backward's gradients are to be averaged."""
+        for bucket in self.buckets:
+            bucket.reset()
+        self._next = 0
+        self._arrivals.clear()
+        self._tasks.clear()
+        self.overhead_ns = 0
+        self._is_armed = True
+        self._recorder.mark(self._backward_names[0])
+
+    def finish(self) -> None:
+        """Launch what is left, wait for all means, and set the gradients.
+
+        Raises:
+            WorkloadError: the parameters that require gradients changed since the reducer was made.
+            EngineError: a collective failed, most likely because another worker died.
+
+        Cost: On the CPU, blocks until the means are there; on GPUs, only the stream waits.
+        """
+        self._is_armed = False
+        missing = self._launch_rest()
+        if self._buffers.flats:
+            self._tasks.append(self._push("broadcast_buffers", self._broadcast, self._buffers_done))
+        self._recorder.mark("wait")
+        for bucket in self.buckets:
+            self._engine.wait(self._done[bucket.index])
+            if self._divide_after:
+                bucket.flat.div_(self._world.size)
+        if self._buffers.flats:
+            self._engine.wait(self._buffers_done)
+        self._record_tasks()
+        for bucket, positions in missing.items():
+            self._settle_missing(self.buckets[bucket], positions)
+        if not self._order_is_measured:
+            self._measure_order()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _arrive(self, index: int, parameter: Tensor) -> None:
+        """A gradient is complete (called by autograd)."""
+        if not self._is_armed:
+            return
+        begin = time.perf_counter_ns()
+        bucket, position = self._places[index]
+        if parameter.grad is None or parameter.grad.is_sparse:
+            raise WorkloadError(
+                f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one; make its "
+                "layer with sparse=False"
+            )
+        bucket.arrived[position] = True
+        bucket.num_missing -= 1
+        if not self._order_is_measured:
+            self._arrivals.append(index)
+        if not self._on_device:
+            copy = time.perf_counter_ns()
+            bucket.store(position, self._scale)
+            begin += time.perf_counter_ns() - copy
+        self.overhead_ns += time.perf_counter_ns() - begin
+        while self._next < len(self.buckets) and self.buckets[self._next].num_missing == 0:
+            self._launch(self.buckets[self._next], ())
+
+    def _launch_rest(self) -> dict[int, tuple[int, ...]]:
+        """Launch the buckets that backward left open; the positions it left empty, by bucket."""
+        missing = {}
+        while self._next < len(self.buckets):
+            bucket = self.buckets[self._next]
+            positions = bucket.blank_missing()
+            if positions:
+                missing[bucket.index] = positions
+            self._launch(bucket, positions)
+        return missing
+
+    def _launch(self, bucket: Bucket, missing: Sequence[int]) -> None:
+        self._next += 1
+        if self._on_device:
+            bucket.store_all()
+        bucket.raise_flags(missing)
+        name = self._all_reduce_names[bucket.index]
+        self._tasks.append(
+            self._push(name, partial(self._all_reduce, name, bucket.flat), self._done[bucket.index])
+        )
+        self._recorder.mark(self._backward_names[bucket.index + 1])
+
+    def _push(self, name: str, fn: Any, variable: Variable) -> Task:
+        begin = time.perf_counter_ns()
+        task = self._engine.push(fn, writes=(variable,), lane="communication", name=name)
+        self.overhead_ns += time.perf_counter_ns() - begin - self._call_ns
+        return task
+
+    def _all_reduce(self, name: str, flat: Tensor) -> Any:
+        begin = time.perf_counter_ns()
+        future = None
+        if self._on_device:
+            with _DeviceSpan(self._recorder, name):
+                dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+        else:
+            future = dist.all_reduce(flat, async_op=True).get_future()
+        self._call_ns = time.perf_counter_ns() - begin
+        return future
+
+    def _broadcast(self) -> Any:
+        begin = time.perf_counter_ns()
+        future = None
+        if self._on_device:
+            with _DeviceSpan(self._recorder, "broadcast_buffers"):
+                for flat in self._buffers.flats:
+                    dist.broadcast(flat, src=0)
+        else:
+            works = [dist.broadcast(flat, src=0, async_op=True) for flat in self._buffers.flats]
+            future = torch.futures.collect_all([work.get_future() for work in works])
+        self._call_ns = time.perf_counter_ns() - begin
+        return future
+
+    def _record_tasks(self) -> None:
+        if not self._on_device:
+            self._recorder.current.closed += [
+                (task.name, task.lane, task.start_ns, task.stop_ns) for task in self._tasks
+            ]
+
+    def _settle_missing(self, bucket: Bucket, positions: Sequence[int]) -> None:
+        """Give parameters that only other workers used their mean; leave None what nobody used.
+
+        Cost: Reads the bucket's flags, which waits for the device. Inside a capture that is
+        impossible: there the answer of the last eager step holds, as everything else captured does.
+        """
+        capturing = self._on_device and torch.cuda.is_current_stream_capturing()
+        flags = None if capturing else bucket.flags.tolist()
+        for position in positions:
+            name = bucket.names[position]
+            if flags is not None:
+                self._unused[name] = flags[position] == 0
+            elif name not in self._unused:
+                raise PlanError(
+                    f"wanted a gradient for {name} in the captured step, as in the eager steps before, got "
+                    "none; the step uses different parameters from call to call, use execution='eager'"
+                )
+            parameter = bucket.parameters[position]
+            parameter.grad = None if self._unused[name] else bucket.views[position]
+
+    def _expected_order(self, order: Sequence[str] | None) -> list[int]:
+        index_of = {name: index for index, (name, _) in enumerate(self._parameters)}
+        expected = [index_of[name] for name in order or () if name in index_of]
+        rest = [i for i in reversed(range(len(self._parameters))) if i not in set(expected)]
+        return [*expected, *rest]
+
+    def _measure_order(self) -> None:
+        """Take worker 0's order of arrival for all and cut the buckets again if it is news.
+
+        Cost: One broadcast, once.
+        """
+        self._order_is_measured = True
+        seen = set(self._arrivals)
+        order = [*self._arrivals, *(i for i in self._order if i not in seen)]
+        agreed = torch.tensor(order, dtype=torch.int64, device=self._world.device)
+        dist.broadcast(agreed, src=0)
+        order = [int(index) for index in agreed.tolist()]
+        if order != self._order:
+            self._cut(order)
+
+    def _cut(self, order: list[int]) -> None:
+        self._order = order
+        members = [self._parameters[index] for index in order]
+        sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in members]
+        cuts = cut_buckets(sizes, self._bucket_bytes)
+        self.buckets = tuple(
+            Bucket(number, [members[position] for position in cut])
+            for number, cut in enumerate(cuts)
+        )
+        self._places: dict[int, tuple[Bucket, int]] = {
+            order[place]: (self.buckets[number], position)
+            for number, cut in enumerate(cuts)
+            for position, place in enumerate(cut)
+        }
+        frames = step_frames(
+            workers=self._world.size,
+            num_buckets=len(cuts),
+            has_buffers=bool(self._buffers.flats),
+        )
+        self._backward_names = [f.name for f in frames if f.name.startswith("backward/")]
+        self._all_reduce_names = [f.name for f in frames if f.name.startswith("all_reduce/")]
+        self._done = [self._engine.variable(bucket.names[0]) for bucket in self.buckets]
+        self._buffers_done = self._engine.variable("buffers")
+        self._next = 0
+        self._call_ns = 0
+
+
+class _DeviceSpan:
+    """Stamps around what is enqueued on the current stream, kept in the step's record."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._is_timed = isinstance(recorder.clock, DeviceClock) and recorder.current.is_sampled
+
+    def __enter__(self) -> None:
+        if self._is_timed:
+            self._begin = self._recorder.clock.stamp()
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_timed:
+            end = self._recorder.clock.stamp()
+            self._recorder.current.closed.append((self._name, "communication", self._begin, end))

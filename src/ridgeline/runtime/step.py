@@ -1,0 +1,271 @@
+"""`TrainStep` for a given plan: one call, one training step.
+
+Choosing a plan needs the machine and the workload; that is joined in `ridgeline.session`, whose
+`TrainStep` (the public one) builds on this one.
+"""
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ridgeline.errors import BatchError, PlanError
+from ridgeline.plan import Plan, Sync
+from ridgeline.runtime import batch as batches
+from ridgeline.runtime.agreement import check_same_model
+from ridgeline.runtime.body import LossFunction, StepBody
+from ridgeline.runtime.buffers import FlatBuffers
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.engine.lanes import StreamLane, WorkLane
+from ridgeline.runtime.recorder import DeviceClock, HostClock, Recorder
+from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.world import World
+from ridgeline.timeline import Timeline
+
+EXECUTIONS = ("eager", "graph")
+PRECISIONS = ("as-is", "tf32", "bf16")
+WARMUP_STEPS = 3
+"""First steps kept out of the timeline: allocations, algorithm choice, the second cut of buckets."""
+
+
+class Runner(Protocol):
+    """An execution mode: runs a batch that fits, and is closed once."""
+
+    def __call__(self, batch: Any) -> Tensor: ...
+    def close(self) -> None: ...
+
+
+class EagerRunner:
+    """Runs the body operator by operator."""
+
+    def __init__(self, body: StepBody, recorder: Recorder) -> None:
+        self._body = body
+        self._recorder = recorder
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One step."""
+        return self._body(batch, self._recorder)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class TrainStep:
+    """One training step of `model` under a plan: `loss = step(batch)`.
+
+    Under `torchrun` every worker runs the same script; the step joins the process group, takes worker
+    0's initial parameters and buffers, and averages gradients. Alone it trains on one device. The model
+    is moved to the worker's device; the optimizer must have been made from its parameters before.
+
+    Args:
+        model: The model; changed in place.
+        loss_fn: `loss_fn(model, batch)` returns the mean loss as a scalar tensor.
+        optimizer: Any torch optimizer.
+        plan: A `Plan`, or the path of a saved one.
+        clip_norm: Clip the (averaged) gradients to this total norm.
+        device: `cpu` or `cuda`; None takes the GPU where there is one.
+        order: Expected gradient-ready order, e.g. `workload.ready_order`; measured anyway.
+        name: Title of timelines.
+
+    Attributes:
+        plan: The plan in force.
+        world: This worker's place.
+        recorder: The spans of the last steps.
+        notes: What could not be done as planned, each with its reason.
+
+    Raises:
+        PlanError: the plan asks for what this release or this world does not offer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        optimizer: Optimizer,
+        plan: Plan | str | Path,
+        *,
+        clip_norm: float | None = None,
+        device: str | None = None,
+        order: tuple[str, ...] | None = None,
+        name: str = "step",
+    ) -> None:
+        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        self.world = World.join(threads=self.plan.threads, device=device)
+        check_supported(self.plan, self.world)
+        self.model = move(model, self.world.device)
+        self.optimizer = optimizer
+        self.name = name
+        self.notes: list[str] = []
+        self.num_steps = 0
+        on_device = self.world.device.type == "cuda"
+        self.recorder = Recorder(DeviceClock() if on_device else HostClock())
+        self._engine = self._make_engine()
+        self._reducer = self._make_reducer(order)
+        self._body = StepBody(
+            self.model,
+            loss_fn,
+            optimizer,
+            self.plan,
+            self._reducer,
+            clip_norm=clip_norm,
+            device=self.world.device,
+        )
+        self._signature: batches.Signature | None = None
+        self._eager = EagerRunner(self._body, self.recorder)
+        self._runner: Runner = self._eager
+        if self.plan.precision == "tf32":
+            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.backends.cudnn.allow_tf32 = True
+        if self.plan.execution == "graph":
+            from ridgeline.runtime.graph import GraphRunner
+
+            self._runner = GraphRunner(self._body, self.recorder, self.world, self.notes)
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Train on one batch; the mean loss of this worker's batch, detached, 0-d, on the device.
+
+        Raises:
+            BatchError: the batch differs from the first one in more than a shorter leading dimension
+                while the plan captures graphs, or has no samples.
+            WorkloadError: the loss is not a scalar that depends on the parameters.
+            EngineError: a collective failed, most likely because another worker died.
+
+        Cost: Does not synchronise the host with a GPU (but see `execution="graph"`: the first calls
+        run eagerly, then one captures and checks).
+        """
+        begin = time.perf_counter_ns()
+        runner = self._runner_for(batch)
+        recorder = self.recorder
+        recorder.begin_step()
+        batch = batches.to_device(batch, self.world.device)
+        overhead = time.perf_counter_ns() - begin
+        loss = runner(batch)
+        begin = time.perf_counter_ns()
+        is_warmup = self.num_steps < WARMUP_STEPS
+        self.num_steps += 1
+        recorder.end_step(is_warmup=is_warmup)
+        if not is_warmup:
+            overhead += self._body.overhead_ns + recorder.overhead_ns
+            overhead += time.perf_counter_ns() - begin
+            recorder.counters["overhead_ns"] = recorder.counters.get("overhead_ns", 0.0) + overhead
+        return loss
+
+    def timeline(self) -> Timeline:
+        """The measured timeline of this worker's last steps (median step, all durations).
+
+        Cost: On GPUs, waits for the recorded steps to end.
+        """
+        return self.recorder.timeline(self.name, self.world.size, self.notes)
+
+    def close(self) -> None:
+        """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice."""
+        self._runner.close()
+        if self._reducer is not None:
+            self._reducer.close()
+        if self._engine is not None:
+            self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _runner_for(self, batch: Any) -> Runner:
+        """Graphs replay one shape; a shorter batch runs eagerly and is counted."""
+        if self._runner is self._eager:
+            return self._eager
+        got = batches.signature(batch)
+        if self._signature is None:
+            if not batches.leaves(batch):
+                raise BatchError("wanted a batch with tensors, got an empty one; check the loader")
+            self._signature = got
+        if batches.check_compatible(self._signature, got):
+            return self._runner
+        counters = self.recorder.counters
+        counters["eager_steps"] = counters.get("eager_steps", 0.0) + 1
+        note = "shorter batches than the captured one ran eagerly"
+        if note not in self.notes:
+            self.notes.append(note)
+        return self._eager
+
+    def _make_engine(self) -> Engine | None:
+        if self.world.size == 1:
+            return None
+        if self.world.device.type == "cuda":
+            stream = torch.cuda.Stream(priority=-1)
+            return Engine(lanes={"communication": lambda finish: StreamLane(finish, stream)})
+        return Engine(lanes={"communication": WorkLane})
+
+    def _make_reducer(self, order: tuple[str, ...] | None) -> Reducer | None:
+        if self._engine is None:
+            return None
+        check_same_model(self.model)
+        with torch.no_grad():
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+        trainable = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        return Reducer(
+            trainable,
+            FlatBuffers(self.model),
+            world=self.world,
+            engine=self._engine,
+            recorder=self.recorder,
+            bucket_bytes=self.plan.sync.bucket_bytes,
+            order=order,
+        )
+
+
+def check_supported(plan: Plan, world: World) -> None:
+    """Refuse what cannot be honoured, before anything is touched.
+
+    Raises:
+        PlanError: names the field, what it may be, and what to do.
+    """
+    sync = Sync()
+    for field, got, offered in (
+        ("execution", plan.execution, EXECUTIONS),
+        ("precision", plan.precision, PRECISIONS),
+        ("sync.algorithm", plan.sync.algorithm, (sync.algorithm,)),
+        ("sync.compression", plan.sync.compression, (sync.compression,)),
+        ("sync.every", plan.sync.every, (sync.every,)),
+    ):
+        if got not in offered:
+            words = ", ".join(repr(word) for word in offered)
+            raise PlanError(
+                f"wanted {field} to be one of {words}, got {got!r} in the plan; this release runs no other"
+            )
+    if plan.layout is not None and plan.layout.data != plan.workers:
+        raise PlanError(
+            f"wanted all workers along the data axis, got {plan.layout} in the plan; this release runs "
+            "data parallelism only"
+        )
+    if plan.workers != world.size:
+        raise PlanError(
+            f"wanted a world of workers={plan.workers} as in the plan, got {world.size} processes; start "
+            f"them with `torchrun --nproc-per-node {plan.workers}` or make a plan for {world.size}"
+        )
+    if plan.execution == "graph" and world.device.type != "cuda":
+        raise PlanError(
+            "wanted a CUDA device for execution='graph', got cpu; use execution='eager' there"
+        )
+    if plan.precision == "tf32" and world.device.type != "cuda":
+        raise PlanError(
+            "wanted a CUDA device for precision='tf32', got cpu; use precision='as-is' there"
+        )
+
+
+def move(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on `device`; in place, so that an optimizer made before keeps its parameters."""
+    places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    return model if places <= {device} else model.to(device)

@@ -1,0 +1,69 @@
+"""`World`: which worker this process is, of how many, on which device.
+
+A script started by hand is a world of one. Started by `torchrun` (or by `ridgeline train`), the
+environment names rank and size, and joining initialises the process group over NCCL or gloo.
+"""
+
+import atexit
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ridgeline.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class World:
+    """This worker's place: `rank` of `size` workers, `local_rank` on this host, its device."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @staticmethod
+    def join(threads: int = 0, device: str | None = None) -> "World":
+        """Find this worker's place and join the process group if there is one to join.
+
+        An already initialised process group is used as it is. A group initialised here is left
+        at interpreter exit, after everything that registered later (captured graphs) was closed.
+
+        Args:
+            threads: Threads for torch on the CPU; 0 leaves the number as it is.
+            device: `cpu` or `cuda`; None takes `cuda` where there is a GPU.
+
+        Raises:
+            LaunchError: `cuda` is wanted where there are fewer GPUs than local workers.
+
+        Cost: Blocks until all workers have joined.
+        """
+        if threads:
+            torch.set_num_threads(threads)
+        kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        place = torch.device("cpu")
+        if kind == "cuda":
+            if local_rank >= torch.cuda.device_count():
+                raise LaunchError(
+                    f"wanted one GPU per worker, got {torch.cuda.device_count()} GPUs for local rank "
+                    f"{local_rank}; start at most {torch.cuda.device_count()} workers on this host"
+                )
+            place = torch.device("cuda", local_rank)
+            torch.cuda.set_device(place)
+        if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            dist.init_process_group(
+                "nccl" if kind == "cuda" else "gloo",
+                device_id=place if kind == "cuda" else None,
+            )
+            atexit.register(World.leave)
+        if not dist.is_initialized():
+            return World(0, 1, local_rank, place)
+        return World(dist.get_rank(), dist.get_world_size(), local_rank, place)
+
+    @staticmethod
+    def leave() -> None:
+        """Leave the process group, if any; safe to call twice."""
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()

@@ -6,7 +6,7 @@ The public names are imported on first use, so that `import ridgeline` costs mil
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.codec import VERSION as __version__
+from ridgeline.codec import VERSION as __version__  # noqa: N811 - the dunder is Python's
 
 if TYPE_CHECKING:
     from ridgeline import laws as laws
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ridgeline.reporting.report import report as report
     from ridgeline.runtime.engine import Engine as Engine
     from ridgeline.runtime.feed import feed as feed
-    from ridgeline.runtime.step import TrainStep as TrainStep
+    from ridgeline.session import TrainStep as TrainStep
     from ridgeline.runtime.task import Task as Task
     from ridgeline.simulator.step import simulate as simulate
     from ridgeline.timeline import Timeline as Timeline
@@ -42,7 +42,7 @@ _HOMES = {
     "Sync": "ridgeline.plan",
     "Task": "ridgeline.runtime.task",
     "Timeline": "ridgeline.timeline",
-    "TrainStep": "ridgeline.runtime.step",
+    "TrainStep": "ridgeline.session",
     "Verdict": "ridgeline.verdict",
     "Workload": "ridgeline.workload",
     "benchmark": "ridgeline.probe.timing",

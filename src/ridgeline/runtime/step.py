@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from ridgeline.errors import BatchError, PlanError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime import batch as batches
-from ridgeline.runtime.agreement import check_same_model
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.lanes import StreamLane, WorkLane
 from ridgeline.runtime.recorder import DeviceClock, HostClock, Recorder
 from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.same_model import check_same_model
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
@@ -210,7 +210,7 @@ class TrainStep:
     def _make_reducer(self, order: tuple[str, ...] | None) -> Reducer | None:
         if self._engine is None:
             return None
-        check_same_model(self.model)
+        check_same_model(self.model, self.world)
         with torch.no_grad():
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 dist.broadcast(tensor.detach(), src=0)

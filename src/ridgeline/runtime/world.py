@@ -62,6 +62,11 @@ class World:
             return World(0, 1, local_rank, place)
         return World(dist.get_rank(), dist.get_world_size(), local_rank, place)
 
+    @property
+    def threads(self) -> int:
+        """Threads that torch uses on the CPU in this process; 0 when the device is a GPU."""
+        return 0 if self.device.type == "cuda" else torch.get_num_threads()
+
     @staticmethod
     def leave() -> None:
         """Leave the process group, if any; safe to call twice."""

@@ -1,0 +1,103 @@
+"""State dictionaries as JSON plus tensors: what checkpoints are made of.
+
+Everything that is not a tensor becomes plain JSON, tensors become named entries of a safetensors
+file. What JSON lacks is written as an object with one key that starts with `$`: `$tensor`, `$tuple`,
+`$items` (a dict whose keys are not all text) and `$float` (nan and infinities). Nothing is pickled, so
+that loading a checkpoint executes nothing.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import CheckpointError
+
+_MARKS = ("$tensor", "$tuple", "$items", "$float")
+
+
+def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """The JSON form of a state; its tensors are staged into `tensors` under names below `name`.
+
+    Tensors are copied to the CPU, each into memory of its own, so that training may go on.
+
+    Raises:
+        CheckpointError: the state holds what is neither tensor, number, text, None nor a nest of them.
+
+    Cost: Allocates a copy of every tensor; waits for the device.
+    """
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        return {"$tensor": name}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, Mapping):
+        is_plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        if is_plain:
+            return {key: flatten(item, f"{name}.{key}", tensors) for key, item in value.items()}
+        items = [
+            [flatten(key, name, tensors), flatten(item, f"{name}.{key}", tensors)]
+            for key, item in value.items()
+        ]
+        return {"$items": items}
+    if isinstance(value, list | tuple):
+        entries = [flatten(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        return {"$tuple": entries} if isinstance(value, tuple) else entries
+    raise CheckpointError(
+        f"wanted state of tensors, numbers, text, lists and dicts, got {type(value).__name__} at "
+        f"{name}; let its state_dict() return plain values"
+    )
+
+
+def restore(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The state that `flatten` took apart.
+
+    Raises:
+        CheckpointError: a tensor is missing or the JSON form is not one that `flatten` makes.
+    """
+    if isinstance(value, list):
+        return [restore(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    mark = next((key for key in value if key.startswith("$")), None)
+    if mark is None:
+        return {key: restore(item, tensors) for key, item in value.items()}
+    content = value[mark]
+    if mark == "$tensor" and content in tensors:
+        return tensors[content]
+    if mark == "$tuple":
+        return tuple(restore(item, tensors) for item in content)
+    if mark == "$items":
+        return {restore(key, tensors): restore(item, tensors) for key, item in content}
+    if mark == "$float":
+        return float(content)
+    raise CheckpointError(
+        f"wanted one of {', '.join(_MARKS)} with its content, got {mark}: {content!r} in a checkpoint; "
+        "it is damaged, resume from the one before"
+    )
+
+
+def like_parameters(state: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
+    """An optimizer's state dict whose tensors have the memory format of their parameters.
+
+    Files hold contiguous tensors; an optimizer's state follows its parameter (channels last, say).
+
+    Cost: Copies the tensors whose format differs.
+    """
+    formatted = {}
+    for index, entries in state["state"].items():
+        formatted[index] = {
+            key: _in_format(value, parameters[index]) if isinstance(value, Tensor) else value
+            for key, value in entries.items()
+        }
+    return {**state, "state": formatted}
+
+
+def _in_format(value: Tensor, parameter: Tensor) -> Tensor:
+    if value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value)

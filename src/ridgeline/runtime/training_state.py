@@ -1,0 +1,182 @@
+"""The state of a training run, taken to and from checkpoints.
+
+Staging happens at a step boundary on all workers, for each has its own random state; rank 0 keeps the
+rest. Restoring reads on rank 0 and hands everything to the others, so that only one host needs the file.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ridgeline.codec import Value
+from ridgeline.errors import CheckpointError
+from ridgeline.history import EpochPoint, StepPoint
+from ridgeline.plan import Plan
+from ridgeline.runtime import checkpoint, random_state
+from ridgeline.runtime.agree import gather_bytes, share_bytes, share_tensors
+from ridgeline.runtime.saver import Saver
+from ridgeline.runtime.state_tree import flatten, like_parameters, restore
+from ridgeline.runtime.world import World
+
+
+class Identity(Value, frozen=True, kw_only=True):
+    """What must be equal for a run to be continued."""
+
+    task: str
+    batch_size: int
+    seed: int
+    num_samples: int
+
+
+class Course(Value, frozen=True, kw_only=True):
+    """How far a run has come, and how it went so far."""
+
+    position: checkpoint.Position
+    loss_sum: float = 0.0
+    """Sum of the mean losses of the current epoch's steps."""
+    train_s: float = 0.0
+    """Seconds of training in the current epoch."""
+    steps: tuple[StepPoint, ...] = ()
+    epochs: tuple[EpochPoint, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The objects whose state is saved."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+
+
+class _Header(Value, frozen=True, kw_only=True):
+    """What rank 0 tells the others before the tensors; `error` ends the restoring on all of them."""
+
+    error: str = ""
+    workers: int = 0
+    state: dict[str, Any] = {}
+    specs: dict[str, tuple[list[int], str]] = {}
+
+
+def save(
+    saver: Saver | None,
+    trained: Trained,
+    course: Course,
+    identity: Identity,
+    plan: Plan,
+    world: World,
+) -> None:
+    """Stage the state of all workers and start writing it; `saver` is None but on rank 0.
+
+    Raises:
+        CheckpointError: some state is not plain, or the checkpoint before could not be written.
+
+    Cost: Copies the state to the host; waits for the device; one gathering of random states.
+    """
+    begun = time.perf_counter()
+    random_states = gather_bytes(random_state.capture(world), world)
+    if saver is None:
+        return
+    tensors: dict[str, Tensor] = {}
+    state: dict[str, Any] = {
+        "identity": msgspec.to_builtins(identity),
+        "plan": msgspec.to_builtins(plan.settings),
+        "course": msgspec.to_builtins(course),
+        "model": flatten(dict(trained.model.state_dict()), "model", tensors),
+        "optimizer": flatten(trained.optimizer.state_dict(), "optimizer", tensors),
+    }
+    if trained.scheduler is not None:
+        state["scheduler"] = flatten(trained.scheduler.state_dict(), "scheduler", tensors)
+    for rank, data in enumerate(random_states):
+        tensors[f"random.{rank}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    model = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+    training = {n: t for n, t in tensors.items() if not n.startswith("model.")}
+    saver.save(
+        course.position,
+        workers=world.size,
+        model=model,
+        training=training,
+        state=state,
+        begun_s=begun,
+    )
+
+
+def load(path: Path, trained: Trained, identity: Identity, world: World) -> Course:
+    """Put a checkpoint's state into the model, optimizer, scheduler and generators of every worker.
+
+    Args:
+        path: A complete checkpoint; looked at on rank 0 only.
+        trained: On the worker's device.
+        identity: Of the run that continues.
+        world: This worker's place; the number of workers may differ from that of the checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged, of another run, or does not fit the model.
+    """
+    header, tensors = _share(path, world)
+    saved = msgspec.convert(header.state["identity"], Identity)
+    if saved != identity:
+        raise CheckpointError(
+            f"wanted to go on with {identity}, got a checkpoint of {saved} in {path}; use the same "
+            "arguments with --resume, or another run directory"
+        )
+    try:
+        trained.model.load_state_dict(restore(header.state["model"], tensors))
+        parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
+        optimizer = restore(header.state["optimizer"], tensors)
+        trained.optimizer.load_state_dict(like_parameters(optimizer, parameters))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"wanted a checkpoint that fits the task, got a mismatch in {path}: {error}; go on with the "
+            "task as it was, or train into another run directory"
+        ) from error
+    if trained.scheduler is not None and "scheduler" in header.state:
+        trained.scheduler.load_state_dict(restore(header.state["scheduler"], tensors))
+    course = msgspec.convert(header.state["course"], Course, strict=False)
+    if world.rank < header.workers:
+        random_state.apply(tensors[f"random.{world.rank}"].numpy().tobytes(), world)
+    else:
+        random_state.seed_worker(identity.seed, world.rank, step=course.position.step)
+    return course
+
+
+def model_state(path: Path) -> dict[str, Any]:
+    """The model's state dict in a checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    _, model, _, state = checkpoint.read(path)
+    result: dict[str, Any] = restore(state["model"], _prefixed(model))
+    return result
+
+
+def _share(path: Path, world: World) -> tuple[_Header, dict[str, Tensor]]:
+    header, tensors = _Header(), None
+    if world.rank == 0:
+        try:
+            manifest, model, training, state = checkpoint.read(path)
+            tensors = {**_prefixed(model), **training}
+            specs = {
+                name: (list(t.shape), str(t.dtype).removeprefix("torch."))
+                for name, t in tensors.items()
+            }
+            header = _Header(workers=manifest.workers, state=state, specs=specs)
+        except CheckpointError as error:
+            header = _Header(error=str(error))
+    header = msgspec.json.decode(share_bytes(msgspec.json.encode(header), world), type=_Header)
+    if header.error:
+        raise CheckpointError(header.error)
+    return header, share_tensors(tensors, header.specs, world)
+
+
+def _prefixed(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model.{name}": tensor for name, tensor in model.items()}

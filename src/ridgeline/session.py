@@ -1,0 +1,245 @@
+"""`TrainStep`, the public one: measures, traces, chooses and then trains.
+
+The parts live apart (probing, tracing, planning, running); this is where they meet for somebody who
+has a model, a loss, an optimizer and batches, and wants the loop closed around them.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from ridgeline.errors import PlanError
+from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Plan
+from ridgeline.planner import Ranking, choose
+from ridgeline.probe.measure import measure
+from ridgeline.runtime.agree import gather_bytes, share_bytes
+from ridgeline.runtime.snapshot import Snapshot
+from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.step import move
+from ridgeline.runtime.world import World
+from ridgeline.simulator.step import simulate
+from ridgeline.timeline import Timeline
+from ridgeline.tracing.capture import trace
+from ridgeline.verdict import Verdict, verify
+from ridgeline.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from ridgeline.runtime.body import LossFunction
+
+TRIAL_STEPS = 15
+"""Steps of one trial: three to warm up, the rest for a median with quartiles."""
+
+
+class TrainStep:
+    """One training step, as fast as the machine allows: `loss = step(batch)`.
+
+    With `plan="auto"` the first batch starts the loop: the machine is measured (or its saved profile
+    used), the step is traced without running it, plans are ranked by simulation, the best few are tried
+    for real, and the winner runs. Model, optimizer and random state are put back after the trials, so
+    the choice leaves no trace in the maths. The same script runs alone, under `torchrun`, and on several
+    machines.
+
+    Args:
+        model: Trained in place; moved to the worker's device.
+        loss_fn: `loss_fn(model, batch)` returns the mean loss of the batch as a scalar tensor; a batch is
+            any nest of tuples, lists and dicts of tensors.
+        optimizer: Made from the model's parameters.
+        plan: `"auto"`, a `Plan`, or the path of a saved one.
+        clip_norm: Clip the averaged gradients to this total norm.
+        allow: Changes of the maths that `"auto"` may make, e.g. `("bf16",)`; none by default.
+        machine: Use this profile instead of measuring.
+        device: `cpu` or `cuda`; None takes the GPU where there is one.
+        name: Title in reports.
+
+    Raises:
+        PlanError: a given plan asks for what this release or this world does not offer.
+
+    Example:
+        >>> step = rl.TrainStep(model, loss_fn, optimizer)  # doctest: +SKIP
+        >>> for batch in rl.feed(loader, step.device):  # doctest: +SKIP
+        ...     loss = step(batch)
+    """
+
+    def __init__(
+        self,
+        model: "nn.Module",
+        loss_fn: "LossFunction",
+        optimizer: "Optimizer",
+        plan: Plan | str | Path = "auto",
+        *,
+        clip_norm: float | None = None,
+        allow: Collection[str] = (),
+        machine: Machine | None = None,
+        device: str | None = None,
+        name: str = "step",
+    ) -> None:
+        self.world = World.join(device=device)
+        self.model = move(model, self.world.device)
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.machine = machine
+        self.workload: Workload | None = None
+        self.ranking: Ranking | None = None
+        self.name = name
+        self._clip_norm = clip_norm
+        self._allow = tuple(allow)
+        self._example: Any = None
+        self._step: PlannedStep | None = None
+        if plan != "auto":
+            self._step = self._planned(plan if isinstance(plan, Plan) else Plan.load(plan))
+
+    @property
+    def device(self) -> Any:
+        """The torch device that this worker trains on."""
+        return self.world.device
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force.
+
+        Raises:
+            PlanError: it is `"auto"` and no batch has been seen yet.
+        """
+        return self._ready().plan
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be done as planned, and what was changed to do it."""
+        return tuple(self._ready().notes)
+
+    def __call__(self, batch: Any) -> "Tensor":
+        """Train on one batch; the mean loss of this worker's batch, detached and 0-d.
+
+        Raises:
+            WorkloadError: the loss is not a scalar that depends on the parameters.
+            BatchError: the batch does not fit the step.
+            EngineError: a collective failed, most likely because another worker died.
+
+        Cost: Does not wait for a GPU. With `plan="auto"` the first call measures and tries plans, which
+        takes seconds to minutes; call `prepare(batch)` to do that ahead.
+        """
+        if self._step is None:
+            self.prepare(batch)
+        if self._example is None:
+            self._example = batch
+        return self._ready()(batch)
+
+    def prepare(self, batch: Any) -> Plan:
+        """Measure, trace and choose for batches like this one, without training on it.
+
+        Under several workers all must call it with batches of the same shape; all take the choice that
+        worker 0's measurements lead to.
+        """
+        self._example = batch
+        if self._step is None:
+            self._describe()
+            assert self.machine is not None and self.workload is not None
+            self.ranking = choose(
+                self.machine,
+                self.workload,
+                world_size=self.world.size,
+                fixed={"workers": self.world.size, "threads": self.world.threads},
+                allow=self._allow,
+                trial=self._try,
+            )
+            self._step = self._planned(self.ranking.best.plan)
+        return self._step.plan
+
+    def timeline(self) -> Timeline:
+        """The measured timeline of this worker's last steps."""
+        return self._ready().timeline()
+
+    def predicted(self) -> Timeline:
+        """What the simulator says of the plan in force.
+
+        Cost: Measures and traces, if that has not happened yet.
+        """
+        step = self._ready()
+        self._describe()
+        assert self.machine is not None and self.workload is not None
+        return simulate(self.machine, self.workload, step.plan, world_size=self.world.size)
+
+    def verdict(self) -> Verdict:
+        """Predicted against measured, with causes and what to do next."""
+        predicted = self.predicted()
+        return verify(predicted, self.timeline(), machine=self.machine, workload=self.workload)
+
+    def close(self) -> None:
+        """Release hooks, graphs and threads; model and optimizer stay usable."""
+        if self._step is not None:
+            self._step.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ready(self) -> PlannedStep:
+        if self._step is None:
+            raise PlanError(
+                "wanted a plan in force, got a step that has seen no batch yet; call step(batch) or "
+                "step.prepare(batch) first"
+            )
+        return self._step
+
+    def _planned(self, plan: Plan) -> PlannedStep:
+        return PlannedStep(
+            self.model,
+            self.loss_fn,
+            self.optimizer,
+            plan,
+            clip_norm=self._clip_norm,
+            device=self.world.device.type,
+            order=self.workload.ready_order if self.workload else None,
+            name=self.name,
+        )
+
+    def _describe(self) -> None:
+        """Trace and measure, once; all workers take worker 0's trace."""
+        if self._example is None:
+            raise PlanError(
+                "wanted an example batch to trace, got none yet; call step(batch) or step.prepare(batch) "
+                "first"
+            )
+        if self.workload is None:
+            mine = trace(self.model, self.loss_fn, self.optimizer, self._example, name=self.name)
+            agreed = share_bytes(msgspec.json.encode(mine), self.world)
+            self.workload = msgspec.json.decode(agreed, type=Workload)
+        if self.machine is None:
+            self.machine = measure(workload=self.workload, settings=(self._setting(),))
+
+    def _setting(self) -> Setting:
+        return Setting(
+            device=self.world.device.type,
+            workers=self.world.size,
+            threads=self.world.threads,
+        )
+
+    def _try(self, plan: Plan) -> Timeline:
+        """Run a plan for some steps on the example batch and undo them; the slowest worker counts."""
+        before = Snapshot(self.model, self.optimizer)
+        step = self._planned(plan)
+        try:
+            for _ in range(TRIAL_STEPS):
+                step(self._example)
+            measured = step.timeline()
+        finally:
+            step.close()
+            before.restore()
+        everyone = gather_bytes(msgspec.json.encode(measured.steps_ns), self.world)
+        steps = [msgspec.json.decode(data, type=tuple[int, ...]) for data in everyone]
+        slowest = tuple(max(step) for step in zip(*steps, strict=True))
+        return msgspec.structs.replace(measured, steps_ns=slowest)

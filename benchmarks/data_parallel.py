@@ -1,0 +1,291 @@
+"""Data-parallel training: Ridgeline, DistributedDataParallel and a plain single process, interleaved.
+
+    python benchmarks/data_parallel.py --workers 2                 # two CPU processes, gloo
+    python benchmarks/data_parallel.py --workers 8 --precision bf16  # eight GPUs, NCCL
+
+All contenders train the same modified ResNet-18 from the same state on the same batches in the same
+processes. They take turns, a few steps each, so that a change of the machine's speed meets all of them;
+the figures are medians over the turns with quartiles, and ratios are taken turn by turn. Before anything
+is timed, the parameters after some steps are compared.
+
+On CPUs the global batch is fixed and divided (`plain` runs it whole on all cores). On GPUs the batch per
+GPU is fixed (weak scaling) and `alone` is our step without communication: the limit that the others can
+reach. The result goes to `benchmarks/results/`.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+from ridgeline.plan import Plan, Sync
+from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.world import World
+from ridgeline.tasks.resnet18 import ResNet18
+
+RESULTS = Path(__file__).parent / "results"
+CHECKED_STEPS = 10
+WARMUP_STEPS = 4
+
+
+class Plain:
+    """The loop everybody writes, around DDP or alone."""
+
+    def __init__(self, model: nn.Module, wrapped: nn.Module, precision: str) -> None:
+        self.model = model
+        self._wrapped = wrapped
+        self._precision = precision
+        self.optimizer = sgd(model)
+
+    def __call__(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """One training step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        enabled = self._precision == "bf16"
+        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=enabled):
+            loss = loss_fn(self._wrapped, batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class WholeBatch:
+    """CPU only: the global batch in one process on all cores, while the other workers rest."""
+
+    def __init__(self, world: World, arguments: argparse.Namespace) -> None:
+        model = make_model(world)
+        self.model = model
+        self._is_running = world.rank == 0
+        self._step = Plain(model, model, arguments.precision)
+        self._batch = make_batches(world, arguments.batch * world.size, arguments.side)[0]
+        self._threads = torch.get_num_threads()
+
+    def __call__(self, batch: tuple[Tensor, Tensor]) -> Tensor:  # noqa: ARG002 - it has its own
+        """One training step on the global batch."""
+        if not self._is_running:
+            return torch.zeros(())
+        torch.set_num_threads(os.cpu_count() or 1)
+        try:
+            return self._step(self._batch)
+        finally:
+            torch.set_num_threads(self._threads)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of all contenders."""
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean cross entropy."""
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def make_model(world: World) -> nn.Module:
+    """The same ResNet-18 everywhere."""
+    torch.manual_seed(0)
+    model = ResNet18(num_classes=10).to(world.device)
+    return model.to(memory_format=torch.channels_last) if world.device.type == "cuda" else model
+
+
+def make_batches(world: World, batch: int, side: int) -> list[tuple[Tensor, Tensor]]:
+    """Four batches of this worker's own, on its device."""
+    generator = torch.Generator().manual_seed(100 + world.rank)
+    batches = []
+    for _ in range(4):
+        images = torch.randn(batch, 1, side, side, generator=generator)
+        labels = torch.randint(0, 10, (batch,), generator=generator)
+        batches.append((images.to(world.device), labels.to(world.device)))
+    return batches
+
+
+def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callable[[Any], Tensor]]:
+    """Name to step function; every one has a model of its own, built alike."""
+    precision = arguments.precision
+    chosen: dict[str, Callable[[Any], Tensor]] = {}
+    if world.size > 1:
+        model = make_model(world)
+        chosen["ddp"] = Plain(model, DistributedDataParallel(model), precision)
+        model = make_model(world)
+        tuned = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+        chosen["ddp tuned"] = Plain(model, tuned, precision)
+    executions = ("eager", "graph") if world.device.type == "cuda" else ("eager",)
+    sync = Sync(bucket_bytes=tuple(arguments.bucket_bytes))
+    for execution in executions:
+        plan = Plan(execution=execution, precision=precision, workers=world.size, sync=sync)
+        model = make_model(world)
+        chosen[f"ridgeline {execution}"] = TrainStep(model, loss_fn, sgd(model), plan)
+    if world.device.type == "cuda" and world.size > 1:
+        model = make_model(world)
+        alone = World(0, 1, world.local_rank, world.device)
+        plan = Plan(execution="graph", precision=precision)
+        chosen["alone"] = TrainStep(model, loss_fn, sgd(model), plan, world=alone)
+    if world.device.type == "cpu" and world.size > 1:
+        chosen["plain process"] = WholeBatch(world, arguments)
+    else:
+        model = make_model(world)
+        chosen["plain"] = Plain(model, model, precision)
+    return chosen
+
+
+def largest_difference(steps: dict[str, Any], batches: list[Any], reference: str) -> dict[str, float]:
+    """Parameters after some equal steps against the reference's, relative to their change."""
+    initial = [p.detach().clone() for p in steps[reference].model.parameters()]
+    for step in steps.values():
+        for index in range(CHECKED_STEPS):
+            step(batches[index % len(batches)])
+    wanted = [p.detach() for p in steps[reference].model.parameters()]
+    change = squared_distance(wanted, initial)
+    return {
+        name: (squared_distance([p.detach() for p in step.model.parameters()], wanted) / change) ** 0.5
+        for name, step in steps.items()
+    }
+
+
+def squared_distance(first: list[Tensor], second: list[Tensor]) -> float:
+    """Squared Euclidean distance, in double precision."""
+    pairs = zip(first, second, strict=True)
+    return sum(float((a - b).double().square().sum()) for a, b in pairs)
+
+
+def settle(world: World) -> None:
+    """Everybody has done everything."""
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+    if world.size > 1:
+        dist.barrier()
+
+
+def time_turns(
+    steps: dict[str, Any], batches: list[Any], world: World, turns: int, per_turn: int
+) -> dict[str, list[float]]:
+    """Seconds per step of each contender, one figure a turn; the slowest worker counts."""
+    for step in steps.values():
+        for index in range(WARMUP_STEPS):
+            step(batches[index % len(batches)])
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(turns):
+        for name, step in steps.items():
+            settle(world)
+            begin = time.perf_counter()
+            for index in range(per_turn):
+                step(batches[index % len(batches)])
+            if world.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = torch.tensor([(time.perf_counter() - begin) / per_turn], device=world.device)
+            if world.size > 1:
+                dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+            samples[name].append(float(seconds))
+    return samples
+
+
+def summary(samples: list[float]) -> dict[str, float]:
+    """Median and quartiles in seconds."""
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return {"median_s": middle, "low_s": low, "high_s": high, "turns": len(samples)}
+
+
+def ratios(samples: dict[str, list[float]], base: str) -> dict[str, dict[str, float]]:
+    """How many times faster than `base`, turn by turn."""
+    return {
+        name: summary([b / s for b, s in zip(samples[base], values, strict=True)])
+        for name, values in samples.items()
+    }
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """One worker's share; rank 0 prints and writes the result."""
+    world = World.join(threads=arguments.threads)
+    batches = make_batches(world, arguments.batch, arguments.side)
+    steps = contenders(world, arguments)
+    base = "ddp" if world.size > 1 else "plain"
+    others = ("alone", "plain", "plain process") if world.size > 1 else ()
+    compared = {name: step for name, step in steps.items() if name not in others}
+    differences = largest_difference(compared, batches, base)
+    samples = time_turns(steps, batches, world, arguments.turns, arguments.per_turn)
+    if world.rank == 0:
+        publish(arguments, world, steps, samples, differences, base)
+    for step in steps.values():
+        if isinstance(step, TrainStep):
+            step.close()
+    World.leave()
+
+
+def publish(
+    arguments: argparse.Namespace,
+    world: World,
+    steps: dict[str, Any],
+    samples: dict[str, list[float]],
+    differences: dict[str, float],
+    base: str,
+) -> None:
+    """Print the table and write the JSON file."""
+    ours = [step for step in steps.values() if isinstance(step, TrainStep)]
+    on_gpu = world.device.type == "cuda"
+    hardware = torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()}-core CPU"
+    result = {
+        "what": "data_parallel",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "hardware": f"{world.size} x {hardware}" if on_gpu else hardware,
+        "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
+        "arguments": vars(arguments),
+        "plans": {s.plan.execution: repr(s.plan) for s in ours if s.world.size == world.size},
+        "notes": [note for step in ours for note in step.notes],
+        "difference_to_reference_over_update": differences,
+        "seconds_per_step": {name: summary(values) for name, values in samples.items()},
+        f"times_faster_than_{base}": ratios(samples, base),
+        "overhead_s_per_step": {
+            step.plan.execution: step.timeline().counters.get("overhead_ns", 0.0) * 1e-9 for step in ours
+        },
+    }
+    print(f"{'':18} {'ms per step':>12} {'quartiles':>17} {'x ' + base:>8}  difference")  # noqa: T201
+    for name, row in result["seconds_per_step"].items():
+        faster = result[f"times_faster_than_{base}"][name]["median_s"]
+        spread = f"{row['low_s'] * 1e3:.2f} .. {row['high_s'] * 1e3:.2f}"
+        gap = f"{differences[name]:.1e}" if name in differences else ""
+        print(f"{name:18} {row['median_s'] * 1e3:12.3f} {spread:>17} {faster:8.2f}  {gap}")  # noqa: T201
+    if arguments.output:
+        path = Path(arguments.output)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"written to {path}")  # noqa: T201
+
+
+def main() -> int:
+    """Start the workers, or be one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    on_gpu = torch.cuda.is_available()
+    parser.add_argument("--workers", type=int, default=torch.cuda.device_count() or 2)
+    parser.add_argument("--threads", type=int, default=0 if on_gpu else 1, help="per worker, on CPUs")
+    parser.add_argument("--batch", type=int, default=32, help="samples per worker")
+    parser.add_argument("--side", type=int, default=28 if on_gpu else 8, help="height and width")
+    parser.add_argument("--precision", choices=("as-is", "bf16"), default="as-is")
+    parser.add_argument("--bucket-bytes", type=int, nargs="+", default=[4 << 20])
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--per-turn", type=int, default=50 if on_gpu else 3, help="steps per turn")
+    parser.add_argument("--output", help="JSON file, e.g. under benchmarks/results/")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ or arguments.workers == 1:
+        work(arguments)
+        return 0
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.workers))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads or 1)}
+    return subprocess.run(
+        [sys.executable, *launch, __file__, *sys.argv[1:]], env=environment, check=False
+    ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -220,7 +220,9 @@ def _verify(root: Path, file: File) -> None:
         raise CheckpointError(_damaged(root, f"{path} is missing"))
     size = path.stat().st_size
     if size != file.num_bytes:
-        raise CheckpointError(_damaged(root, f"{path} has {size} bytes instead of {file.num_bytes}"))
+        raise CheckpointError(
+            _damaged(root, f"{path} has {size} bytes instead of {file.num_bytes}")
+        )
     if _sha256(path) != file.sha256:
         raise CheckpointError(_damaged(root, f"{path} has other content than when it was written"))
 

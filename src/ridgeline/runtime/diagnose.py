@@ -77,9 +77,7 @@ class _Watch(TorchDispatchMode):
         self._tracker = tracker
         return self
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if _is_watched(t)]
         had_nan = any(bool(torch.isnan(t).any()) for t in inputs)

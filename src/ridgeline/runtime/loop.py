@@ -125,7 +125,10 @@ class _Run:
         self.sampler = Sampler(task.train_data, task.batch_size, world, seed=seed)
         self.total_steps = epochs * self.sampler.steps_per_epoch
         self.identity = Identity(
-            task=task.name, batch_size=task.batch_size, seed=seed, num_samples=self.sampler.num_samples
+            task=task.name,
+            batch_size=task.batch_size,
+            seed=seed,
+            num_samples=self.sampler.num_samples,
         )
         self._stack = contextlib.ExitStack()
         self.box = BlackBox(run_dir / "blackbox" / f"rank-{world.rank}.bin")
@@ -238,9 +241,7 @@ class _Run:
             steps=tuple(self.steps),
             epochs=tuple(self.epoch_points),
         )
-        training_state.save(
-            self.saver, self.trained, course, self.identity, self.plan, self.world
-        )
+        training_state.save(self.saver, self.trained, course, self.identity, self.plan, self.world)
 
     def result(self) -> TrainResult:
         """History and measured timeline."""
@@ -292,9 +293,7 @@ class _Run:
                 step = window.first_step + offset
                 if step % stride == 0:
                     self.steps.append(
-                        StepPoint(
-                            step=step, epoch=self.epoch, loss=mean, samples_per_s=self.speed
-                        )
+                        StepPoint(step=step, epoch=self.epoch, loss=mean, samples_per_s=self.speed)
                     )
             self._report()
             if window.num_stops:
@@ -356,5 +355,3 @@ class _Run:
             f"{cause}. Last good checkpoint: {last_good or 'none'}; lower the learning rate, clip the "
             "gradients (clip_norm), or mend what is named here"
         )
-
-

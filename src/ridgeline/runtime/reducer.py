@@ -140,23 +140,32 @@ class Reducer:
                 f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one; make its "
                 "layer with sparse=False"
             )
-        bucket.arrived[position] = True
-        bucket.num_missing -= 1
         if not self._order_is_measured:
             self._arrivals.append(index)
-        if not self._on_device:
-            copy = time.perf_counter_ns()
-            bucket.store(position, self._scale)
-            begin += time.perf_counter_ns() - copy
-        self.overhead_ns += time.perf_counter_ns() - begin
+        copying_ns = self._accept(bucket, position)
+        self.overhead_ns += time.perf_counter_ns() - begin - copying_ns
         while self._next < len(self.buckets) and self.buckets[self._next].num_missing == 0:
             self._launch(self.buckets[self._next], ())
+
+    def _accept(self, bucket: Bucket, position: int) -> int:
+        """Note a gradient, and on the CPU copy it into its place; nanoseconds spent copying."""
+        bucket.arrived[position] = True
+        bucket.num_missing -= 1
+        if self._on_device:
+            return 0
+        begin = time.perf_counter_ns()
+        bucket.store(position, self._scale)
+        return time.perf_counter_ns() - begin
 
     def _launch_rest(self) -> dict[int, tuple[int, ...]]:
         """Launch the buckets that backward left open; the positions it left empty, by bucket."""
         missing = {}
         while self._next < len(self.buckets):
             bucket = self.buckets[self._next]
+            for position, parameter in enumerate(bucket.parameters):
+                # Used by an earlier micro-batch only: its gradient is as good as any.
+                if not bucket.arrived[position] and parameter.grad is not None:
+                    self._accept(bucket, position)
             positions = bucket.blank_missing()
             if positions:
                 missing[bucket.index] = positions

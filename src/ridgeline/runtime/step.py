@@ -70,6 +70,8 @@ class TrainStep:
         clip_norm: Clip the (averaged) gradients to this total norm.
         device: `cpu` or `cuda`; None takes the GPU where there is one.
         order: Expected gradient-ready order, e.g. `workload.ready_order`; measured anyway.
+        world: This worker's place, if not that of the environment: a world of one trains alone even
+            inside a process group.
         name: Title of timelines.
 
     Attributes:
@@ -92,10 +94,11 @@ class TrainStep:
         clip_norm: float | None = None,
         device: str | None = None,
         order: tuple[str, ...] | None = None,
+        world: World | None = None,
         name: str = "step",
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
-        self.world = World.join(threads=self.plan.threads, device=device)
+        self.world = world or World.join(threads=self.plan.threads, device=device)
         check_supported(self.plan, self.world)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer

@@ -1,0 +1,271 @@
+"""Worker script: every case trains a step of ours and DistributedDataParallel side by side.
+
+Run under torchrun; worker 0 writes, for each case, whether all parameters are bitwise equal and the
+largest relative difference after 20 steps, over all workers.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ridgeline.plan import Plan, Sync
+from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.world import World
+
+STEPS = 20
+
+
+class Net(nn.Module):
+    """Convolution, batch norm, a linear layer that is used only when asked for, and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Without bias: batch norm makes its gradient pure rounding noise, which AdamW blows up to steps.
+        self.conv = nn.Conv2d(1, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.first = nn.Linear(6 * 64, 24)
+        self.optional = nn.Linear(24, 24)
+        self.never = nn.Linear(3, 3)
+        self.last = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor, *, use_optional: bool = True) -> Tensor:
+        hidden = torch.relu(self.first(torch.relu(self.norm(self.conv(x))).flatten(1)))
+        if use_optional:
+            hidden = torch.relu(self.optional(hidden))
+        return self.last(hidden)
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is also the output layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 12)
+        self.mix = nn.Linear(12, 12)
+        self.head = nn.Linear(12, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(self.embedding(tokens))))
+
+
+class TwoTypes(nn.Module):
+    """Parameters in single and in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 16)
+        self.second = nn.Linear(16, 10).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x.flatten(1))).double()).float()
+
+
+@dataclass
+class Case:
+    """What differs from plain training."""
+
+    make: Callable[[], nn.Module] = Net
+    loss: Callable[[nn.Module, Any], Tensor] | None = None
+    batch: Callable[[int, int, torch.Generator], Any] | None = None
+    prepare: Callable[[nn.Module], None] | None = None
+    clip_norm: float | None = None
+    accumulate: int = 1
+    schedule: bool = False
+    bucket_bytes: tuple[int, ...] = (4000,)
+
+
+def images(step: int, rank: int, generator: torch.Generator, size: int = 12) -> Any:
+    x = torch.randn(size, 1, 8, 8, generator=generator)
+    return x, torch.randint(0, 10, (size,), generator=generator)
+
+
+def uneven(step: int, rank: int, generator: torch.Generator) -> Any:
+    return images(step, rank, generator, 12 if step % 5 else 5 + rank)
+
+
+def tokens(step: int, rank: int, generator: torch.Generator) -> Any:
+    x = torch.randint(0, 10, (12, 5), generator=generator)
+    return {"input": x, "target": x.roll(1, 1)}
+
+
+def switch(step: int, rank: int, generator: torch.Generator) -> Any:
+    return *images(step, rank, generator), (step + rank) % 3 == 0
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def token_loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["input"]).flatten(0, 1), batch["target"].flatten())
+
+
+def switched_loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0], use_optional=batch[2]), batch[1])
+
+
+def freeze(model: nn.Module) -> None:
+    model.get_submodule("first").requires_grad_(False)
+
+
+CASES = {
+    "plain": Case(),
+    "one bucket": Case(bucket_bytes=(1 << 30,)),
+    "bucket a gradient": Case(bucket_bytes=(1,)),
+    "uneven last batch": Case(batch=uneven),
+    "frozen parameters": Case(prepare=freeze),
+    "parameters used on some workers only": Case(batch=switch, loss=switched_loss),
+    "tied weights, dict batch": Case(make=Tied, batch=tokens, loss=token_loss),
+    "two dtypes": Case(make=TwoTypes),
+    "accumulation": Case(accumulate=3),
+    "clipping": Case(clip_norm=0.05),
+    "scheduler": Case(schedule=True),
+}
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 0.003)
+
+
+def reference_step(
+    ddp: DistributedDataParallel,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    case: Case,
+) -> None:
+    """One step as the DDP tutorial writes it, with no_sync for accumulation."""
+    optimizer.zero_grad()
+    size = len(batch[0]) if isinstance(batch, tuple) else len(batch["input"])
+    bounds = [size * i // case.accumulate for i in range(case.accumulate + 1)]
+    for index, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        part = batch
+        if case.accumulate > 1:
+            part = tuple(leaf[start:end] for leaf in batch)
+        with ddp.no_sync() if index < case.accumulate - 1 else nullcontext():
+            (loss_fn(ddp, part) * ((end - start) / size)).backward()
+    if case.clip_norm is not None:
+        nn.utils.clip_grad_norm_(ddp.parameters(), case.clip_norm)
+    optimizer.step()
+
+
+def run(case: Case, optimizer: Callable[[nn.Module], torch.optim.Optimizer], world: World) -> Any:
+    """Train both, from different seeds a worker so that the initial broadcast matters."""
+    loss_fn = case.loss or cross_entropy
+    make_batch = case.batch or images
+    torch.manual_seed(world.rank)
+    ours = case.make()
+    torch.manual_seed(world.rank)
+    theirs = case.make()
+    for model in (ours, theirs):
+        if case.prepare:
+            case.prepare(model)
+    our_optimizer, their_optimizer = optimizer(ours), optimizer(theirs)
+    plan = Plan(
+        workers=world.size,
+        accumulate=case.accumulate,
+        sync=Sync(bucket_bytes=case.bucket_bytes),
+    )
+    step = TrainStep(ours, loss_fn, our_optimizer, plan, clip_norm=case.clip_norm)
+    ddp = DistributedDataParallel(theirs, find_unused_parameters=True)
+    schedulers = [
+        torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS)
+        for o in (our_optimizer, their_optimizer)
+        if case.schedule
+    ]
+    generator = torch.Generator().manual_seed(50 + world.rank)
+    for index in range(STEPS):
+        batch = make_batch(index, world.rank, generator)
+        step(batch)
+        reference_step(ddp, loss_fn, their_optimizer, batch, case)
+        for scheduler in schedulers:
+            scheduler.step()
+    frames = [(s.name, s.lane) for s in step.timeline().frames]
+    buckets = len(step._reducer.buckets)  # type: ignore[union-attr]
+    step.close()
+    pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
+    equal = all(torch.equal(a, b) for a, b in pairs)
+    gap = max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in pairs)
+    buffers = torch.cat([b.detach().double().flatten() for b in ours.buffers()] or [torch.zeros(1)])
+    first = buffers.clone()
+    dist.broadcast(first, 0)
+    gradients = [p.grad is None for p in ours.parameters()] == [
+        p.grad is None for p in theirs.parameters()
+    ]
+    facts = torch.tensor([equal, torch.equal(first, buffers), gradients], dtype=torch.float64)
+    dist.all_reduce(facts, op=dist.ReduceOp.MIN)
+    worst = torch.tensor([gap], dtype=torch.float64)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return {
+        "equal": bool(facts[0]),
+        "buffers_follow_worker_0": bool(facts[1]),
+        "same_gradients_missing": bool(facts[2]),
+        "gap": float(worst),
+        "frames": frames,
+        "buckets": buckets,
+    }
+
+
+def run_partly_used(world: World) -> Any:
+    """A parameter that only the first of two micro-batches uses, against the mean by hand.
+
+    DDP synchronises the last micro-batch's parameters only, so it cannot be the reference here.
+    """
+    torch.manual_seed(0)
+    ours, theirs = Net(), Net()
+    theirs.load_state_dict(ours.state_dict())
+    optimizers = [torch.optim.SGD(model.parameters(), 0.05) for model in (ours, theirs)]
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        uses = bool(batch[2][0] == 1)
+        return nn.functional.cross_entropy(model(batch[0], use_optional=uses), batch[1])
+
+    step = TrainStep(ours, loss_fn, optimizers[0], Plan(workers=world.size, accumulate=2))
+    generator = torch.Generator().manual_seed(world.rank)
+    for index in range(3):
+        x, y = images(index, world.rank, generator)
+        marks = torch.tensor([1] * 6 + [0] * 6)
+        step((x, y, marks))
+        optimizers[1].zero_grad()
+        for half in (slice(0, 6), slice(6, 12)):
+            (loss_fn(theirs, (x[half], y[half], marks[half])) / 2).backward()
+        for parameter in theirs.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= world.size
+        optimizers[1].step()
+    step.close()
+    pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
+    gap = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    return {"gap": gap, "frames": [(s.name, s.lane) for s in step.timeline().frames]}
+
+
+def main() -> None:
+    world = World.join(threads=1, device="cpu")
+    results = {
+        f"{name} / {optimizer.__name__}": run(case, optimizer, world)
+        for name, case in CASES.items()
+        for optimizer in (sgd, adamw)
+    }
+    results["used in the first micro-batch only"] = run_partly_used(world)
+    if world.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(results))
+    World.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Whole-step graphs on a GPU: equal to the eager step, guarded, and never silently something else."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import BatchError, PlanError
+from ridgeline.plan import Plan
+from ridgeline.runtime.feed import feed
+from ridgeline.runtime.step import TrainStep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def make(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(8 * 64, 10),
+    ).cuda()
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def batch_of(size: int, seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 1, 8, 8, generator=generator)
+    return x.cuda(), torch.randint(0, 10, (size,), generator=generator).cuda()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 0.003)
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_twenty_steps_equal_eager(make_optimizer: Any, clip_norm: float | None, accumulate: int) -> None:
+    """With a scheduler and an uneven last batch, the graph's parameters stay close to eager's."""
+    results = []
+    for execution in ("eager", "graph"):
+        model = make()
+        optimizer = make_optimizer(model)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        plan = Plan(execution=execution, accumulate=accumulate)
+        with TrainStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm) as step:
+            for index in range(20):
+                step(batch_of(16 if index % 7 else 10, index))
+                scheduler.step()
+            results.append([p.detach().clone() for p in model.parameters()])
+            if execution == "graph":
+                assert step.timeline().counters["eager_steps"] >= 2
+                assert "shorter batches than the captured one ran eagerly" in step.notes
+    for eager, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, eager, rtol=2e-3, atol=2e-4)
+
+
+def test_dropout_goes_on_between_replays() -> None:
+    """Random state is no constant of the graph: equal batches give different losses."""
+    model = make(dropout=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with TrainStep(model, loss_fn, optimizer, Plan(execution="graph")) as step:
+        losses = {float(step(batch_of(16, 0))) for _ in range(12)}
+    assert len(losses) > 6
+
+
+def test_settings_that_change_are_not_baked_in() -> None:
+    """Weight decay changed by the user leads to a new capture, counted, and to eager's parameters."""
+    results = []
+    for execution in ("eager", "graph"):
+        model = make()
+        optimizer = sgd(model)
+        with TrainStep(model, loss_fn, optimizer, Plan(execution=execution)) as step:
+            for index in range(12):
+                if index == 7:
+                    optimizer.param_groups[0]["weight_decay"] = 0.5
+                if index == 9:
+                    optimizer.param_groups[0]["lr"] = 0.2
+                step(batch_of(16, index))
+            results.append([p.detach().clone() for p in model.parameters()])
+            if execution == "graph":
+                assert step.timeline().counters["recaptures"] == 1
+    for eager, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, eager, rtol=2e-3, atol=2e-4)
+
+
+def test_a_constant_baked_in_is_caught() -> None:
+    """A loss that depends on a Python counter trains differently when replayed: refused, not used."""
+    calls = [0]
+
+    def counting(model: nn.Module, batch: Any) -> Tensor:
+        calls[0] += 1
+        return loss_fn(model, batch) * (1.0 + calls[0])
+
+    model = make()
+    with (
+        TrainStep(model, counting, sgd(model), Plan(execution="graph")) as step,
+        pytest.raises(PlanError, match="wanted the replayed step to equal the eager one"),
+    ):
+        for index in range(5):
+            step(batch_of(16, index))
+
+
+def test_a_batch_of_another_shape_is_refused() -> None:
+    """Under a captured step a larger batch is an error that names the leaf."""
+    model = make()
+    with TrainStep(model, loss_fn, sgd(model), Plan(execution="graph")) as step:
+        for index in range(5):
+            step(batch_of(16, index))
+        with pytest.raises(BatchError, match="wanted leaf 0 of the batch as"):
+            step(batch_of(32, 0))
+
+
+def test_the_graph_is_faster_than_eager_and_its_frames_are_known() -> None:
+    """A launch-bound step gains from one launch; frames inside the replay are measured."""
+    times = {}
+    for execution in ("eager", "graph"):
+        model = make()
+        with TrainStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
+            batch = batch_of(16, 0)
+            for _ in range(80):
+                step(batch)
+            torch.cuda.synchronize()
+            timeline = step.timeline()
+            times[execution] = timeline.step_ns
+            names = [span.name for span in timeline.frames]
+    assert times["graph"] < times["eager"]
+    assert names == ["input", "forward", "backward", "optimizer"]
+
+
+def test_an_optimizer_that_cannot_be_captured_is_refused() -> None:
+    """L-BFGS evaluates a closure on the host; the message says what to do."""
+    model = make()
+    with pytest.raises(PlanError, match="wanted an optimizer that can be captured, got LBFGS"):
+        TrainStep(
+            model, loss_fn, torch.optim.LBFGS(model.parameters()), Plan(execution="graph")
+        )
+
+
+def test_feed_delivers_host_batches_to_the_gpu() -> None:
+    """Order and content survive pinning, the copy stream and reuse of memory."""
+    loader = [(torch.full((1 << 16,), float(i)), i) for i in range(30)]
+    for wanted, (values, index) in enumerate(feed(loader, "cuda", 3)):
+        assert values.is_cuda
+        assert index == wanted
+        assert float(values.mean()) == wanted

@@ -1,0 +1,47 @@
+"""Snapshots: trials leave no trace."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from ridgeline.runtime.snapshot import Snapshot
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1),
+        lambda p: torch.optim.AdamW(p, torch.tensor(0.1)),
+        lambda p: torch.optim.Adagrad(p, 0.1),
+    ],
+)
+def test_training_after_restore_repeats_itself(
+    make: Callable[..., torch.optim.Optimizer], steps_before: int
+) -> None:
+    """Parameters, buffers, optimizer state, settings and random state: the same losses come again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3))
+    optimizer = make(model.parameters())
+    train(model, optimizer, steps_before)
+    snapshot = Snapshot(model, optimizer)
+    first = train(model, optimizer, 4)
+    optimizer.param_groups[0]["lr"] = 7.0
+    optimizer.param_groups[0]["surprise"] = 1
+    snapshot.restore()
+    assert "surprise" not in optimizer.param_groups[0]
+    assert all(p.grad is None for p in model.parameters())
+    assert train(model, optimizer, 4) == first

@@ -1,0 +1,142 @@
+"""A step under a plan: what it refuses, what it records, and that it equals the loop by hand."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.plan import Layout, Plan, Sync
+from ridgeline.runtime.step import WARMUP_STEPS, TrainStep
+
+
+def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))
+    return model, torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def batch_of(size: int, seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "x": torch.randn(size, 4, generator=generator),
+        "y": torch.randint(0, 2, (size,), generator=generator),
+    }
+
+
+def test_a_worker_alone_equals_the_loop_by_hand_bitwise() -> None:
+    """Losses and parameters, with dropout and an uneven last batch, have the bits of the plain loop."""
+    model, optimizer = make()
+    reference, reference_optimizer = make()
+    with TrainStep(model, loss_fn, optimizer, Plan(), device="cpu") as step:
+        for index in range(6):
+            batch = batch_of(8 if index < 5 else 3, index)
+            torch.manual_seed(index)
+            loss = step(batch)
+            torch.manual_seed(index)
+            reference_optimizer.zero_grad()
+            wanted = loss_fn(reference, batch)
+            wanted.backward()
+            reference_optimizer.step()
+            assert torch.equal(loss, wanted.detach())
+            assert not loss.requires_grad
+            assert loss.dim() == 0
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True)
+    )
+
+
+def test_frames_cover_the_step_without_gaps_or_overlap() -> None:
+    """Input, forward, backward and optimizer follow each other and end with the step."""
+    model, optimizer = make()
+    with TrainStep(model, loss_fn, optimizer, Plan(), device="cpu", name="mlp") as step:
+        for index in range(WARMUP_STEPS + 5):
+            step(batch_of(8, index))
+        timeline = step.timeline()
+    assert [s.name for s in timeline.frames] == ["input", "forward", "backward", "optimizer"]
+    assert len(timeline.steps_ns) == 5
+    assert timeline.frames[0].start_ns == 0
+    assert timeline.frames[-1].end_ns == timeline.step_ns
+    compute = timeline.lane("compute")
+    assert all(a.end_ns == b.start_ns for a, b in zip(compute, compute[1:], strict=False))
+    assert 0 < timeline.counters["overhead_ns"] < timeline.step_ns
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("vector", r"wanted a scalar loss tensor, got shape \(8,\) from loss_fn; reduce it"),
+        ("number", "wanted a scalar loss tensor, got float from loss_fn"),
+        ("constant", "wanted a loss that depends on the parameters, got one without gradient"),
+    ],
+)
+def test_a_loss_that_backward_cannot_start_from_is_refused(returned: str, message: str) -> None:
+    """The message says what came back and what to do; the parameters are untouched."""
+
+    def bad(model: nn.Module, batch: Any) -> Any:
+        out = nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+        return {"vector": out, "number": 1.5, "constant": out.mean().detach()}[returned]
+
+    model, optimizer = make()
+    before = [p.detach().clone() for p in model.parameters()]
+    with (
+        TrainStep(model, bad, optimizer, Plan(), device="cpu") as step,
+        pytest.raises(WorkloadError, match=message),
+    ):
+        step(batch_of(8, 0))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (
+            Plan(workers=2),
+            "wanted a world of workers=2 as in the plan, got 1 processes; start them with "
+            "`torchrun --nproc-per-node 2`",
+        ),
+        (Plan(execution="compiled"), "wanted execution to be one of 'eager', 'graph', got 'compiled'"),
+        (Plan(execution="graph"), "wanted a CUDA device for execution='graph', got cpu"),
+        (Plan(precision="tf32"), "wanted a CUDA device for precision='tf32', got cpu"),
+        (Plan(precision="fp16"), "wanted precision to be one of 'as-is', 'tf32', 'bf16', got 'fp16'"),
+        (Plan(sync=Sync(compression="topk")), "wanted sync.compression to be one of 'none', got 'topk'"),
+        (Plan(sync=Sync(algorithm="ring")), "wanted sync.algorithm to be one of 'all_reduce', got 'ring'"),
+        (Plan(sync=Sync(every=4)), "wanted sync.every to be one of 1, got 4"),
+        (
+            Plan(workers=2, layout=Layout(tensor=2)),
+            "wanted all workers along the data axis, got Layout",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_honoured_is_refused(plan: Plan, message: str) -> None:
+    """Nothing is silently replaced: the field, what it may be, and what to do are named."""
+    model, optimizer = make()
+    with pytest.raises(PlanError, match=re.escape(message)):
+        TrainStep(model, loss_fn, optimizer, plan, device="cpu")
+
+
+def test_bf16_is_autocast() -> None:
+    """Precision bf16 computes the forward's matrix products in bfloat16."""
+    seen = []
+    model, optimizer = make()
+    model[0].register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
+    with TrainStep(model, loss_fn, optimizer, Plan(precision="bf16"), device="cpu") as step:
+        step(batch_of(8, 0))
+    assert seen == [torch.bfloat16]
+
+
+def test_a_saved_plan_is_taken_by_its_path(tmp_path: Any) -> None:
+    """A path stands for the plan in the file."""
+    path = Plan(accumulate=2).save(tmp_path / "plan.json")
+    model, optimizer = make()
+    with TrainStep(model, loss_fn, optimizer, path, device="cpu") as step:
+        for index in range(WARMUP_STEPS + 1):
+            step(batch_of(8, index))
+        assert step.plan.accumulate == 2
+        assert [s.name for s in step.timeline().lane("compute")][:2] == ["micro/0", "forward"]

@@ -37,7 +37,8 @@ from ridgeline.runtime.world import World
 from ridgeline.tasks.resnet18 import ResNet18
 
 RESULTS = Path(__file__).parent / "results"
-CHECKED_STEPS = 10
+CHECKED_STEPS = 8
+"""Enough for a graph to be captured and replayed; more would only amplify the last bit."""
 WARMUP_STEPS = 4
 
 
@@ -140,6 +141,25 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
     return chosen
 
 
+def check(world: World, arguments: argparse.Namespace, batches: list[Any]) -> dict[str, float]:
+    """Train all contenders on the same batches with deterministic kernels; their differences."""
+    torch.backends.cudnn.deterministic = True
+    alone = ("alone", "plain", "plain process") if world.size > 1 else ()
+    everyone = contenders(world, arguments)
+    compared = {name: step for name, step in everyone.items() if name not in alone}
+    differences = largest_difference(compared, batches, "ddp" if world.size > 1 else "plain")
+    close(everyone)
+    torch.backends.cudnn.deterministic = False
+    return differences
+
+
+def close(steps: dict[str, Any]) -> None:
+    """Release graphs and threads."""
+    for step in steps.values():
+        if isinstance(step, TrainStep):
+            step.close()
+
+
 def largest_difference(steps: dict[str, Any], batches: list[Any], reference: str) -> dict[str, float]:
     """Parameters after some equal steps against the reference's, relative to their change."""
     initial = [p.detach().clone() for p in steps[reference].model.parameters()]
@@ -209,17 +229,13 @@ def work(arguments: argparse.Namespace) -> None:
     """One worker's share; rank 0 prints and writes the result."""
     world = World.join(threads=arguments.threads)
     batches = make_batches(world, arguments.batch, arguments.side)
+    differences = check(world, arguments, batches)
     steps = contenders(world, arguments)
     base = "ddp" if world.size > 1 else "plain"
-    others = ("alone", "plain", "plain process") if world.size > 1 else ()
-    compared = {name: step for name, step in steps.items() if name not in others}
-    differences = largest_difference(compared, batches, base)
     samples = time_turns(steps, batches, world, arguments.turns, arguments.per_turn)
     if world.rank == 0:
         publish(arguments, world, steps, samples, differences, base)
-    for step in steps.values():
-        if isinstance(step, TrainStep):
-            step.close()
+    close(steps)
     World.leave()
 
 

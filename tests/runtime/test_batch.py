@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.errors import BatchError
 from ridgeline.runtime import batch as batches
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_shares_make_the_weighted_mean_the_whole_mean(samples: int, parts: int) -> None:
     """Splitting loses no sample, and shares times means of the parts sum to the mean of the whole."""

@@ -16,7 +16,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> lis
         loss = model(torch.randn(8, 4)).square().mean()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 

@@ -47,6 +47,11 @@ class GraphRunner:
         notes.extend(make_capturable(body.optimizer, world.device))
         self._rates = LearningRates(body.optimizer)
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether there is a graph, so that batches must fit its shapes."""
+        return self._graph is not None
+
     def __call__(self, batch: Any) -> Tensor:
         """One step, eager, capturing or replayed.
 
@@ -87,8 +92,7 @@ class GraphRunner:
 
     def _capture(self, batch: Any) -> None:
         if self._graph is not None:
-            counters = self._recorder.counters
-            counters["recaptures"] = counters.get("recaptures", 0.0) + 1
+            self._recorder.count("recaptures")
             note = "captured again because an optimizer setting or the training flag changed"
             if note not in self._notes:
                 self._notes.append(note)

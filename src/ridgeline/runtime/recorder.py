@@ -89,18 +89,21 @@ class Recorder:
 
     Attributes:
         listener: Called with a frame's name when it begins (for the black box), or None.
-        counters: Sums over the recorded steps, such as `overhead_ns`.
+        sums: Sums over the recorded steps, such as `overhead_ns`; the timeline has their means.
+        counts: How often something happened, such as `eager_steps`; the timeline has them as they are.
     """
 
     def __init__(self, clock: Clock, *, starts: bool = True) -> None:
         self.clock = clock
         self.listener: Callable[[str], None] | None = None
-        self.counters: dict[str, float] = {}
+        self.sums: dict[str, float] = {}
+        self.counts: dict[str, float] = {}
         self.overhead_ns = 0
         self._steps: deque[StepRecord] = deque(maxlen=WINDOW)
         self._frames: list[tuple[Span, ...]] = []
         self._sampling = DEVICE_SAMPLING if isinstance(clock, DeviceClock) else 1
         self._num_ended = 0
+        self._num_summed = 0
         self.current = StepRecord(clock.stamp() if starts else 0)
 
     def begin_step(self) -> None:
@@ -108,6 +111,10 @@ class Recorder:
         self.overhead_ns = 0
         self.current.marks.append(("input", "host", self.current.begin))
         self.current.marks.append(("", "host", self.clock.stamp()))
+
+    def count(self, name: str) -> None:
+        """One more of what `name` says."""
+        self.counts[name] = self.counts.get(name, 0.0) + 1
 
     def mark(self, name: str, lane: Lane = "compute") -> None:
         """Frame `name` begins on `lane` and ends the frame before it on that lane."""
@@ -129,6 +136,11 @@ class Recorder:
         self.current = StepRecord(stamp)
         self.current.is_sampled = self._num_ended % self._sampling == 0
 
+    def add_sum(self, name: str, value: float) -> None:
+        """Add what the step just ended cost."""
+        self.sums[name] = self.sums.get(name, 0.0) + value
+        self._num_summed += 1
+
     def add_frames(self, spans: tuple[Span, ...]) -> None:
         """Keep the frames of one replay of a captured step, in ns from the begin of the replay."""
         self._frames.append(spans)
@@ -137,7 +149,9 @@ class Recorder:
         """Forget all steps and restart the current one now."""
         self._steps.clear()
         self._frames.clear()
-        self.counters.clear()
+        self.sums.clear()
+        self.counts.clear()
+        self._num_summed = 0
         self.current = StepRecord(self.clock.stamp())
 
     @property
@@ -157,7 +171,6 @@ class Recorder:
             return Timeline(
                 origin="measured", title=title, workers=workers, spans=(), steps_ns=(0,)
             )
-        count = len(resolved)
         return Timeline(
             origin="measured",
             title=title,
@@ -165,7 +178,8 @@ class Recorder:
             spans=self._median_spans(resolved),
             steps_ns=steps_ns,
             notes=tuple(notes),
-            counters={name: total / count for name, total in self.counters.items()},
+            counters=self.counts
+            | {name: total / max(1, self._num_summed) for name, total in self.sums.items()},
         )
 
 

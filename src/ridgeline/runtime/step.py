@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import BatchError, PlanError
+from ridgeline.errors import PlanError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
@@ -36,12 +36,19 @@ WARMUP_STEPS = 3
 class Runner(Protocol):
     """An execution mode: runs a batch that fits, and is closed once."""
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether it is bound to the shapes of one batch by now."""
+        ...
+
     def __call__(self, batch: Any) -> Tensor: ...
     def close(self) -> None: ...
 
 
 class EagerRunner:
     """Runs the body operator by operator."""
+
+    is_captured = False
 
     def __init__(self, body: StepBody, recorder: Recorder) -> None:
         self._body = body
@@ -155,7 +162,7 @@ class TrainStep:
         if not is_warmup:
             overhead += self._body.overhead_ns + recorder.overhead_ns
             overhead += time.perf_counter_ns() - begin
-            recorder.counters["overhead_ns"] = recorder.counters.get("overhead_ns", 0.0) + overhead
+            recorder.add_sum("overhead_ns", overhead)
         return loss
 
     def timeline(self) -> Timeline:
@@ -189,14 +196,12 @@ class TrainStep:
         if self._runner is self._eager:
             return self._eager
         got = batches.signature(batch)
-        if self._signature is None:
-            if not batches.leaves(batch):
-                raise BatchError("wanted a batch with tensors, got an empty one; check the loader")
+        if not self._runner.is_captured:
             self._signature = got
+        assert self._signature is not None
         if batches.check_compatible(self._signature, got):
             return self._runner
-        counters = self.recorder.counters
-        counters["eager_steps"] = counters.get("eager_steps", 0.0) + 1
+        self.recorder.count("eager_steps")
         note = "shorter batches than the captured one ran eagerly"
         if note not in self.notes:
             self.notes.append(note)

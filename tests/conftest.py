@@ -1,0 +1,89 @@
+"""What every test must leave as it found it: threads, child processes, environment, process group."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+GRACE_S = 5.0
+"""What is already on its way out may take this long; a test that leaves nothing waits for nothing."""
+
+# pytest writes the current test; scikit-learn and torch's compiler set defaults when first imported.
+SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaks a thread, a child process, an environment variable or a process group."""
+    environment = _environment()
+    threads = set(threading.enumerate())
+    children = set(_children())
+    yield
+    leaks = [
+        *_close_process_group(),
+        *_restore_environment(environment),
+        *_left_threads(threads),
+        *_left_children(children),
+    ]
+    if leaks:
+        pytest.fail("the test left behind: " + "; ".join(leaks), pytrace=False)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_OTHERS)}
+
+
+def _restore_environment(before: dict[str, str]) -> list[str]:
+    after = _environment()
+    changed = sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    return [f"environment variable {name} changed" for name in changed]
+
+
+def _left_threads(before: set[threading.Thread]) -> list[str]:
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(GRACE_S)
+    return [f"thread {thread.name}" for thread in left if thread.is_alive()]
+
+
+def _children() -> list[psutil.Process]:
+    """Child processes that still run, without the helpers that multiprocessing keeps for good."""
+    return [process for process in psutil.Process().children() if not _is_kept(process)]
+
+
+def _is_kept(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+        is_over = process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    return is_over or "resource_tracker" in command or "multiprocessing.forkserver" in command
+
+
+def _left_children(before: set[psutil.Process]) -> list[str]:
+    left = [process for process in _children() if process not in before]
+    _, alive = psutil.wait_procs(left, timeout=GRACE_S)
+    names = [f"child process {process.pid} ({process.name()})" for process in alive]
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=GRACE_S)
+    return names
+
+
+def _close_process_group() -> list[str]:
+    # Looking into a torch that nobody imported would import it, and cost seconds.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return []
+    distributed.destroy_process_group()
+    return ["an open torch process group"]

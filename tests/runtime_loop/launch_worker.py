@@ -1,0 +1,59 @@
+"""A worker program for the tests of launching: does what its request says."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ridgeline.runtime import worker_process
+
+
+def main() -> None:
+    path, parent = Path(sys.argv[1]), int(sys.argv[2])
+    worker_process.end_with_parent(parent)
+    run_dir, rank = path.parent, int(os.environ["RANK"])
+    worker_process.redirect_output(worker_process.log_path(run_dir, rank))
+    request = json.loads(path.read_text())
+    with worker_process.last_words(run_dir, rank):
+        act(request.get(str(rank), request["else"]), run_dir, rank)
+
+
+def act(what: str, run_dir: Path, rank: int) -> None:
+    from ridgeline.errors import NonFiniteError
+    from ridgeline.runtime.blackbox import BlackBox
+
+    box = BlackBox(run_dir / "blackbox" / f"rank-{rank}.bin")
+    (run_dir / f"pid.{rank}").write_text(str(os.getpid()))
+    if what == "tell":
+        with (run_dir / "logs" / "progress.jsonl").open("ab", buffering=0) as file:
+            file.write(b"one\ntwo\n")
+    if what == "say no":
+        raise NonFiniteError("wanted finite loss, got NaN")
+    if what == "fail":
+        raise ValueError("the batch is odd")
+    if what == "segfault":
+        box.step(4)
+        box.frame("forward")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "train":
+        import torch
+        import torch.distributed as dist
+
+        from ridgeline.runtime.world import World
+
+        World.join(threads=1, device="cpu")
+        for step in range(1_000_000):
+            box.step(step)
+            box.frame("all_reduce/0")
+            dist.all_reduce(torch.zeros(4))
+            if step == 5:
+                (run_dir / f"running.{rank}").touch()
+    if what == "wait":
+        (run_dir / f"running.{rank}").touch()
+        time.sleep(1000)
+
+
+if __name__ == "__main__":
+    main()

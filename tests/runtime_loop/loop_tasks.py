@@ -1,0 +1,134 @@
+"""Tasks and worker functions of these tests; importable in other processes."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from ridgeline.codec import Value
+from ridgeline.errors import RidgelineError
+from ridgeline.plan import Plan
+from ridgeline.runtime.loop import train
+from ridgeline.runtime.task import Task
+from ridgeline.runtime.world import World
+
+
+class Net(nn.Module):
+    """Dropout, batch norm and a layer that never gets a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)
+        )
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def correct(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0]).argmax(1) == batch[1]).sum()
+
+
+def task(*, samples: int = 45, bad_sample: int | None = None, lr: float = 0.05) -> Task:
+    """45 samples in batches of 8: five whole batches and one of five samples."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(samples, 6, generator=generator)
+    y = torch.randint(0, 3, (samples,), generator=generator)
+    if bad_sample is not None:
+        x[bad_sample, 2] = float("inf")
+    data = TensorDataset(x, y)
+    return Task(
+        name="tiny",
+        model=Net,
+        loss_fn=loss_fn,
+        optimizer=lambda model: torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad], lr=lr
+        ),
+        train_data=data,
+        test_data=TensorDataset(x[:11].nan_to_num(posinf=0.0), y[:11]),
+        metric=correct,
+        batch_size=8,
+        clip_norm=1.0,
+        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(
+            optimizer, T_max=steps
+        ),
+    )
+
+
+class Ask(Value, frozen=True, kw_only=True):
+    """What a group of workers is asked to train."""
+
+    run_dir: str
+    epochs: int
+    resume: bool = False
+    stop_at: int | None = None
+    checkpoint_every: int | None = None
+    bad_sample: int | None = None
+    lr: float = 0.05
+
+
+class Told(Value, frozen=True, kw_only=True):
+    """What rank 0 tells of it."""
+
+    losses: list[float] = []
+    metrics: list[float] = []
+    errors: list[str] = []
+
+
+class StopHereError(Exception):
+    """Stands for a kill in the middle of a run."""
+
+
+def run(request: bytes) -> bytes:
+    """Train on every rank, one request after the other; what rank 0 tells of each."""
+    world = World.join(threads=1, device="cpu")
+    asks = msgspec.json.decode(request, type=list[Ask])
+    return msgspec.json.encode([run_here(ask, world) for ask in asks])
+
+
+def run_here(ask: Ask, world: World) -> Told:
+    """Train on this worker."""
+    made = task(bad_sample=ask.bad_sample, lr=ask.lr)
+    calls = 0
+
+    def counted(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == ask.stop_at:
+            raise StopHereError
+        return loss_fn(model, batch)
+
+    made = Task(**{**{f: getattr(made, f) for f in made.__dataclass_fields__}, "loss_fn": counted})
+    try:
+        result = train(
+            made,
+            Plan(workers=world.size, threads=1),
+            world,
+            run_dir=Path(ask.run_dir),
+            epochs=ask.epochs,
+            seed=5,
+            resume=ask.resume,
+            checkpoint_every=ask.checkpoint_every,
+        )
+    except StopHereError:
+        return Told(errors=["stopped"])
+    except RidgelineError as error:
+        text = f"{type(error).__name__}: {error}"
+        if world.size == 1:
+            return Told(errors=[text])
+        texts: list[Any] = [None] * world.size
+        torch.distributed.all_gather_object(texts, text)
+        return Told(errors=texts)
+    return Told(
+        losses=[point.loss for point in result.history.steps],
+        metrics=[point.metric for point in result.history.epochs],
+    )

@@ -1,0 +1,244 @@
+"""Checkpoints: complete or absent, verified when read, readable by others, honest about full disks."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+from ridgeline.errors import CheckpointError
+from ridgeline.runtime import checkpoint
+from ridgeline.runtime.checkpoint import Position
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.saver import Saver
+from ridgeline.runtime.state_tree import flatten, like_parameters, restore
+
+
+def position(step: int) -> Position:
+    return Position(epoch=0, step_in_epoch=step, step=step)
+
+
+def write(directory: Path, step: int, **tensors: torch.Tensor) -> Path:
+    model = tensors or {"a.weight": torch.full((2, 3), float(step))}
+    return checkpoint.write(
+        directory,
+        position(step),
+        workers=2,
+        model=model,
+        training={"random.0": torch.arange(5, dtype=torch.uint8)},
+        state={"note": "x"},
+    )
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    """Tensors of any dtype and shape, scalars and empty ones too, return bit for bit."""
+    tensors = {
+        "matrix": torch.randn(3, 4),
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+        "integers": torch.arange(4),
+        "flags": torch.tensor([True, False]),
+        "half": torch.randn(5).bfloat16(),
+        "empty": torch.empty(0, 3),
+    }
+    path = write(tmp_path, 3, **tensors)
+    manifest, model, training, state = checkpoint.read(path)
+    assert path.name == "step-0000003"
+    assert manifest.position == position(3)
+    assert manifest.workers == 2
+    assert model.keys() == tensors.keys()
+    assert all(torch.equal(model[name], tensor) for name, tensor in tensors.items())
+    assert training["random.0"].tolist() == [0, 1, 2, 3, 4]
+    assert state == {"note": "x"}
+
+
+def test_other_tools_read_the_model(tmp_path: Path) -> None:
+    """The readers of safetensors and of torch.distributed.checkpoint need no Ridgeline."""
+    weight = torch.randn(2, 3)
+    folder = write(tmp_path, 1, **{"a.weight": weight}) / "model"
+    plain = safetensors.torch.load_file(folder / "model-00001-of-00001.safetensors")
+    assert torch.equal(plain["a.weight"], weight)
+    loaded: dict[str, Any] = {"a.weight": torch.zeros(2, 3)}
+    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+        dcp.load(loaded, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    assert torch.equal(loaded["a.weight"], weight)
+
+
+def test_latest_passes_over_unfinished_ones(tmp_path: Path) -> None:
+    """A directory without manifest, as a killed deletion leaves it, is not a checkpoint."""
+    assert checkpoint.latest(tmp_path / "none") is None
+    write(tmp_path, 2)
+    newest = write(tmp_path, 10)
+    (write(tmp_path, 11) / "manifest.json").unlink()
+    (tmp_path / ".step-0000012.tmp").mkdir()
+    assert checkpoint.latest(tmp_path) == newest
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "deleted", "manifest"])
+def test_damage_is_named_with_the_way_out(tmp_path: Path, damage: str) -> None:
+    """One changed byte, a cut file, a lost file or a broken manifest: the file and the older one are named."""
+    older, newest = write(tmp_path, 1), write(tmp_path, 2)
+    file = newest / "model" / "model-00001-of-00001.safetensors"
+    content = bytearray(file.read_bytes())
+    if damage == "changed":
+        content[-1] ^= 1
+        file.write_bytes(content)
+    elif damage == "cut":
+        file.write_bytes(content[:-1])
+    elif damage == "deleted":
+        file.unlink()
+    else:
+        file = newest / "manifest.json"
+        file.write_text("{")
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.read(newest)
+    assert str(caught.value).startswith("wanted a whole checkpoint, got a damaged one: ")
+    assert str(file) in str(caught.value)
+    assert str(caught.value).endswith(f"; delete {newest} to resume from {older}")
+
+
+def test_damaged_only_checkpoint_says_so(tmp_path: Path) -> None:
+    """Without an older one the advice is to start again."""
+    path = write(tmp_path, 1)
+    (path / "state.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.read(path)
+    assert str(caught.value) == (
+        f"wanted a whole checkpoint, got a damaged one: {path / 'state.json'} is missing; delete {path} "
+        "and start again, there is no older one"
+    )
+
+
+FILL = """
+import resource, sys, torch
+from pathlib import Path
+from ridgeline.errors import CheckpointError
+from ridgeline.runtime import checkpoint
+directory = Path(sys.argv[1])
+def write(step, size):
+    return checkpoint.write(
+        directory, checkpoint.Position(epoch=0, step_in_epoch=0, step=step), workers=1,
+        model={"w": torch.zeros(size)}, training={}, state={})
+write(1, 10)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    write(2, 1 << 18)
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_full_disk_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
+    """A write that the system refuses names path, need and room, leaves no part, and harms nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", FILL, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    target = tmp_path / "step-0000002"
+    assert re.fullmatch(
+        rf"wanted to write the checkpoint {target} \(1.00 MiB\), got File too large with \S+ \S+ free; the "
+        r"previous checkpoint is untouched: make room there, or choose another disk with -o, and go on "
+        r"with --resume\n",
+        done.stdout,
+    ), done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000001"]
+    checkpoint.read(tmp_path / "step-0000001")
+
+
+def test_saver_keeps_the_newest(tmp_path: Path) -> None:
+    """Of five checkpoints the newest two stay, and what a killed run left is cleared away."""
+    (tmp_path / ".step-0000009.tmp").mkdir(parents=True)
+    with Engine() as engine:
+        saver = Saver(tmp_path, engine, keep=2)
+        for step in range(1, 6):
+            saver.save(
+                position(step), workers=1, model={"w": torch.zeros(2)}, training={}, state={},
+                begun_s=0.0,
+            )  # fmt: skip
+        saver.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000004", "step-0000005"]
+    assert saver.last == tmp_path / "step-0000005"
+
+
+def test_failed_save_is_told_at_the_next_question(tmp_path: Path) -> None:
+    """A write that fails on its lane surfaces when the run asks, not before, and the last good one stays."""
+    (tmp_path / "step-0000001").mkdir()
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a directory is wanted")
+    with Engine() as engine:
+        saver = Saver(blocked, engine, keep=2)
+        saver.save(
+            position(1), workers=1, model={"w": torch.zeros(2)}, training={}, state={}, begun_s=0.0
+        )
+        with pytest.raises(CheckpointError, match=r"got Not a directory with .* free"):
+            saver.finish()
+    assert saver.failure is not None
+    assert saver.last is None
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3) | st.integers(0, 9), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple) and type(a) is type(b):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and a == b
+
+
+@given(plain)
+def test_state_survives_json(state: Any) -> None:
+    """Any nest of plain values is restored to equal values of equal types."""
+    import msgspec
+
+    tensors: dict[str, torch.Tensor] = {}
+    encoded = msgspec.json.decode(msgspec.json.encode(flatten(state, "s", tensors)))
+    assert same(restore(encoded, tensors), state)
+
+
+def test_optimizer_state_survives(tmp_path: Path) -> None:
+    """A real optimizer's and scheduler's states come back, tuples as tuples and formats like parameters'."""
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    model(torch.randn(1, 3, 4, 4)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    tensors: dict[str, torch.Tensor] = {}
+    state = restore(flatten(optimizer.state_dict(), "optimizer", tensors), tensors)
+    assert state["param_groups"] == optimizer.state_dict()["param_groups"]
+    assert isinstance(state["param_groups"][0]["betas"], tuple)
+    formatted = like_parameters(state, list(model.parameters()))
+    mine = optimizer.state_dict()["state"][0]["exp_avg"]
+    assert torch.equal(formatted["state"][0]["exp_avg"], mine)
+    assert formatted["state"][0]["exp_avg"].stride() == mine.stride()
+    states = scheduler.state_dict()
+    assert restore(flatten(states, "scheduler", tensors), tensors) == states
+
+
+def test_state_that_is_not_plain_is_refused() -> None:
+    """An object that JSON cannot hold is named with its place, and never pickled."""
+    with pytest.raises(CheckpointError) as caught:
+        flatten({"a": [1, object()]}, "scheduler", {})
+    assert str(caught.value) == (
+        "wanted state of tensors, numbers, text, lists and dicts, got object at scheduler.a.1; let its "
+        "state_dict() return plain values"
+    )

@@ -1,0 +1,162 @@
+"""Launching: the first cause is told in ten lines, and no process outlives the run."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from ridgeline.errors import EngineError, LaunchError, NonFiniteError, PlanError, RidgelineError
+from ridgeline.runtime import worker_process
+from ridgeline.runtime.launch import failure_of, launch
+
+TRIES = 12_000
+
+
+def run(run_dir: Path, on_line: Callable[[bytes], None] | None = None, **acts: str) -> None:
+    request = run_dir / "request.json"
+    request.write_text(json.dumps({"else": "end", **{k.strip("r_"): v for k, v in acts.items()}}))
+    launch("launch_worker", request, workers=2, threads=1, run_dir=run_dir, on_line=on_line)
+
+
+def wait_for(*paths: Path) -> None:
+    """Until the files exist; the test's own time limit ends a wait in vain."""
+    event = threading.Event()
+    for _ in range(TRIES):
+        if all(path.exists() for path in paths):
+            return
+        event.wait(0.01)
+    raise AssertionError(f"never appeared: {paths}")
+
+
+def test_workers_that_end_well(tmp_path: Path) -> None:
+    """Output goes to the logs, progress to the caller, threads to the environment of the workers only."""
+    lines: list[bytes] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    run(tmp_path, lines.append, r_0="tell")
+    assert lines == [b"one", b"two"]
+    assert (tmp_path / "logs" / "rank-1.log").read_text() == "hello from 1, threads 1\n"
+    assert before == {number: signal.getsignal(number) for number in before}
+
+
+def test_killed_worker_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """After kill -9 of one worker the message names rank, signal, last span and log; its peers end."""
+
+    def kill() -> None:
+        wait_for(tmp_path / "running.0", tmp_path / "running.1")
+        os.kill(int((tmp_path / "pid.1").read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(LaunchError) as caught:
+        run(tmp_path, r_0="train", r_1="train")
+    killer.join()
+    lines = str(caught.value).splitlines()
+    assert lines[0] == (
+        "wanted 2 workers to finish, got a death by signal 9 (SIGKILL, as the system does when memory runs "
+        "out) in rank 1"
+    )
+    assert lines[1].startswith("  last seen: in all_reduce/0 of step ")
+    assert lines[2] == f"  log: {tmp_path / 'logs' / 'rank-1.log'}"
+    assert lines[3] == "  last checkpoint: none; start again"
+    assert len(lines) <= 10
+    assert not psutil.pid_exists(int((tmp_path / "pid.0").read_text()))
+    assert capfd.readouterr().err == ""
+
+
+def test_crash_is_told_with_its_place(tmp_path: Path) -> None:
+    """A crash in native code is told by its signal; the Python stack is in the log."""
+    with pytest.raises(LaunchError) as caught:
+        run(tmp_path, r_0="wait", r_1="segfault")
+    assert "got a death by signal 11 (SIGSEGV) in rank 1\n  last seen: in forward of step 4" in str(
+        caught.value
+    )
+    assert "Segmentation fault" in (tmp_path / "logs" / "rank-1.log").read_text()
+
+
+def test_exception_is_told_with_its_line(tmp_path: Path) -> None:
+    """An unexpected exception is told in one line; its traceback is in the log."""
+    with pytest.raises(LaunchError) as caught:
+        run(tmp_path, r_0="wait", r_1="fail")
+    assert re.match(
+        r"wanted 2 workers to finish, got ValueError: the batch is odd \(at \S+launch_worker.py:\d+\) in "
+        r"rank 1\n",
+        str(caught.value),
+    )
+    assert "Traceback" in (tmp_path / "logs" / "rank-1.log").read_text()
+
+
+LOST = RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234")
+
+
+def last_words(run_dir: Path, rank: int, error: Exception) -> None:
+    """What a worker writes that ends with an error, without ending this process."""
+    words = worker_process.LastWords(
+        rank=rank,
+        kind=type(error).__name__,
+        message=str(error),
+        place="file.py:1",
+        is_ridgeline=isinstance(error, RidgelineError),
+        time_ns=rank,
+    )
+    path = worker_process.last_words_path(run_dir, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(words))
+
+
+@pytest.mark.parametrize(
+    ("codes", "errors", "wanted"),
+    [
+        ({0: 1, 1: -9}, {0: LOST}, "signal 9 (SIGKILL, as the system does when memory runs out) in rank 1"),
+        ({0: 1, 1: 1}, {0: LOST, 1: ValueError("odd")}, "ValueError: odd (at file.py:1) in rank 1"),
+        ({0: -15, 1: -15, 2: 3}, {}, "exit status 3 in rank 2"),
+        ({0: 1, 1: -15}, {0: LOST}, "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed"),
+        ({0: 1, 1: 1}, {0: EngineError("Connection closed by peer"), 1: KeyError("x")}, "KeyError: 'x'"),
+        ({0: 1}, {0: LOST, 2: PlanError("wanted a, got b")}, "wanted a, got b"),
+    ],
+)  # fmt: skip
+def test_first_cause_is_found(
+    tmp_path: Path, codes: dict[int, int], errors: dict[int, Exception], wanted: str
+) -> None:
+    """Deaths and own errors come before broken connections, and those before being ended by the agent."""
+    for rank, error in errors.items():
+        last_words(tmp_path, rank, error)
+    assert wanted in str(failure_of(tmp_path, codes, 3))
+
+
+def test_own_errors_travel_as_themselves(tmp_path: Path) -> None:
+    """A Ridgeline error of a worker is raised with its own class and message."""
+    with pytest.raises(NonFiniteError) as caught:
+        run(tmp_path, r_0="wait", r_1="say no")
+    assert str(caught.value) == "wanted finite loss, got NaN"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
+    """A launcher that is killed or interrupted leaves no worker behind."""
+    (tmp_path / "request.json").write_text(json.dumps({"else": "wait"}))
+    program = (
+        "import sys, pathlib\n"
+        "from ridgeline.runtime.launch import launch\n"
+        "d = pathlib.Path(sys.argv[1])\n"
+        "launch('launch_worker', d / 'request.json', workers=2, threads=1, run_dir=d)\n"
+    )
+    environment = dict(os.environ, PYTHONPATH=str(Path(__file__).parent))
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], env=environment, stderr=subprocess.PIPE
+    ) as launcher:
+        wait_for(tmp_path / "running.0", tmp_path / "running.1")
+        workers = [psutil.Process(int((tmp_path / f"pid.{r}").read_text())) for r in range(2)]
+        launcher.send_signal(number)
+        _, alive = psutil.wait_procs(workers, timeout=30)
+        assert not alive
+        launcher.wait()
+    assert launcher.returncode != 0

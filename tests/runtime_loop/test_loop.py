@@ -1,0 +1,157 @@
+"""The training loop: parity with the plain loop, resuming, and stopping on bad losses."""
+
+import re
+from pathlib import Path
+
+import loop_tasks
+import msgspec
+import pytest
+import torch
+from loop_tasks import Ask, Told
+
+from ridgeline.errors import PlanError
+from ridgeline.plan import Plan
+from ridgeline.probe.group import run_in_group
+from ridgeline.runtime import checkpoint
+from ridgeline.runtime.loop import Progress, train
+from ridgeline.runtime.sampler import Sampler
+from ridgeline.runtime.world import World
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+WHOLE = Ask(run_dir="whole", epochs=3)
+BROKEN = Ask(run_dir="broken", epochs=3, checkpoint_every=4, stop_at=11)
+RESUMED = msgspec.structs.replace(BROKEN, stop_at=None, resume=True)
+BAD = Ask(run_dir="bad", epochs=2, bad_sample=17, checkpoint_every=1)
+
+
+def trained(ask: Ask, directory: Path) -> Told:
+    """What one worker tells of a run below `directory`."""
+    here = msgspec.structs.replace(ask, run_dir=str(directory / ask.run_dir))
+    return loop_tasks.run_here(here, ALONE)
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
+    """What two workers tell of the four runs, made by one group of processes."""
+    directory = tmp_path_factory.mktemp("two")
+    asks = {"whole": WHOLE, "broken": BROKEN, "resumed": RESUMED, "bad": BAD}
+    request = msgspec.json.encode(
+        [msgspec.structs.replace(a, run_dir=str(directory / a.run_dir)) for a in asks.values()]
+    )
+    reply = run_in_group("loop_tasks:run", request, workers=2, threads=1, device="cpu")
+    return dict(zip(asks, msgspec.json.decode(reply, type=list[Told]), strict=True))
+
+
+def test_losses_are_those_of_the_plain_loop(tmp_path: Path) -> None:
+    """One worker gives bitwise the losses of the loop that anybody would write."""
+    task = loop_tasks.task()
+    torch.manual_seed(5)
+    model = task.model()
+    optimizer = task.optimizer(model)
+    scheduler = task.scheduler(optimizer, 12)
+    sampler = Sampler(task.train_data, task.batch_size, ALONE, seed=5)
+    plain = []
+    for epoch in range(2):
+        model.train()
+        for batch in sampler.epoch(epoch):
+            optimizer.zero_grad()
+            loss = task.loss_fn(model, batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            plain.append(loss.item())
+    told = trained(Ask(run_dir="run", epochs=2), tmp_path)
+    assert told.losses == plain
+    model.eval()
+    images, labels = task.test_data.tensors
+    accuracy = (model(images).argmax(1) == labels).double().mean().item()
+    assert told.metrics[-1] == accuracy
+
+
+def test_resumed_run_has_the_same_losses_bitwise(tmp_path: Path) -> None:
+    """Stopped in the middle of an epoch and resumed, every loss is that of the run never stopped."""
+    whole = trained(WHOLE, tmp_path)
+    assert trained(BROKEN, tmp_path).errors == ["stopped"]
+    newest = checkpoint.latest(tmp_path / "broken" / "checkpoints")
+    assert newest is not None
+    assert newest.name == "step-0000008"
+    resumed = trained(RESUMED, tmp_path)
+    assert resumed == whole
+    assert len(whole.losses) == 18
+
+
+def test_two_workers_resume_bitwise(of_two: dict[str, Told]) -> None:
+    """The same on two workers, each of which has random numbers of its own."""
+    assert of_two["broken"].errors == ["stopped"]
+    assert of_two["resumed"] == of_two["whole"]
+    assert len(of_two["whole"].losses) == 18
+
+
+def test_workers_draw_their_own_dropout(of_two: dict[str, Told], tmp_path: Path) -> None:
+    """Two workers do not lose the same units: the first loss is another than one worker's."""
+    assert trained(WHOLE, tmp_path).losses[0] != of_two["whole"].losses[0]
+
+
+def test_bad_loss_stops_all_workers_with_one_message(of_two: dict[str, Told]) -> None:
+    """A NaN on one worker ends all of them alike; the message names step, rank, cause and checkpoint."""
+    first, second = of_two["bad"].errors
+    assert first == second
+    wanted = (
+        r"NonFiniteError: wanted finite loss, got NaN or infinity at step \d \(epoch 0\) on rank [01]: "
+        r"the batch itself: tensor \[0\] float32\[4, 6\] in \[\S+, \S+\] with 1 of 24 values not "
+        r"finite\. Last good checkpoint: \S+; lower the learning rate, clip the gradients \(clip_norm\), "
+        r"or mend what is named here"
+    )
+    assert re.fullmatch(wanted, first), first
+
+
+def test_bad_state_is_never_saved(tmp_path: Path) -> None:
+    """No checkpoint holds a weight that is not finite, even if saving is due right after a bad step."""
+    (error,) = trained(BAD, tmp_path).errors
+    saved = checkpoint.complete(tmp_path / "bad" / "checkpoints")
+    for path in saved:
+        _, model, _, _ = checkpoint.read(path)
+        assert all(torch.isfinite(tensor).all() for tensor in model.values())
+    assert f"Last good checkpoint: {saved[-1] if saved else 'none'};" in error
+
+
+def test_runaway_weights_are_told_from_bad_batches(tmp_path: Path) -> None:
+    """When the batch is finite with the last good weights, the message says that the weights ran away."""
+    (error,) = trained(Ask(run_dir="fast", epochs=3, lr=1e30), tmp_path).errors
+    assert "the same batch is finite, so the weights ran away since then" in error
+
+
+def test_progress_is_told_at_every_reading(tmp_path: Path) -> None:
+    """Progress ends at the last step with the metric of the last epoch."""
+    seen: list[Progress] = []
+    train(loop_tasks.task(), Plan(), ALONE, run_dir=tmp_path, epochs=1, on_progress=seen.append)
+    assert seen[-1].step == seen[-1].total_steps == 6
+    assert seen[-1].metric is not None
+    assert seen[0].metric is None
+
+
+def test_resume_refuses_other_arguments(tmp_path: Path) -> None:
+    """A checkpoint of another seed is not continued silently."""
+    train(loop_tasks.task(), Plan(), ALONE, run_dir=tmp_path, epochs=1, seed=1)
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"wanted to go on with Identity\(.*seed=2"
+    ):
+        train(loop_tasks.task(), Plan(), ALONE, run_dir=tmp_path, epochs=2, seed=2, resume=True)
+
+
+def test_finished_run_resumes_to_its_history(tmp_path: Path) -> None:
+    """Resuming a run that is complete trains nothing and gives the same history."""
+    first = train(loop_tasks.task(), Plan(), ALONE, run_dir=tmp_path, epochs=1)
+    again = train(loop_tasks.task(), Plan(), ALONE, run_dir=tmp_path, epochs=1, resume=True)
+    assert again.history == first.history
+
+
+def test_plan_for_another_world_is_refused(tmp_path: Path) -> None:
+    """A plan of two workers does not start on one."""
+    with pytest.raises(
+        PlanError, match="wanted a world of workers=2 as in the plan, got 1 processes"
+    ):
+        train(loop_tasks.task(), Plan(workers=2), ALONE, run_dir=tmp_path, epochs=1)

@@ -1,0 +1,6 @@
+"""Makes the reference models importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

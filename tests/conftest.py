@@ -15,6 +15,14 @@ GRACE_S = 5.0
 SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep machine profiles measured by tests out of the user's cache, and the user's out of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaks a thread, a child process, an environment variable or a process group."""

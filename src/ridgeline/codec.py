@@ -126,7 +126,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private; results are meant to be shared
+        Path(temporary).chmod(0o644)  # mkstemp makes it private; results are meant to be shared
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

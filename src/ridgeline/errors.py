@@ -14,6 +14,10 @@ class FileFormatError(RidgelineError, ValueError):
     """A Ridgeline file is damaged, of another kind, or of a version this release cannot read."""
 
 
+class LawError(RidgelineError, ValueError):
+    """A performance law was given a number for which it has no meaning, or too few points to fit."""
+
+
 class MachineError(RidgelineError):
     """The machine profile lacks, or the machine refuses, what was asked for."""
 

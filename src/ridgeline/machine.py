@@ -161,13 +161,14 @@ class Machine(Noun, frozen=True, kw_only=True):
     """What the hardware can do; made by `rl.measure()`, saved as `machine.json`.
 
     `fingerprint` names the hardware and software it was measured on: a profile with another
-    fingerprint is not used without being asked for.
+    fingerprint is not used without being asked for. `effort` tells how thoroughly.
     """
 
     kind: ClassVar[str] = "machine"
 
     fingerprint: str
     measured_at: str
+    effort: Literal["quick", "full"] = "quick"
     host: Host
     devices: tuple[Device, ...]
     ceilings: tuple[Ceiling, ...] = ()

@@ -102,9 +102,7 @@ class MemoryPoint(Value, frozen=True, kw_only=True):
     @property
     def total_bytes(self) -> int:
         """All live bytes."""
-        return (
-            self.parameter_bytes + self.gradient_bytes + self.state_bytes + self.activation_bytes
-        )
+        return self.parameter_bytes + self.gradient_bytes + self.state_bytes + self.activation_bytes
 
 
 class Workload(Noun, frozen=True, kw_only=True):

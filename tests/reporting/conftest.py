@@ -147,7 +147,9 @@ def make_workload(samples: int = 128) -> Workload:
         flops = 2 * samples * outer * side * side * inner * kernel * kernel
         norm = module.replace("conv", "bn")
         ops.append(
-            make_op("forward", "convolution", module, "convolution", flops, (image, weight), (result,))
+            make_op(
+                "forward", "convolution", module, "convolution", flops, (image, weight), (result,)
+            )
         )
         ops.append(
             make_op("forward", "native_batch_norm", norm, "normalization", 0, (result,), (result,))
@@ -156,7 +158,15 @@ def make_workload(samples: int = 128) -> Workload:
         shapes += [(f"{module}.weight", weight.shape), (f"{norm}.weight", (outer,))]
     features, head = spec(samples, 512), spec(10, 512)
     ops.append(
-        make_op("forward", "addmm", "fc", "matmul", 2 * samples * 5120, (features, head), (spec(samples, 10),))
+        make_op(
+            "forward",
+            "addmm",
+            "fc",
+            "matmul",
+            2 * samples * 5120,
+            (features, head),
+            (spec(samples, 10),),
+        )
     )
     shapes.append(("fc.weight", (10, 512)))
     ready: dict[str, int] = {}
@@ -229,7 +239,9 @@ def op_cost(op: Op) -> tuple[int, str]:
     """(nanoseconds, bound) of an op on the sample machine."""
     rate = {"convolution": CONVOLUTION, "matmul": MATMUL}.get(op.family, math.inf)
     compute, memory = op.flops / rate, op.bytes_moved / MEMORY
-    bound = "dispatch" if max(compute, memory) < 6e-6 else "compute" if compute > memory else "memory"
+    bound = (
+        "dispatch" if max(compute, memory) < 6e-6 else "compute" if compute > memory else "memory"
+    )
     return int(1e9 * max(compute, memory, 6e-6)), bound
 
 
@@ -289,7 +301,9 @@ def make_timeline(workload: Workload, origin: str = "predicted") -> Timeline:
         title="resnet18",
         workers=2,
         spans=tuple(spans),
-        steps_ns=tuple(int(total * (1 + 0.01 * (k - 4))) for k in range(9)) if measured else (total,),
+        steps_ns=tuple(int(total * (1 + 0.01 * (k - 4))) for k in range(9))
+        if measured
+        else (total,),
         counters={"overhead_ns": 61_000.0} if measured else {},
     )
 
@@ -305,7 +319,13 @@ def make_history() -> History:
         for step in range(0, 800, 10)
     )
     epochs = tuple(
-        EpochPoint(epoch=k, step=200 * (k + 1), metric=0.93 - 0.3 * math.exp(-k), mean_loss=1.3 * 0.6**k, train_s=21.8)
+        EpochPoint(
+            epoch=k,
+            step=200 * (k + 1),
+            metric=0.93 - 0.3 * math.exp(-k),
+            mean_loss=1.3 * 0.6**k,
+            train_s=21.8,
+        )
         for k in range(4)
     )
     return History(task="resnet18", steps=steps, epochs=epochs)

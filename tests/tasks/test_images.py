@@ -91,6 +91,13 @@ def test_stratified(labels: list[int], fraction: float, seed: int) -> None:
     assert torch.equal(mask, stratified_mask(tensor, fraction=fraction, seed=seed))
 
 
+def test_seed_decides_the_split() -> None:
+    """Another seed holds out other samples."""
+    labels = torch.zeros(100, dtype=torch.int64)
+    first, second = (stratified_mask(labels, fraction=0.5, seed=seed) for seed in (0, 1))
+    assert not torch.equal(first, second)
+
+
 def test_idx_directory(tmp_path: Path) -> None:
     """A directory with the four files gives both splits."""
     write_idx(tmp_path, "train", count=20, size=6)

@@ -1,0 +1,1 @@
+"""Measuring this machine: ceilings, dispatch, collectives, links, overlap and single operators."""

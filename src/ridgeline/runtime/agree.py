@@ -16,6 +16,7 @@ def sum_over_workers(values: Tensor, world: World) -> Tensor:
 
     Args:
         values: A tensor on the worker's device, of one shape on all workers.
+        world: This worker's place.
 
     Cost: One all-reduce; on CUDA it is only enqueued.
     """
@@ -65,6 +66,7 @@ def share_tensors(
     Args:
         tensors: On rank 0, CPU tensors by name; None elsewhere.
         specs: Shape and dtype (as torch prints it, without the prefix) by name, on every worker.
+        world: This worker's place.
 
     Cost: One broadcast a tensor, through the worker's device.
     """

@@ -91,6 +91,9 @@ class Reducer:
         """The next backward's gradients are to be averaged."""
         for bucket in self.buckets:
             bucket.reset()
+        # The last step's events are waited for already, and a capture must not see events outside it.
+        for variable in (*self._done, self._buffers_done):
+            variable.event = None
         self._next = 0
         self._arrivals.clear()
         self._tasks.clear()

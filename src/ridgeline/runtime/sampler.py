@@ -8,6 +8,7 @@ to be loaded to start in the middle.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ def worker_slice(order: Tensor, step: int, *, batch_size: int, rank: int, worker
         order: The epoch's permutation, int64 [num_samples].
         step: Step within the epoch.
         batch_size: Samples per step over all workers together.
+        rank: This worker.
+        workers: Number of workers.
     """
     batch = order[step * batch_size : (step + 1) * batch_size]
     each = len(batch) // workers
@@ -168,4 +171,4 @@ def check_batch_size(batch_size: int, workers: int) -> None:
 def equal_parts(count: int, parts: int) -> Sequence[range]:
     """Contiguous ranges over `count` samples whose lengths differ by at most one."""
     bounds = [count * part // parts for part in range(parts + 1)]
-    return [range(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return [range(begin, end) for begin, end in itertools.pairwise(bounds)]

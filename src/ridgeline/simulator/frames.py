@@ -3,7 +3,7 @@
 Both sides call `step_frames`, so every measured span has a predicted span of the same name and lane.
 A frame reads and writes variables and runs on one lane; frames on one lane run in the order given.
 
-    input              host           waiting for the next batch (the end of one step to the start of the next)
+    input              host           waiting for the next batch (end of one step to start of the next)
     micro/0 ...        compute        forward and backward of all micro-batches but the last
     forward            compute        forward and loss of the (last) micro-batch
     backward/0 ... K-1 compute        until the last gradient of bucket k is in its bucket

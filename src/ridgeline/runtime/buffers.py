@@ -1,8 +1,9 @@
 """Buffers (batch norm statistics and the like) follow worker 0, as DistributedDataParallel does it.
 
-DDP broadcasts them before every forward. Between the end of one backward and the next forward nobody
-but the user touches buffers, so broadcasting right after backward gives every forward the same values,
-hides the transfer behind the gradients, and leaves all workers equal whenever a step returns.
+DDP broadcasts them before every forward. Forward is what changes them, so broadcasting right after it
+gives the next forward the same values, hides the transfer behind backward, and leaves all workers equal
+whenever a step returns. Where backward writes them too (recomputed activations), their version counters
+tell, and they are sent again.
 
 All buffers of one dtype are made views of one flat tensor: one broadcast, nothing copied.
 """
@@ -32,6 +33,11 @@ class FlatBuffers:
         self.flats = tuple(
             _flatten([(tensors[key], places[key]) for key in keys]) for keys in groups.values()
         )
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Counters that every write into a buffer raises; views share them with their flat tensor."""
+        return tuple(flat._version for flat in self.flats)  # noqa: SLF001 - torch has no public name
 
     @property
     def num_bytes(self) -> int:

@@ -74,6 +74,7 @@ class Reducer:
         self._arrivals: list[int] = []
         self._tasks: list[Task] = []
         self._unused: dict[str, bool] = {}
+        self._sent_versions: tuple[int, ...] = ()
         self.overhead_ns = 0
         self.buckets: tuple[Bucket, ...] = ()
         self._cut(self._expected_order(order))
@@ -99,6 +100,7 @@ class Reducer:
         self._tasks.clear()
         self.overhead_ns = 0
         self._is_armed = True
+        self._broadcast_buffers()
         self._recorder.mark(self._backward_names[0])
 
     def finish(self) -> None:
@@ -112,8 +114,8 @@ class Reducer:
         """
         self._is_armed = False
         missing = self._launch_rest()
-        if self._buffers.flats:
-            self._tasks.append(self._push("broadcast_buffers", self._broadcast, self._buffers_done))
+        if self._buffers.versions != self._sent_versions:
+            self._broadcast_buffers()  # recomputed activations wrote them again during backward
         self._recorder.mark("wait")
         for bucket in self.buckets:
             self._engine.wait(self._done[bucket.index])
@@ -202,6 +204,11 @@ class Reducer:
             future = dist.all_reduce(flat, async_op=True).get_future()
         self._call_ns = time.perf_counter_ns() - begin
         return future
+
+    def _broadcast_buffers(self) -> None:
+        if self._buffers.flats:
+            self._tasks.append(self._push("broadcast_buffers", self._broadcast, self._buffers_done))
+        self._sent_versions = self._buffers.versions
 
     def _broadcast(self) -> Any:
         begin = time.perf_counter_ns()

@@ -6,10 +6,10 @@ A frame reads and writes variables and runs on one lane; frames on one lane run 
     input              host           waiting for the next batch (end of one step to start of the next)
     micro/0 ...        compute        forward and backward of all micro-batches but the last
     forward            compute        forward and loss of the (last) micro-batch
+    broadcast_buffers  communication  buffers of worker 0 to all, as DistributedDataParallel keeps them
     backward/0 ... K-1 compute        until the last gradient of bucket k is in its bucket
     backward/K         compute        what is left of backward after the last bucket closed
     all_reduce/k       communication  mean of bucket k over the workers
-    broadcast_buffers  communication  buffers of worker 0 to all, as DistributedDataParallel keeps them
     wait               compute        exposed communication: computing is done, gradients are not
     optimizer          compute        clipping and the optimizer
 
@@ -67,6 +67,8 @@ def step_frames(
         )
         return tuple(frames)
     buckets = tuple(f"bucket/{index}" for index in range(num_buckets))
+    if has_buffers:
+        frames.append(Frame(name="broadcast_buffers", lane="communication", writes=("buffers",)))
     for index, bucket in enumerate(buckets):
         frames.append(
             Frame(
@@ -85,10 +87,7 @@ def step_frames(
             writes=("gradients",),
         )
     )
-    synchronised = buckets
-    if has_buffers:
-        frames.append(Frame(name="broadcast_buffers", lane="communication", writes=("buffers",)))
-        synchronised = (*buckets, "buffers")
+    synchronised = (*buckets, "buffers") if has_buffers else buckets
     frames.append(Frame(name="wait", lane="compute", reads=synchronised))
     frames.append(
         Frame(name="optimizer", lane="compute", reads=synchronised, writes=("parameters",))

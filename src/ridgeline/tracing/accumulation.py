@@ -1,0 +1,105 @@
+"""Whether autograd adds two gradients in place, as it does in real eager execution.
+
+Where a tensor is used twice, the engine adds up its gradients. If nothing else holds the first of them
+it adds in place and allocates nothing; but it never does so while a dispatch mode is active, and a
+trace has one. So the engine's own rule is applied here, and the recorder issues what it would issue.
+
+Source: `can_accumulate_inplace` and `accumulate` in pytorch/torch/csrc/autograd/input_buffer.cpp.
+"""
+# ruff: noqa: SLF001 - reference counts, which torch keeps under underscores
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+References = tuple[int, int]
+"""Holders of a tensor and of its storage, as counted inside a dispatch mode."""
+
+
+def references(tensor: Tensor) -> References:
+    """How many hold this tensor and how many its storage, the caller included."""
+    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return torch._C.TensorBase._use_count(tensor), storage
+
+
+def lone_references(mode: FakeTensorMode) -> References:
+    """The counts of a fake gradient that only the engine holds, found by making one.
+
+    What is counted beside the engine (the call's own arguments, wrappers) differs between releases of
+    torch, so it is measured and not assumed.
+    """
+    probe = _Probe()
+    with mode, torch.enable_grad(), probe:
+        value = torch.empty(2, requires_grad=True)
+        (value.sin() * value.cos()).sum().backward()
+    return probe.counts
+
+
+def may_add_in_place(
+    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], alone: References
+) -> bool:
+    """Whether this call is an addition whose first operand may take the sum.
+
+    Args:
+        func: The operator.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        alone: See `lone_references`.
+    """
+    if func is not aten.add.Tensor or kwargs or len(args) != 2 or torch.is_grad_enabled():
+        return False
+    first, second = args
+    return (
+        isinstance(first, Tensor)
+        and isinstance(second, Tensor)
+        and first.layout is torch.strided
+        and second.layout is torch.strided
+        and first.shape == second.shape
+        and first.dtype == second.dtype
+        and _is_dense(first)
+        and references(first) == alone
+    )
+
+
+class _Probe(TorchDispatchMode):
+    """Counts the references to the first operand of the engine's addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: References = (0, 0)
+        self._seen: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is aten.add.Tensor:
+            self.counts = references(args[0])
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):  # the recorder looks at every storage, too
+            self._seen.append(weakref.ref(result.untyped_storage()))
+        return result
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their storage without gaps or overlap, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

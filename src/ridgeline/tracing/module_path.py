@@ -1,0 +1,59 @@
+"""Which module an operator belongs to, in forward and in backward.
+
+In forward it is the innermost module that is being called. In backward it is the module in which
+the autograd node was made: nodes are numbered in the order of their making, so it is enough to
+remember at which numbers the innermost module changed.
+"""
+
+import bisect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ModulePath:
+    """Follows the calls of a model's modules.
+
+    Hooks are registered on `model` and stay there: give it a copy that is thrown away afterwards.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._stack: list[str] = []
+        self._numbers: list[int] = []
+        self._paths: list[str] = []
+        self._owners: dict[Tensor, str] = {
+            parameter: name.rpartition(".")[0] for name, parameter in model.named_parameters()
+        }
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(self._entering(name), prepend=True)
+            module.register_forward_hook(self._leaving)
+        self._mark()
+
+    def current(self) -> str:
+        """The path of the module that the running operator belongs to; empty outside of modules."""
+        if self._stack:
+            return self._stack[-1]
+        node = torch._C._current_autograd_node()  # noqa: SLF001 - the only way to the running node
+        if node is None:
+            return ""
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):  # a node that accumulates into a parameter's gradient
+            return self._owners.get(variable, "")
+        position = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1  # noqa: SLF001
+        return self._paths[position] if position >= 0 else ""
+
+    def _entering(self, name: str) -> Any:
+        def enter(module: nn.Module, args: Any) -> None:
+            self._stack.append(name)
+            self._mark()
+
+        return enter
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._stack.pop()
+        self._mark()
+
+    def _mark(self) -> None:
+        self._numbers.append(torch.autograd._get_sequence_nr())  # noqa: SLF001 - see `current`
+        self._paths.append(self._stack[-1] if self._stack else "")

@@ -1,0 +1,192 @@
+"""What an operator reads, writes, makes and aliases, told from its schema and its tensors."""
+# ruff: noqa: SLF001 - operators whose names begin with an underscore, and their schemas
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+
+aten = torch.ops.aten
+
+HIDDEN_WRITES: dict[OpOverloadPacket, tuple[str, ...]] = {
+    aten.native_batch_norm: ("running_mean", "running_var"),
+    aten.cudnn_batch_norm: ("running_mean", "running_var"),
+    aten.miopen_batch_norm: ("running_mean", "running_var"),
+}
+"""Arguments that are written in training although the schema does not say so. Source: the kernels
+update the running statistics in place; pytorch/aten/src/ATen/native/native_functions.yaml lists
+these arguments without an alias annotation."""
+
+READ_ONLY: dict[OpOverloadPacket, tuple[str, ...]] = {
+    aten._fused_sgd_: ("grads",),
+    aten._fused_adam_: ("grads",),
+    aten._fused_adamw_: ("grads",),
+    aten._fused_adagrad_: ("grads",),
+}
+"""Arguments that the schema declares written, but only are when a gradient scaler is passed on."""
+
+OVERWRITING = frozenset(
+    {
+        aten.copy_,
+        aten.fill_,
+        aten.zero_,
+        aten.bernoulli_,
+        aten.normal_,
+        aten.uniform_,
+        aten.random_,
+        aten.exponential_,
+        aten._foreach_copy_,
+        aten._foreach_zero_,
+    }
+)
+"""In-place operators that write their first argument without reading it."""
+
+SHAPE_ONLY = frozenset(
+    {
+        aten.empty_like,
+        aten.zeros_like,
+        aten.ones_like,
+        aten.full_like,
+        aten.rand_like,
+        aten.randn_like,
+        aten.randint_like,
+        aten.new_empty,
+        aten.new_empty_strided,
+        aten.new_zeros,
+        aten.new_ones,
+        aten.new_full,
+    }
+)
+"""Operators that look at the shape of their tensors only."""
+
+ALLOCATING = frozenset(
+    {
+        aten.empty,
+        aten.empty_like,
+        aten.empty_strided,
+        aten.empty_permuted,
+        aten.new_empty,
+        aten.new_empty_strided,
+    }
+)
+"""Operators whose output is memory that nobody has written yet."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one call.
+
+    Attributes:
+        inputs: Tensor arguments, each object once, in argument order.
+        read: Those whose content is read.
+        written: Those whose content is written.
+        made: Results with a storage of their own.
+        results: All results, in order.
+        is_view: Nothing is read or written: the results are other looks at the inputs.
+    """
+
+    inputs: tuple[Tensor, ...]
+    read: tuple[Tensor, ...]
+    written: tuple[Tensor, ...]
+    made: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    is_view: bool
+
+
+def operands(
+    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> Operands:
+    """The tensors of one call of an operator, sorted by what happens to them."""
+    packet = func.overloadpacket
+    inputs = tuple(_distinct_objects(_tensors((*args, *kwargs.values()))))
+    results = tuple(_tensors((result,)))
+    written_names, overwritten_names = _written(func)
+    if packet in HIDDEN_WRITES and argument(func, args, kwargs, "training"):
+        written_names = HIDDEN_WRITES[packet]
+    written = tuple(_tensors(argument(func, args, kwargs, name) for name in written_names))
+    untouched: tuple[Tensor, ...] = ()
+    if packet in SHAPE_ONLY:
+        untouched = inputs
+    elif overwritten_names:
+        untouched = tuple(
+            _tensors(argument(func, args, kwargs, name) for name in overwritten_names)
+        )
+    storages = {storage_address(tensor) for tensor in inputs}
+    made = tuple(tensor for tensor in results if storage_address(tensor) not in storages)
+    unread = {id(tensor) for tensor in untouched}
+    return Operands(
+        inputs=inputs,
+        read=tuple(tensor for tensor in inputs if id(tensor) not in unread),
+        written=written,
+        made=made,
+        results=results,
+        # A constant that enters the step is not copied: real execution hands on the same storage.
+        is_view=packet is aten.lift_fresh or (bool(results) and not made and not written),
+    )
+
+
+def argument(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """The value of a named argument of a call; its default where it was left out.
+
+    Raises:
+        KeyError: the operator has no such argument.
+    """
+    position, default = _signature(func)[name]
+    if position < len(args):
+        return args[position]
+    return kwargs.get(name, default)
+
+
+def has_argument(func: OpOverload, name: str) -> bool:
+    """Whether the operator has an argument of this name."""
+    return name in _signature(func)
+
+
+def storage_address(tensor: Tensor) -> int:
+    """What two tensors on the same storage have in common; the object itself for sparse layouts."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:
+        return id(tensor)
+
+
+@cache
+def _signature(func: OpOverload) -> dict[str, tuple[int, Any]]:
+    """Name of each argument to (position, default)."""
+    return {
+        entry.name: (position, entry.default_value if entry.has_default_value() else None)
+        for position, entry in enumerate(func._schema.arguments)
+    }
+
+
+@cache
+def _written(func: OpOverload) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the arguments that are written, and of those among them that are not read before."""
+    packet = func.overloadpacket
+    written = [
+        entry
+        for entry in func._schema.arguments
+        if entry.alias_info is not None
+        and entry.alias_info.is_write
+        and entry.name not in READ_ONLY.get(packet, ())
+    ]
+    overwritten = [entry.name for entry in written if entry.is_out]
+    if packet in OVERWRITING and written and not overwritten:
+        overwritten = [written[0].name]
+    return tuple(entry.name for entry in written), tuple(overwritten)
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _distinct_objects(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    return {id(tensor): tensor for tensor in tensors}.values()

@@ -1,0 +1,81 @@
+"""Why a step cannot be traced, said in terms of the user's code."""
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from ridgeline.errors import WorkloadError
+from ridgeline.tracing.recorder import Recorder
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+def refusal(error: RuntimeError, recorder: Recorder) -> WorkloadError | None:
+    """The error to raise instead of one of fake execution; None for errors of the step itself.
+
+    Args:
+        error: What the step raised on fake tensors.
+        recorder: Knows the phase and the module.
+    """
+    where = f"{_module(recorder)}{_place(error.__traceback__)} during {recorder.phase}"
+    if isinstance(error, DataDependentOutputException):
+        return WorkloadError(
+            f"wanted a step that does not look at the values of tensors, got {error.func} "
+            f"(.item(), .tolist(), bool() or an if on a tensor) {where}; "
+            "keep such values as tensors, and read them after the step"
+        )
+    if isinstance(error, DynamicOutputShapeException):
+        return WorkloadError(
+            f"wanted a step whose shapes do not depend on the values of tensors, got {error.func} "
+            f"{where}; use an operator of fixed output shape, for example torch.where"
+        )
+    if isinstance(error, UnsupportedOperatorException):
+        return WorkloadError(
+            f"wanted operators that can run on fake tensors, got {error.func} {where}; "
+            "register a fake implementation with torch.library.register_fake"
+        )
+    return None
+
+
+def check_loss(loss: object) -> None:
+    """Raise unless `loss` is a scalar tensor that gradients can start from.
+
+    Raises:
+        WorkloadError: it is not; the message says what it is.
+    """
+    if not isinstance(loss, Tensor):
+        raise WorkloadError(
+            f"wanted a scalar loss tensor, got {type(loss).__name__} from loss_fn; return the loss "
+            "as a tensor"
+        )
+    if loss.dim() != 0:
+        raise WorkloadError(
+            f"wanted a scalar loss tensor, got shape {tuple(loss.shape)} from loss_fn; reduce it, "
+            "for example with .mean()"
+        )
+    if not loss.requires_grad:
+        raise WorkloadError(
+            "wanted a loss that requires grad, got one that does not from loss_fn; check that the model "
+            "has trainable parameters and that loss_fn neither detaches nor disables gradients"
+        )
+
+
+def _module(recorder: Recorder) -> str:
+    path = recorder.module
+    return f"in module {path!r}" if path else "in loss_fn"
+
+
+def _place(trace: TracebackType | None) -> str:
+    """File and line of the innermost frame that belongs to neither torch nor this package."""
+    frames = [
+        frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_LIBRARIES)
+    ]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

@@ -1,0 +1,151 @@
+"""The optimizer's part of a fake step, in its steady state."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.optim import Optimizer
+
+from ridgeline.errors import WorkloadError
+from ridgeline.tracing.arguments import dtype_name
+from ridgeline.tracing.operands import storage_address
+from ridgeline.tracing.recorder import Record, Recorder, Use
+from ridgeline.tracing.storages import Storages
+from ridgeline.tracing.traffic import tensor_bytes
+from ridgeline.tracing.twin import Twin
+
+_COUNTERS = {"step": 1000.0, "mu_product": 0.5}
+"""Numbers to go on with where an optimizer reads a scalar of its state: a step count beyond any warm-up
+(RAdam has another rule for its first steps), and NAdam's momentum product, which lies in (0, 1)."""
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """What became of the optimizer: `note` says why its ops are estimated, or is empty."""
+
+    note: str = ""
+
+
+def record_optimizer(twin: Twin, recorder: Recorder) -> Stepping:
+    """Record `optimizer.step()` as it runs once its state exists, that is from the second step on.
+
+    Where an optimizer cannot run without data, each of its parameter groups is entered as one op
+    `ridgeline.optimizer_step.<class>` that reads parameters, gradients and state once and writes
+    parameters and state once.
+
+    Args:
+        twin: The step, after its backward pass.
+        recorder: Active; its phase is set here.
+    """
+    recorder.phase = "optimizer"
+    recorder.scalar_of = lambda tensor: _scalar(tensor, twin.optimizer)
+    step = type(twin.optimizer).step
+    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        vars(twin.optimizer).get(hooks, {}).clear()
+    first = len(recorder.records)
+    try:
+        recorder.is_paused = True
+        step(twin.optimizer)
+        recorder.is_paused = False
+        _enter_state(twin.optimizer, recorder.storages)
+        step(twin.optimizer)
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
+        recorder.is_paused = False
+        del recorder.records[first:], recorder.issued[first:]
+        _enter_state(twin.optimizer, recorder.storages)
+        _estimate(twin.optimizer, recorder)
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        return Stepping(
+            f"the optimizer {type(twin.optimizer).__name__} cannot be traced without data "
+            f"({reason[0]}); its step is estimated as one pass over parameters, gradients and state"
+        )
+    finally:
+        recorder.scalar_of = None
+    return Stepping()
+
+
+def _scalar(tensor: Tensor, optimizer: Optimizer) -> float:
+    """The number that a scalar of the optimizer stands for.
+
+    Raises:
+        WorkloadError: nobody knows; the caller estimates the step instead.
+    """
+    address = storage_address(tensor)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if (
+                isinstance(value, Tensor)
+                and storage_address(value) == address
+                and name in _COUNTERS
+            ):
+                return _COUNTERS[name]
+    if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+        with unset_fake_temporarily():
+            return tensor.constant.item()
+    raise WorkloadError("it reads the value of a tensor")
+
+
+def _enter_state(optimizer: Optimizer, storages: Storages) -> None:
+    """Enter the optimizer's state as having been there before the step."""
+    for tensor in _state_tensors(optimizer):
+        number = storages.number(tensor, "state")
+        if number >= 0 and storages.lifetimes[number].role not in ("parameter", "gradient"):
+            storages.lifetimes[number].role = "state"
+            storages.lifetimes[number].birth = -1
+
+
+def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
+    return [
+        value
+        for state in optimizer.state.values()
+        if isinstance(state, dict)
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+
+
+def _estimate(optimizer: Optimizer, recorder: Recorder) -> None:
+    """One op for each parameter group."""
+    for group in optimizer.param_groups:
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if not parameters:
+            continue
+        gradients = [p.grad for p in parameters]
+        state = [
+            value
+            for p in parameters
+            for value in optimizer.state.get(p, {}).values()
+            if isinstance(value, Tensor)
+        ]
+        changed = sum(tensor_bytes(t) for t in (*parameters, *state))
+        recorder.storages.now = len(recorder.records)
+        recorder.records.append(
+            Record(
+                name=f"ridgeline.optimizer_step.{type(optimizer).__name__}",
+                phase="optimizer",
+                module="",
+                family="elementwise",
+                dtype=dtype_name(parameters[0].dtype),
+                inputs=tuple(_use(t, recorder.storages) for t in (*parameters, *gradients, *state)),
+                outputs=(),
+                written=tuple(recorder.storages.number(t) for t in (*parameters, *state)),
+                is_view=False,
+                arguments='{"args":[],"kwargs":{}}',
+                flops=0,
+                bytes_read=changed + sum(tensor_bytes(t) for t in gradients),
+                bytes_written=changed,
+            )
+        )
+        recorder.issued.append((0, 0))
+
+
+def _use(tensor: Any, storages: Storages) -> Use:
+    return Use(
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()) if tensor.layout is torch.strided else (),
+        offset=0,
+        dtype=dtype_name(tensor.dtype),
+        storage=storages.number(tensor),
+    )

@@ -1,0 +1,187 @@
+"""A fake twin of a training step: the same model, optimizer and batch, on tensors without data.
+
+Modules and the optimizer are copied, their tensors are replaced by fake ones, so whatever the step does
+to its twin, the user's objects stay as they are.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ridgeline.errors import WorkloadError
+
+_PATCHED = ("step", "zero_grad")
+"""Methods that schedulers wrap on the optimizer itself; the wrapper would step the user's optimizer."""
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A step on fake tensors.
+
+    Attributes:
+        mode: The fake mode; every call must be made inside of it.
+        model: Copy of the model.
+        optimizer: Copy of the optimizer, over the parameters of `model`.
+        batch: The batch, on the device of the model.
+        parameters: Parameters of `model` by their first name.
+    """
+
+    mode: FakeTensorMode
+    model: nn.Module
+    optimizer: Optimizer
+    batch: Any
+    parameters: Mapping[str, Tensor]
+
+    def batch_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of the batch, in the order of its structure."""
+        return tensors_of(self.batch)
+
+
+def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any) -> Twin:
+    """The fake twin of a step.
+
+    Raises:
+        WorkloadError: the model cannot be copied or has tensors that cannot be faked, or the optimizer
+            trains parameters that are not the model's.
+    """
+    _refuse(model, optimizer)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        memo[id(tensor)] = fake = mode.from_tensor(tensor)
+        fake.grad = None
+    for setting in _scalar_settings(optimizer):
+        memo[id(setting)] = mode.fake_tensor_converter.from_real_tensor(
+            mode, setting.detach().clone(), make_constant=True
+        )
+    try:
+        with _FakeCopies(mode, memo):
+            twin = copy.deepcopy(model, memo)
+            stepper = object.__new__(type(optimizer))
+            memo[id(optimizer)] = stepper
+            attributes = {k: v for k, v in vars(optimizer).items() if k not in _PATCHED}
+            stepper.__dict__.update(copy.deepcopy(attributes, memo))
+    except (TypeError, copy.Error) as error:
+        raise WorkloadError(
+            f"wanted a model and an optimizer that copy.deepcopy can copy, got {error} in "
+            f"{type(model).__name__} or {type(optimizer).__name__}; keep open files, locks, processes "
+            "and loaders outside of them"
+        ) from error
+    _settle_foreach(optimizer, stepper)
+    device = next(model.parameters()).device
+
+    def move(tensor: Tensor) -> Tensor:
+        return _fake_on(mode, tensor, device)
+
+    return Twin(
+        mode=mode,
+        model=twin,
+        optimizer=stepper,
+        batch=pytree.tree_map_only(Tensor, move, batch),
+        parameters=dict(twin.named_parameters()),
+    )
+
+
+def tensors_of(batch: Any) -> tuple[Tensor, ...]:
+    """The tensors in a nested structure of tuples, lists and dicts, in order."""
+    return tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
+
+
+def trained_parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    """The parameters of an optimizer, group by group."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+class _FakeCopies(TorchFunctionMode):
+    """Makes `copy.deepcopy` of a tensor a fake tensor, whatever the tensor is a part of."""
+
+    def __init__(self, mode: FakeTensorMode, memo: dict[int, Any]) -> None:
+        super().__init__()
+        self._mode = mode
+        self._memo = memo
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.__deepcopy__:
+            tensor = args[0]
+            if id(tensor) not in self._memo:
+                self._memo[id(tensor)] = self._mode.from_tensor(tensor)
+            return self._memo[id(tensor)]
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise for what cannot be faked, naming it."""
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise WorkloadError(
+                f"wanted parameters with shapes, got {name} of a lazy module that has none yet; "
+                "call the model once on a batch before tracing"
+            )
+        if type(parameter) not in (nn.Parameter, Tensor):
+            raise WorkloadError(
+                f"wanted plain parameters, got {name} of type {type(parameter).__name__}; trace the "
+                "model before it is wrapped or distributed"
+            )
+        if parameter.device.type not in ("cpu", "cuda"):
+            raise WorkloadError(
+                f"wanted parameters on cpu or cuda, got {name} on {parameter.device}; move the model"
+            )
+    known = {id(parameter) for parameter in model.parameters()}
+    strange = [p for p in trained_parameters(optimizer) if id(p) not in known]
+    if strange:
+        raise WorkloadError(
+            f"wanted an optimizer over parameters of the model, got {len(strange)} others, the first "
+            f"of shape {tuple(strange[0].shape)}; make what owns them a submodule of the model"
+        )
+
+
+def _fake_on(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Tensor:
+    fake = mode.from_tensor(tensor)
+    if tensor.device == device:
+        return fake
+    with mode:
+        return fake.detach().to(device).requires_grad_(tensor.requires_grad)
+
+
+def _scalar_settings(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Scalars on the CPU that the parameter groups hold as tensors, a learning rate for example.
+
+    They keep their values in the twin, since optimizers compute with them on the host.
+    """
+    for group in optimizer.param_groups:
+        for value in group.values():
+            if isinstance(value, Tensor) and value.dim() == 0 and value.device.type == "cpu":
+                yield value
+
+
+def _settle_foreach(optimizer: Optimizer, twin: Optimizer) -> None:
+    """Fix the choice between looping and multi-tensor kernels as torch makes it for real parameters.
+
+    Left to itself, the twin would loop: fake tensors are not among the types that torch's rule knows.
+
+    Source: `torch.optim.optimizer._default_to_fused_or_foreach` and its use in `torch.optim.adam`.
+    """
+    for real, fake in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        if "foreach" not in real or real["foreach"] is not None or real.get("fused") is not None:
+            continue
+        lacks_kernel = isinstance(real.get("lr"), Tensor) and real.get("capturable") is False
+        fake["foreach"] = (
+            all(p.device.type == "cuda" for p in real["params"])
+            and not real.get("differentiable", False)
+            and not lacks_kernel
+        )

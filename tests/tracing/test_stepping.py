@@ -1,0 +1,126 @@
+"""The optimizer's ops: as in a real steady step, or estimated with a note."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reference_models import image_loss, mlp
+from test_order import RealOps, rows
+from torch import nn, optim
+from torch.optim import Optimizer
+
+import ridgeline as rl
+
+Make = Callable[[nn.Module], Optimizer]
+TRACED: dict[str, Make] = {
+    "SGD": lambda m: optim.SGD(m.parameters(), 0.1),
+    "SGD momentum": lambda m: optim.SGD(m.parameters(), 0.1, momentum=0.9),
+    "SGD nesterov": lambda m: optim.SGD(m.parameters(), 0.1, 0.9, 0, 0.01, nesterov=True),
+    "SGD foreach": lambda m: optim.SGD(m.parameters(), 0.1, momentum=0.9, foreach=True),
+    "SGD fused": lambda m: optim.SGD(m.parameters(), 0.1, momentum=0.9, fused=True),
+    "Adam": lambda m: optim.Adam(m.parameters(), 0.1),
+    "Adam amsgrad": lambda m: optim.Adam(m.parameters(), 0.1, amsgrad=True),
+    "Adam foreach": lambda m: optim.Adam(m.parameters(), 0.1, foreach=True),
+    "Adam fused": lambda m: optim.Adam(m.parameters(), 0.1, fused=True),
+    "Adam tensor rate": lambda m: optim.Adam(m.parameters(), torch.tensor(0.1)),
+    "AdamW": lambda m: optim.AdamW(m.parameters(), 0.1),
+    "AdamW foreach": lambda m: optim.AdamW(m.parameters(), 0.1, foreach=True),
+    "AdamW fused": lambda m: optim.AdamW(m.parameters(), 0.1, fused=True),
+    "AdamW fused tensor rate": lambda m: optim.AdamW(m.parameters(), torch.tensor(0.1), fused=True),
+    "RMSprop": lambda m: optim.RMSprop(m.parameters(), 0.1),
+    "RAdam": lambda m: optim.RAdam(m.parameters(), 0.1),
+    "NAdam": lambda m: optim.NAdam(m.parameters(), 0.1),
+    "Adagrad": lambda m: optim.Adagrad(m.parameters(), 0.1),
+    "groups": lambda m: optim.SGD(
+        [{"params": m[0].parameters(), "momentum": 0.9}, {"params": m[2].parameters()}], 0.1
+    ),
+}
+
+
+def step(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """One real step; the names of the optimizer's operators."""
+    optimizer.zero_grad()
+    image_loss(model, rows).backward()
+    real = RealOps()
+    with real:
+        type(optimizer).step(optimizer)
+    return real.names
+
+
+@pytest.mark.parametrize("case", TRACED)
+@pytest.mark.parametrize("has_state", [False, True])
+def test_traced_as_in_a_steady_step(case: str, has_state: bool) -> None:
+    """The optimizer's ops are those of a real later step, whether or not its state exists yet."""
+    model = mlp()
+    optimizer = TRACED[case](model)
+    if has_state:
+        step(model, optimizer)
+    workload = rl.trace(model, image_loss, optimizer, rows)
+    for _ in range(8):  # RAdam takes six steps to become steady
+        names = step(model, optimizer)
+    assert [op.name for op in workload.phase("optimizer")] == names
+    assert workload.notes == ()
+
+
+@pytest.mark.parametrize(("case", "accesses"), [("SGD fused", 5), ("Adam fused", 7), ("SGD", 3)])
+def test_least_traffic_of_an_update(case: str, accesses: int) -> None:
+    """Momentum SGD moves 5 words for each parameter, Adam 7, plain SGD 3, besides step counters."""
+    model = mlp()
+    workload = rl.trace(model, image_loss, TRACED[case](model), rows)
+    moved = sum(op.bytes_moved for op in workload.phase("optimizer"))
+    counters = 3 * 4 * len(workload.parameters) if case == "Adam fused" else 0
+    assert moved == accesses * sum(p.num_bytes for p in workload.parameters) + counters
+
+
+class Curious(Optimizer):
+    """Looks at the values of gradients, which a trace does not have."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("memory", torch.zeros_like(parameter))
+                if parameter.grad.norm() > 1:
+                    parameter.data.add_(parameter.grad, alpha=-0.1)
+
+
+def test_estimated_where_values_decide() -> None:
+    """An optimizer that looks at values becomes one op a group, and a note says why."""
+    model = mlp()
+    workload = rl.trace(model, image_loss, Curious(model.parameters()), rows)
+    (op,) = workload.phase("optimizer")
+    assert op.name == "ridgeline.optimizer_step.Curious"
+    first = model[0].weight.numel() * 4  # its memory exists by the time it asks
+    total = sum(p.num_bytes for p in workload.parameters)
+    assert op.bytes_read == 2 * total + first
+    assert op.bytes_written == total + first
+    assert workload.notes == (
+        "the optimizer Curious cannot be traced without data (it reads the value of a tensor); its "
+        "step is estimated as one pass over parameters, gradients and state",
+    )
+    gradients = {p.ready_op for p in workload.parameters}
+    assert gradients <= set(op.dependencies) | {d for i in op.dependencies for d in workload.ops[i].dependencies}
+
+
+def test_estimated_where_a_closure_is_wanted() -> None:
+    """LBFGS wants to call the loss itself: estimated, with a note."""
+    model = mlp()
+    workload = rl.trace(model, image_loss, optim.LBFGS(model.parameters()), rows)
+    assert len(workload.phase("optimizer")) == 1
+    assert "closure" in workload.notes[0]
+
+
+def test_a_scheduler_does_not_step_the_real_optimizer() -> None:
+    """A scheduler wraps `step` on the optimizer itself; the trace leaves that wrapper alone."""
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optim.lr_scheduler.StepLR(optimizer, 2)
+    before = [p.clone() for p in model.parameters()]
+    rl.trace(model, image_loss, optimizer, rows)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not optimizer.state
+    assert not getattr(optimizer, "_opt_called", False)

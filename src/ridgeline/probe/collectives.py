@@ -1,0 +1,98 @@
+"""Size tables of collectives over the real backend."""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline.machine import Collective, Quantity, Setting, SizePoint
+from ridgeline.probe.gpu import sleep
+from ridgeline.probe.peers import Peers
+
+QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+FULL_BYTES = tuple(1 << power for power in range(10, 29))
+OPERATIONS = ("all_reduce", "broadcast")
+LEAST_ROUNDS = 4
+MOST_ROUNDS = 100
+LAUNCH_CYCLES = 600_000
+"""About 0.3 ms of GPU clock: longer than it takes to launch two collectives."""
+
+
+def measure_collectives(
+    setting: Setting, peers: Peers, *, quick: bool, seconds: float | None = None
+) -> tuple[Collective, ...]:
+    """Seconds of all-reduce and broadcast by size, for about `seconds` (default 2, in full 10).
+
+    Sizes and operations are taken in turns, so that drift meets all alike. A sample is the time from
+    a common start until the last rank is done. Small sizes get more samples than large ones.
+    """
+    budget = seconds or (2.0 if quick else 10.0)
+    sizes = QUICK_BYTES if quick else FULL_BYTES
+    buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
+    samples: dict[tuple[str, int], list[float]] = {(o, s): [] for o in OPERATIONS for s in sizes}
+    calls = {("all_reduce", s): _all_reduce(buffer[: s // 4], peers) for s in sizes} | {
+        ("broadcast", s): _broadcast(buffer[: s // 4], peers) for s in sizes
+    }
+    for call in calls.values():
+        call()
+    end = time.perf_counter() + budget
+    rounds = 0
+    while peers.agree(
+        rounds < LEAST_ROUNDS or (time.perf_counter() < end and rounds < MOST_ROUNDS)
+    ):
+        for key, call in calls.items():
+            for _ in range(4 if key[1] <= 1 << 17 else 1):
+                samples[key].append(_time(call, peers))
+        rounds += 1
+    return tuple(
+        Collective(
+            setting=setting,
+            operation=operation,
+            backend=dist.get_backend(peers.group),
+            table=tuple(
+                SizePoint(num_bytes=size, seconds=_slowest(samples[operation, size], peers))
+                for size in sizes
+            ),
+        )
+        for operation in OPERATIONS
+    )
+
+
+def _all_reduce(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    def call() -> None:
+        dist.all_reduce(tensor, group=peers.group)
+
+    return call
+
+
+def _broadcast(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    def call() -> None:
+        dist.broadcast(tensor, src=0, group=peers.group)
+
+    return call
+
+
+def _time(call: Callable[[], None], peers: Peers) -> float:
+    """Seconds of one call on this rank, from a common start."""
+    peers.barrier()
+    if peers.device.type == "cuda":
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # A collective is queued behind work in a real step, so its launch is not part of its time;
+        # the small all-reduce lines the ranks up again.
+        sleep(LAUNCH_CYCLES)
+        dist.all_reduce(torch.zeros(1, device=peers.device), group=peers.group)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _slowest(samples: list[float], peers: Peers) -> Quantity:
+    """Over the ranks, the latest end of every sample."""
+    return Quantity.measured([max(row) for row in zip(*peers.gather(samples), strict=True)], "s")

@@ -1,0 +1,132 @@
+"""What this host is: processor, cores, caches, devices, versions; and where its profile is kept."""
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import torch
+
+from ridgeline.machine import Device, Host, Machine
+
+SCHEMA = 1
+"""Raised when profiles of older releases must not be used any more."""
+
+
+def host() -> Host:
+    """The computer around the devices, as this process may use it."""
+    return Host(
+        name=platform.node(),
+        processor=_processor(),
+        cores=num_cores(),
+        memory_bytes=_memory_bytes(),
+        cache_bytes=_cache_bytes(),
+        system=platform.platform(),
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+    )
+
+
+def devices() -> tuple[Device, ...]:
+    """The CPU, and every GPU that torch can use."""
+    found = [Device(kind="cpu", index=0, name=_processor(), memory_bytes=_memory_bytes())]
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(
+            Device(
+                kind="cuda",
+                index=index,
+                name=properties.name,
+                memory_bytes=properties.total_memory,
+                capability=f"{properties.major}.{properties.minor}",
+            )
+        )
+    return tuple(found)
+
+
+def fingerprint(host: Host, devices: tuple[Device, ...]) -> str:
+    """Sixteen hexadecimal digits that change with whatever changes the numbers.
+
+    That is: processor, cores, memory, GPUs, driver, versions of torch and CUDA, minor version of Python.
+    """
+    identity = (
+        SCHEMA,
+        Machine.version,
+        host.name,
+        host.processor,
+        host.cores,
+        host.memory_bytes >> 30,  # kernels report a few pages more or less after an update
+        [(device.kind, device.index, device.name, device.memory_bytes >> 30) for device in devices],
+        driver(),
+        str(torch.__version__),
+        torch.version.cuda,
+        sys.version_info[:2],
+    )
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
+
+
+def cache_path(fingerprint: str) -> Path:
+    """Where the profile of this host is kept: below `$XDG_CACHE_HOME`, default `~/.cache`."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    cache = Path(root) if root else Path.home() / ".cache"
+    return cache / "ridgeline" / f"machine-{fingerprint}.json"
+
+
+def num_cores() -> int:
+    """Cores that this process may use: its affinity, further limited by a control group's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(allowed or 1, _quota() or sys.maxsize))
+
+
+def driver() -> str:
+    """Version of the NVIDIA driver; empty without GPUs."""
+    if not torch.cuda.is_available():
+        return ""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            version = pynvml.nvmlSystemGetDriverVersion()
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return "unknown"  # a GPU without NVML (some virtual machines) is still a GPU
+    return version.decode() if isinstance(version, bytes) else str(version)
+
+
+def _quota() -> int | None:
+    """Whole cores of CPU time that the control group grants; None when it does not limit."""
+    path = Path("/sys/fs/cgroup/cpu.max")
+    words = path.read_text().split() if path.exists() else []
+    if len(words) != 2 or words[0] == "max":
+        return None
+    return max(1, int(words[0]) // int(words[1]))
+
+
+def _memory_bytes() -> int:
+    total = psutil.virtual_memory().total
+    path = Path("/sys/fs/cgroup/memory.max")
+    limit = path.read_text().strip() if path.exists() else "max"
+    return total if limit == "max" else min(total, int(limit))
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cache_bytes() -> int:
+    """Size of the last-level cache: the largest that the system lists for core 0."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        sizes.append(int(text.rstrip("KMG")) * scale)
+    return max(sizes)

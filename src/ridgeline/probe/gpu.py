@@ -1,0 +1,159 @@
+"""What only GPUs have: launch cost, CUDA graph replay, and the link to pinned host memory."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ridgeline.machine import Dispatch, Link, Quantity, SizePoint
+from ridgeline.probe.timing import sample
+
+LAUNCHES = 1000
+GRAPH_KERNELS = (64, 512)
+
+
+def measure_launch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ...]:
+    """Seconds of an eager launch, of issuing a graph, and that each kernel in a graph still costs."""
+    x = torch.zeros(1, device=device)
+    rounds = 7 if quick else 21
+    return (
+        Dispatch(device="cuda", phase="launch", seconds=_eager_launch(x, rounds)),
+        *_graph_costs(x, rounds),
+    )
+
+
+def measure_links(device: torch.device, *, quick: bool) -> tuple[Link, ...]:
+    """Size tables of copies between pinned host memory and `device`, both directions."""
+    sizes = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
+    if not quick:
+        sizes = (*(1 << power for power in range(12, 29, 2)),)
+    pinned = torch.empty(sizes[-1], dtype=torch.uint8, pin_memory=True)
+    on_device = torch.empty(sizes[-1], dtype=torch.uint8, device=device)
+    tables: dict[str, list[SizePoint]] = {"host_to_device": [], "device_to_host": []}
+    for size in sizes:
+        here, there = pinned[:size], on_device[:size]
+        for direction, call in (
+            ("host_to_device", _copy(there, here)),
+            ("device_to_host", _copy(here, there)),
+        ):
+            seconds = Quantity.measured(sample(call, seconds=0.04), "s")
+            tables[direction].append(SizePoint(num_bytes=size, seconds=seconds))
+    return (
+        Link(direction="host_to_device", table=tuple(tables["host_to_device"])),
+        Link(direction="device_to_host", table=tuple(tables["device_to_host"])),
+    )
+
+
+def sleep(cycles: int) -> None:
+    """Let the current stream do nothing for `cycles` of the GPU's clock, so that work queues up behind."""
+    torch.cuda._sleep(cycles)  # noqa: SLF001 - torch has no public way to hold a stream up
+
+
+class Ruler:
+    """Times operators on the GPU with events, without the gaps that a slow host would leave.
+
+    The GPU first sleeps while the host queues a run of operators, so they start back to back. What
+    two events with nothing between them differ by is taken off.
+    """
+
+    RUN = 64
+    """Operators queued per sleep."""
+    SLEEP_CYCLES = 16_000_000
+    """About 8 ms: the host queues a run of operators in less."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._queued = self.RUN
+        self.floor_s = 0.0
+        self.floor_s = statistics.median(self.measure([lambda: None] * self.RUN))
+
+    def mark(self) -> torch.cuda.Event:
+        """An event recorded now on the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def pace(self) -> None:
+        """Call before every operator: puts the GPU to sleep again when a run is over.
+
+        Cost: Synchronises the device once per run.
+        """
+        if self._queued >= self.RUN:
+            torch.cuda.synchronize(self._device)
+            sleep(self.SLEEP_CYCLES)
+            self._queued = 0
+        self._queued += 1
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Time between two events that have happened, less that between events with nothing between."""
+        return max(0.0, begin.elapsed_time(end) * 1e-3 - self.floor_s)
+
+    def measure(self, calls: Sequence[Callable[[], object]]) -> list[float]:
+        """Seconds of each call on the GPU."""
+        marks = []
+        for call in calls:
+            self.pace()
+            begin = self.mark()
+            call()
+            marks.append((begin, self.mark()))
+        torch.cuda.synchronize(self._device)
+        self._queued = self.RUN
+        return [self.seconds(begin, end) for begin, end in marks]
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
+    return lambda: target.copy_(source, non_blocking=True)
+
+
+def _eager_launch(x: torch.Tensor, rounds: int) -> Quantity:
+    samples = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(LAUNCHES):
+            x.add_(1.0)
+        torch.cuda.synchronize()
+        samples.append((time.perf_counter() - start) / LAUNCHES)
+    return Quantity.measured(samples[1:], "s")
+
+
+def _graph_costs(x: torch.Tensor, rounds: int) -> tuple[Dispatch, Dispatch]:
+    """Two graphs of different length give the cost per kernel (slope) and that of issuing (host time)."""
+    graphs = [_graph(x, kernels) for kernels in GRAPH_KERNELS]
+    slopes: list[float] = []
+    issues: list[float] = []
+    for _ in range(rounds):
+        seconds = []
+        for graph in graphs:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            graph.replay()
+            issues.append(time.perf_counter() - start)
+            begin.record()
+            for _ in range(10):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            seconds.append(begin.elapsed_time(end) * 1e-4)
+        slopes.append((seconds[1] - seconds[0]) / (GRAPH_KERNELS[1] - GRAPH_KERNELS[0]))
+    # A timed operator has the cost of one kernel's start and end in it already (see `Ruler`), so only
+    # what a kernel costs beyond that is left to add.
+    ruler = Ruler(x.device)
+    kernel_s = statistics.median(ruler.measure([lambda: x.add_(1.0)] * 64))
+    gaps = [max(0.0, slope - kernel_s) for slope in slopes[1:]]
+    return (
+        Dispatch(device="cuda", phase="graph_replay", seconds=Quantity.measured(issues[2:], "s")),
+        Dispatch(device="cuda", phase="graph_kernel", seconds=Quantity.measured(gaps, "s")),
+    )
+
+
+def _graph(x: torch.Tensor, kernels: int) -> torch.cuda.CUDAGraph:
+    x.add_(1.0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(kernels):
+            x.add_(1.0)
+    return graph

@@ -1,0 +1,265 @@
+"""Run a function in a group of worker processes on this host, and bring home the reply of rank 0.
+
+Workers are fresh interpreters (`python -m ridgeline.probe.group`), so the caller's threads, heap,
+random state and `__main__` stay out of it. Each joins a process group over gloo or NCCL before the
+function is called. A worker whose parent dies ends itself: its standard input is a pipe that the
+parent never writes to, and end of file there means that the parent is gone.
+"""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+from ridgeline import units
+from ridgeline.errors import LaunchError
+
+GRACE_S = 3.0
+"""How long a worker may take to end after SIGTERM before it gets SIGKILL."""
+SETTLE_S = 0.5
+"""How long peers of a failed worker may take to fail too, so that the first one can be told."""
+TAIL_LINES = 12
+_POLL_S = 0.02
+
+
+def run_in_group(
+    target: str,
+    request: bytes,
+    *,
+    workers: int,
+    threads: int,
+    device: str,
+    deadline_s: float = 300.0,
+) -> bytes:
+    """The reply of rank 0 to `request`, computed by `workers` processes that run at once.
+
+    Every worker imports the target and calls it as `function(request: bytes) -> bytes` with
+    `torch.distributed` initialised, `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `OMP_NUM_THREADS` set.
+
+    Args:
+        target: `module:function`, importable by the caller.
+        request: Passed to every worker as it is; JSON by custom.
+        workers: Number of processes, at least 1.
+        threads: Threads of torch in each worker; 0 leaves the default.
+        device: `cpu` (gloo) or `cuda` (NCCL, worker k on GPU k).
+        deadline_s: Seconds after which the group is ended.
+
+    Raises:
+        LaunchError: a worker failed, was killed, or the deadline passed. All others are ended first.
+
+    Cost: Starts interpreters and imports torch in each: about 2 s.
+    """
+    if workers < 1 or device not in ("cpu", "cuda") or target.count(":") != 1:
+        raise LaunchError(
+            "wanted workers >= 1, device cpu or cuda and a target module:function, got "
+            f"workers={workers}, device={device!r}, target={target!r} in run_in_group; correct them"
+        )
+    with tempfile.TemporaryDirectory(prefix="ridgeline-group-") as name, ExitStack() as stack:
+        directory = Path(name)
+        (directory / "request").write_bytes(request)
+        processes: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end, processes)
+        for rank in range(workers):
+            log = stack.enter_context((directory / f"output.{rank}").open("wb"))
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "ridgeline.probe.group", name, target, device],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=_environment(rank, workers, threads, deadline_s),
+                )
+            )
+        _wait(processes, directory, target, deadline_s)
+        reply = directory / "reply"
+        if not reply.exists():
+            raise LaunchError(
+                f"wanted a reply of rank 0 from {target}, got none although all {workers} workers "
+                "ended well; the function must return bytes instead of leaving the interpreter"
+            )
+        return reply.read_bytes()
+
+
+def _environment(rank: int, workers: int, threads: int, deadline_s: float) -> dict[str, str]:
+    environment = dict(
+        os.environ,
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(workers),
+        LOCAL_WORLD_SIZE=str(workers),
+        MASTER_ADDR="127.0.0.1",
+        RIDGELINE_GROUP_DEADLINE_S=str(deadline_s),
+        PYTHONUNBUFFERED="1",
+        # The workers find the same modules as the caller, a script's own directory included.
+        PYTHONPATH=os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
+    )
+    if threads:
+        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
+    # A rendezvous inherited from torchrun belongs to the caller's group, not to this one.
+    for name in (
+        "MASTER_PORT",
+        "GROUP_RANK",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    ):
+        environment.pop(name, None)
+    return environment
+
+
+def _wait(
+    processes: list[subprocess.Popen[bytes]], directory: Path, target: str, deadline_s: float
+) -> None:
+    """Wait until all workers ended well; end all and raise for the first that did not."""
+    limit = time.monotonic() + deadline_s
+    while True:
+        codes = [process.poll() for process in processes]
+        if any(codes):  # a code other than None and 0
+            failed = _settle(processes)
+            _end(processes)
+            rank = _first_to_fail(failed, directory)
+            raise LaunchError(_failure(target, len(processes), rank, failed[rank], directory))
+        if all(code == 0 for code in codes):
+            return
+        if time.monotonic() > limit:
+            late = [rank for rank, code in enumerate(codes) if code is None]
+            _end(processes)
+            raise LaunchError(
+                f"wanted {len(processes)} workers to finish {target} within "
+                f"{units.seconds(deadline_s)}, got no end from rank {late[0]} of {len(processes)}; "
+                f"its last output:\n{_tail(directory, late[0])}\n"
+                "give a longer deadline, or less work"
+            )
+        time.sleep(_POLL_S)
+
+
+def _first_to_fail(codes: dict[int, int], directory: Path) -> int:
+    """The rank that failed first: the others mostly fail because a peer is gone.
+
+    A worker notes when its function raised; one killed by a signal could not, so it goes first.
+    """
+
+    def failed_at(rank: int) -> tuple[int, int]:
+        note = directory / f"failed.{rank}"
+        return (int(note.read_text()) if note.exists() else 0, rank)
+
+    return min(codes, key=failed_at)
+
+
+def _failure(target: str, workers: int, rank: int, code: int, directory: Path) -> str:
+    how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    advice = "correct the error above, or try with one worker"
+    if -code == signal.SIGKILL:
+        advice = "the system may be out of memory; use fewer workers or a smaller batch"
+    return (
+        f"wanted {workers} workers to finish {target}, got {how} from rank {rank} of {workers}; "
+        f"its last output:\n{_tail(directory, rank)}\n{advice}"
+    )
+
+
+def _tail(directory: Path, rank: int) -> str:
+    path = directory / f"output.{rank}"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:]) or "  (none)"
+
+
+def _settle(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
+    """Failed ranks and their exit codes, after giving those that fail right now time to say so."""
+    limit = time.monotonic() + SETTLE_S
+    while time.monotonic() < limit and any(process.poll() is None for process in processes):
+        time.sleep(_POLL_S)
+    return {
+        rank: process.returncode for rank, process in enumerate(processes) if process.returncode
+    }
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End every worker that still runs and collect it."""
+    for process in processes:
+        if process.stdin is not None:
+            process.stdin.close()  # the worker's lifeline
+        if process.poll() is None:
+            process.terminate()
+    limit = time.monotonic() + GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _follow_parent() -> None:
+    """End this worker at once when the parent is gone."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="ridgeline-lifeline", daemon=True).start()
+
+
+def _work(directory: Path, target: str, device: str) -> None:
+    """Join the group, call the target, and write the reply if this is rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    if threads:
+        torch.set_num_threads(threads)
+    place = None
+    if device == "cuda":
+        if rank >= torch.cuda.device_count():
+            raise LaunchError(
+                f"wanted one GPU per worker, got {torch.cuda.device_count()} GPUs for rank {rank}; "
+                f"start at most {torch.cuda.device_count()} workers on this host"
+            )
+        place = torch.device("cuda", rank)
+        torch.cuda.set_device(place)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        # A file needs no free port, so groups started at the same time cannot collide.
+        store=dist.FileStore(str(directory / "store"), workers),
+        rank=rank,
+        world_size=workers,
+        timeout=timedelta(seconds=float(os.environ["RIDGELINE_GROUP_DEADLINE_S"])),
+        device_id=place,
+    )
+    module, _, name = target.partition(":")
+    function: Callable[[bytes], bytes] = getattr(importlib.import_module(module), name)
+    reply = function((directory / "request").read_bytes())
+    if rank == 0:
+        (directory / "reply").write_bytes(reply)
+    dist.destroy_process_group()
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of a worker process: directory, target and device."""
+    _follow_parent()
+    directory, target, device = Path(arguments[0]), arguments[1], arguments[2]
+    is_done = False
+    try:
+        _work(directory, target, device)
+        is_done = True
+    finally:
+        if not is_done:  # note when, so that the parent can tell who failed first
+            failed_at = time.monotonic_ns()
+            (directory / f"failed.{os.environ['RANK']}").write_text(str(failed_at))
+            traceback.print_exc()
+            sys.stderr.flush()
+            # The ordinary exit would wait for collectives that a dead peer never joins.
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

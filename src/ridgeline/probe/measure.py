@@ -1,0 +1,278 @@
+"""`measure`: the profile of this machine, from the cache where it can be and measured where it must."""
+
+import datetime
+from collections.abc import Callable, Sequence
+
+import msgspec
+import psutil
+import torch
+import torch.distributed as dist
+
+from ridgeline import units
+from ridgeline.codec import decode, encode
+from ridgeline.errors import FileFormatError, MachineError
+from ridgeline.machine import Machine, Setting
+from ridgeline.probe import fingerprint as identity
+from ridgeline.probe.group import run_in_group
+from ridgeline.probe.survey import Findings, Request, measure_here
+from ridgeline.workload import Workload
+
+MOST_WORKERS = 8
+MOST_TIMINGS = 20_000
+"""Operator timings kept in the cache; the oldest go first."""
+
+BUSY_SHARE = 0.25
+"""Share of the processors in use by others from which a measurement gets a warning."""
+
+Progress = Callable[[str], None]
+
+
+def measure(
+    quick: bool = True,
+    *,
+    workload: Workload | None = None,
+    settings: Sequence[Setting] | None = None,
+    refresh: bool = False,
+    progress: Progress | None = None,
+) -> Machine:
+    """The profile of this machine: ceilings, dispatch, collectives, links, overlap, operator timings.
+
+    What the cache (`$XDG_CACHE_HOME/ridgeline`, default `~/.cache/ridgeline`) knows about hardware and
+    software of the same fingerprint is used; only what is missing is measured, in processes of its
+    own, and added there. In a process group of several workers (under torchrun) every rank calls this
+    and measures in place, for that number of workers; all get the machine of rank 0.
+
+    Args:
+        quick: Fewer sizes and samples, under 20 s; False takes minutes. A full profile serves both.
+        workload: Also time its distinct operators, about 4 s for each setting.
+        settings: How devices will be shared. None: on GPUs 1, 2, 4 ... of them; on the CPU one worker
+            with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
+        refresh: Measure again whatever the cache says.
+        progress: Called with one line before each part.
+
+    Raises:
+        MachineError: a setting asks for more GPUs than there are, or for no thread on the CPU.
+        LaunchError: a measuring process failed.
+
+    Cost: Keeps all cores (or GPUs) busy while it measures. Writes one file.
+    """
+    say = progress or (lambda line: None)
+    blank = _blank()
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if world > 1:
+        return _measure_in_place(blank, world, quick, workload, settings, refresh, say)
+    wanted = tuple(settings) if settings is not None else default_settings(blank)
+    _check(blank, wanted)
+    machine = _cached(blank, quick, refresh)
+    for request in requests(machine, wanted, quick=quick, workload=workload):
+        say(_describe(request))
+        machine = merge(machine, Findings(warnings=_busy(machine)))
+        largest = request.settings[-1]
+        reply = run_in_group(
+            "ridgeline.probe.survey:survey",
+            msgspec.json.encode(request),
+            workers=largest.workers,
+            threads=0 if largest.device == "cuda" else machine.host.cores,
+            device=largest.device,
+            deadline_s=300.0 if quick else 1800.0,
+        )
+        machine = merge(machine, msgspec.json.decode(reply, type=Findings))
+        machine.save(identity.cache_path(machine.fingerprint))
+    return machine
+
+
+def default_settings(machine: Machine) -> tuple[Setting, ...]:
+    """The settings worth planning for on this machine."""
+    if machine.device_kind == "cuda":
+        sizes = [size for size in (1, 2, 4, 8) if size <= machine.num_gpus]
+        return tuple(Setting(device="cuda", workers=size) for size in sizes)
+    cores = machine.host.cores
+    found = [Setting(device="cpu", workers=1, threads=1)]
+    found.append(Setting(device="cpu", workers=1, threads=cores))
+    workers = 2
+    while workers <= min(cores, MOST_WORKERS):
+        found.append(Setting(device="cpu", workers=workers, threads=cores // workers))
+        workers *= 2
+    return tuple(dict.fromkeys(found))
+
+
+def requests(
+    machine: Machine, wanted: Sequence[Setting], *, quick: bool, workload: Workload | None
+) -> tuple[Request, ...]:
+    """What is missing in `machine` for `wanted` and `workload`, one request for each kind of device."""
+    found = []
+    for device in ("cpu", "cuda"):
+        mine = [setting for setting in wanted if setting.device == device]
+        # A GPU serves one worker, so rates and timings do not depend on how many there are.
+        rated = mine if device == "cpu" or not mine else [Setting(device="cuda", workers=1)]
+        has_dispatch = any(entry.device == device for entry in machine.dispatch)
+        request = Request(
+            quick=quick,
+            ceilings=_without(rated, [entry.setting for entry in machine.ceilings]),
+            collectives=_without(
+                [setting for setting in mine if setting.workers > 1],
+                [entry.setting for entry in machine.collectives],
+            ),
+            timings=tuple(s for s in rated if workload and _has_untimed(machine, s, workload)),
+            dispatch=bool(mine) and not has_dispatch,
+            links=device == "cuda" and not machine.links,
+        )
+        if request.timings:
+            request = msgspec.structs.replace(request, workload=workload)
+        if request.settings:
+            found.append(request)
+    return tuple(found)
+
+
+def merge(machine: Machine, findings: Findings) -> Machine:
+    """The machine with the findings added; what was measured again replaces the old."""
+    fresh = {(entry.setting, entry.key) for entry in findings.timings}
+    timings = [e for e in machine.timings if (e.setting, e.key) not in fresh]
+    return msgspec.structs.replace(
+        machine,
+        ceilings=machine.ceilings + findings.ceilings,
+        dispatch=machine.dispatch + findings.dispatch,
+        collectives=machine.collectives + findings.collectives,
+        links=machine.links + findings.links,
+        overlaps=machine.overlaps + findings.overlaps,
+        timings=(*timings, *findings.timings)[-MOST_TIMINGS:],
+        warnings=tuple(dict.fromkeys((*machine.warnings, *findings.warnings))),
+    )
+
+
+def _without(wanted: Sequence[Setting], known: Sequence[Setting]) -> tuple[Setting, ...]:
+    return tuple(setting for setting in wanted if setting not in known)
+
+
+def _has_untimed(machine: Machine, setting: Setting, workload: Workload) -> bool:
+    """Whether an op of the workload was neither timed nor found to be impossible to issue."""
+    timed = {entry.key for entry in machine.timings if entry.setting == setting}
+    told = "\n".join(machine.warnings)
+    return any(
+        op.key not in timed and op.key not in told
+        for op in workload.ops
+        if op.family != "view" or setting.device == "cpu"
+    )
+
+
+def _blank() -> Machine:
+    """This machine before anything is measured."""
+    host, devices = identity.host(), identity.devices()
+    return Machine(
+        fingerprint=identity.fingerprint(host, devices),
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        host=host,
+        devices=devices,
+    )
+
+
+def _cached(blank: Machine, quick: bool, refresh: bool) -> Machine:
+    """The profile in the cache, or `blank` when there is none that can be used."""
+    path = identity.cache_path(blank.fingerprint)
+    effort = "quick" if quick else "full"
+    blank = msgspec.structs.replace(blank, effort=effort)
+    if refresh or not path.exists():
+        return blank
+    try:
+        machine = Machine.load(path)
+    except (FileFormatError, OSError) as error:
+        return msgspec.structs.replace(
+            blank, warnings=(f"the cached profile could not be read and was made again: {error}",)
+        )
+    if machine.fingerprint != blank.fingerprint or (machine.effort == "quick" and not quick):
+        return blank
+    return machine
+
+
+def _busy(machine: Machine) -> tuple[str, ...]:
+    """A warning when other programs use this host while it is to be measured.
+
+    Cost: Listens for 0.3 s.
+    """
+    share = psutil.cpu_percent(interval=0.3) / 100
+    if share < BUSY_SHARE:
+        return ()
+    return (
+        (
+            f"other programs used {units.percent(share)} of the processors when {machine.host.name} was "
+            "measured: rates are too low and times too long; measure again when it is idle"
+        ),
+    )
+
+
+def _check(machine: Machine, wanted: Sequence[Setting]) -> None:
+    for setting in wanted:
+        if setting.device == "cuda" and setting.workers > machine.num_gpus:
+            raise MachineError(
+                f"wanted {setting}, got {machine.num_gpus} GPUs on this host; ask for at most "
+                f"{machine.num_gpus} workers, or measure under torchrun for several hosts"
+            )
+        if setting.workers < 1 or (setting.device == "cpu" and setting.threads < 1):
+            raise MachineError(
+                f"wanted workers >= 1 and, on the CPU, threads >= 1, got workers={setting.workers}, "
+                f"threads={setting.threads} in the settings to measure; give both"
+            )
+
+
+def _measure_in_place(
+    blank: Machine,
+    world: int,
+    quick: bool,
+    workload: Workload | None,
+    settings: Sequence[Setting] | None,
+    refresh: bool,
+    say: Progress,
+) -> Machine:
+    """Measure with the process group that is there; rank 0 decides what, and its machine goes to all."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    threads = 0 if device == "cuda" else torch.get_num_threads()
+    here = Setting(device=device, workers=world, threads=threads)
+    if settings is not None and any(setting.workers != world for setting in settings):
+        raise MachineError(
+            f"wanted settings of {world} workers, as many as the process group has, got "
+            f"{', '.join(map(str, settings))}; leave settings out, or measure without torchrun"
+        )
+    wanted = tuple(settings) if settings is not None else (here,)
+    machine = _cached(blank, quick, refresh)
+    machine = _share(machine)  # caches may differ between hosts, but all must measure alike
+    for request in requests(machine, wanted, quick=quick, workload=workload):
+        if dist.get_rank() == 0:
+            say(_describe(request))
+        machine = _share(merge(machine, measure_here(request)))
+        if dist.get_rank() == 0:
+            machine.save(identity.cache_path(machine.fingerprint))
+    return machine
+
+
+def _share(machine: Machine) -> Machine:
+    """The machine of rank 0, on all ranks, carried as JSON bytes."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    text = encode(machine) if dist.get_rank() == 0 else b""
+    size = torch.tensor([len(text)], device=device)
+    dist.broadcast(size, src=0)
+    body = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    if dist.get_rank() == 0:
+        body.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    dist.broadcast(body, src=0)
+    return decode(Machine, bytes(body.cpu().tolist()), where="the process group")
+
+
+def _describe(request: Request) -> str:
+    parts = [
+        *(["ceilings"] if request.ceilings else []),
+        *(["dispatch"] if request.dispatch else []),
+        *(["collectives and overlap"] if request.collectives else []),
+        *(["links"] if request.links else []),
+    ]
+    if request.workload is not None:
+        keys = len({op.key for op in request.workload.ops})
+        parts.append(f"{keys} distinct operators of {request.workload.name}")
+    settings = ", ".join(str(setting) for setting in request.settings)
+    return f"measuring {', '.join(parts)} at {settings} (about {units.seconds(_expected(request))})"
+
+
+def _expected(request: Request) -> float:
+    """Rough seconds that a request takes."""
+    scale = 1.0 if request.quick else 5.0
+    each = 1.5 * len(request.ceilings) + 3.5 * len(request.collectives)
+    return 4.0 + scale * each + 4.5 * len(request.timings)

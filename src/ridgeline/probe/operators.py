@@ -1,0 +1,173 @@
+"""Seconds of every distinct operator of a workload, measured in the order and company of its step."""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+
+from ridgeline.machine import OperatorTiming, Quantity, Setting
+from ridgeline.probe.dispatch import reissue_excess
+from ridgeline.probe.gpu import Ruler
+from ridgeline.probe.peers import Peers
+from ridgeline.probe.replay import Replay
+from ridgeline.workload import Phase, Workload
+
+BUDGET_S = 4.0
+"""Default time for one workload and setting."""
+LEAST_SAMPLES = 2
+MOST_PASSES = 40
+LONG_S = 0.05
+"""A first call this long is kept as a sample: what it spends on preparation is small beside it."""
+
+
+def time_operators(
+    workload: Workload,
+    setting: Setting,
+    peers: Peers | None = None,
+    *,
+    budget_s: float = BUDGET_S,
+) -> tuple[tuple[OperatorTiming, ...], tuple[str, ...]]:
+    """Timings of every distinct op of `workload`, and a warning for each op that cannot be issued.
+
+    The step is replayed, all peers at once, for about `budget_s`; when a pass is too long for that,
+    ops that have their samples are passed over. On the CPU a timing is all that the op costs a step:
+    kernel, page faults of fresh outputs, freeing, and the host's dispatch in its phase. On GPUs it
+    is the time of its kernels.
+
+    Args:
+        workload: As traced, with the batch of one worker.
+        setting: Recorded in the timings; threads must be set already.
+        peers: Who measures at the same time; None: this process alone.
+        budget_s: Seconds; a step that takes longer still runs twice.
+
+    Cost: Allocates what one step of the workload allocates.
+    """
+    device = torch.device(setting.device)
+    peers = peers or Peers(rank=0, size=1, device=device)
+    with torch.no_grad():
+        replay = Replay(workload.ops, device)
+        samples = _sample(replay, workload, peers, budget_s)
+    excess: dict[Phase, float] = {}
+    if setting.device == "cpu":
+        excess = reissue_excess(device)
+    warnings = tuple(
+        f"operator {key} cannot be issued again and was not timed: {reason}"
+        for key, reason in replay.failures.items()
+    )
+    by_key: dict[str, dict[int, list[float]]] = defaultdict(dict)
+    for index, seconds in samples.items():
+        op = workload.ops[index]
+        by_key[op.key][index] = [max(0.0, s + excess.get(op.phase, 0.0)) for s in seconds]
+    timings = {
+        key: OperatorTiming(setting=setting, key=key, seconds=_merge(by_index))
+        for key, by_index in by_key.items()
+        if key not in replay.failures
+    }
+    if setting.device == "cuda":  # a view launches no kernel
+        views = {op.key for op in workload.ops if op.family == "view"}
+        timings = {key: timing for key, timing in timings.items() if key not in views}
+    return _mean_of_peers(timings, workload, peers), warnings
+
+
+def _sample(
+    replay: Replay, workload: Workload, peers: Peers, budget_s: float
+) -> dict[int, list[float]]:
+    """Seconds of every op by index, the first pass left out where there are later ones."""
+    clock = _Clock(peers.device)
+    first: dict[int, list[float]] = {}
+    later: dict[int, list[float]] = defaultdict(list)
+    counts: dict[str, int] = defaultdict(int)
+    keys = [op.key for op in workload.ops]
+    end = time.monotonic() + budget_s
+
+    def wanted(index: int) -> bool:
+        if counts[keys[index]] >= LEAST_SAMPLES and time.monotonic() > end:
+            return False
+        counts[keys[index]] += 1
+        return True
+
+    passes = 0
+    while peers.agree(passes < LEAST_SAMPLES or (time.monotonic() < end and passes < MOST_PASSES)):
+        peers.barrier()
+        for index, seconds in clock.run(replay, wanted).items():
+            if passes:
+                later[index].append(seconds)
+            else:
+                first[index] = [seconds]
+        passes += 1
+    timed_later = {keys[index] for index in later}
+    warm_up = {keys[index]: index for index in reversed(first)}
+    return {
+        **{
+            index: seconds
+            for index, seconds in first.items()
+            if keys[index] not in timed_later
+            and (
+                index != warm_up[keys[index]]
+                or seconds[0] >= LONG_S
+                or keys.count(keys[index]) == 1
+            )
+        },
+        **later,
+    }
+
+
+class _Clock:
+    """Runs a replay and reads off seconds: the host's clock, or events on the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._ruler = Ruler(device) if device.type == "cuda" else None
+
+    def run(self, replay: Replay, wanted: Callable[[int], bool]) -> dict[int, float]:
+        if self._ruler is None:
+            marks = replay.run(wanted)
+            return {index: (end - begin) * 1e-9 for index, (begin, end) in marks.items()}
+        marks = replay.run(wanted, self._ruler.mark, self._ruler.pace)
+        torch.cuda.synchronize()
+        return {index: self._ruler.seconds(*pair) for index, pair in marks.items()}
+
+
+def _merge(by_index: dict[int, list[float]]) -> Quantity:
+    """One figure for all occurrences of an op.
+
+    Occurrences may differ (cold or warm inputs, fresh or used memory), and what counts for the step
+    is their sum: so the value is the mean over the occurrences of the median over the passes.
+    """
+    spread = Quantity.measured([s for seconds in by_index.values() for s in seconds], "s")
+    value = statistics.fmean(statistics.median(seconds) for seconds in by_index.values())
+    return Quantity(
+        value=value,
+        unit="s",
+        low=min(spread.low, value),
+        high=max(spread.high, value),
+        n=spread.n,
+        source="measured",
+    )
+
+
+def _mean_of_peers(
+    timings: dict[str, OperatorTiming], workload: Workload, peers: Peers
+) -> tuple[OperatorTiming, ...]:
+    """Timings averaged over the workers; ops that failed on any of them are left out."""
+    keys = list(dict.fromkeys(op.key for op in workload.ops))
+    missing = OperatorTiming(
+        setting=Setting(device="cpu"), key="", seconds=Quantity.assumed(float("nan"), "s")
+    )
+    mine = [timings.get(key, missing).seconds for key in keys]
+    rows = peers.gather([v for q in mine for v in (q.value, q.low, q.high)])
+    merged = []
+    for position, key in enumerate(keys):
+        columns = [statistics.fmean(row[3 * position + part] for row in rows) for part in range(3)]
+        if key in timings and columns[0] == columns[0]:  # not NaN on any worker
+            quantity = Quantity(
+                value=columns[0],
+                unit="s",
+                low=columns[1],
+                high=columns[2],
+                n=timings[key].seconds.n * peers.size,
+                source="measured",
+            )
+            merged.append(OperatorTiming(setting=timings[key].setting, key=key, seconds=quantity))
+    return tuple(merged)

@@ -1,0 +1,148 @@
+"""The measurements of one group of workers: asked for and answered as JSON.
+
+The parent asks once for all settings, because starting workers costs seconds. A setting of fewer
+workers than the group is measured by its first ranks while the others wait.
+"""
+
+import msgspec
+import psutil
+import torch
+import torch.distributed as dist
+
+from ridgeline.codec import Value
+from ridgeline.machine import (
+    Ceiling,
+    Collective,
+    Dispatch,
+    Link,
+    OperatorTiming,
+    Overlap,
+    Setting,
+)
+from ridgeline.probe.ceilings import measure_ceilings
+from ridgeline.probe.collectives import measure_collectives
+from ridgeline.probe.dispatch import measure_dispatch
+from ridgeline.probe.gpu import measure_launch, measure_links
+from ridgeline.probe.operators import time_operators
+from ridgeline.probe.overlap import measure_overlap
+from ridgeline.probe.peers import Peers
+from ridgeline.workload import Workload
+
+
+class Request(Value, frozen=True, kw_only=True):
+    """What to measure, and at which settings."""
+
+    quick: bool
+    ceilings: tuple[Setting, ...] = ()
+    collectives: tuple[Setting, ...] = ()
+    timings: tuple[Setting, ...] = ()
+    dispatch: bool = False
+    links: bool = False
+    workload: Workload | None = None
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """Every setting that something is measured at, fewest workers first."""
+        every = dict.fromkeys((*self.ceilings, *self.collectives, *self.timings))
+        return tuple(sorted(every, key=lambda s: (s.workers, s.threads)))
+
+
+class Findings(Value, frozen=True, kw_only=True):
+    """What was measured: parts of a `Machine`."""
+
+    ceilings: tuple[Ceiling, ...] = ()
+    dispatch: tuple[Dispatch, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    links: tuple[Link, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    timings: tuple[OperatorTiming, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __add__(self, other: "Findings") -> "Findings":
+        """Both findings, one after the other."""
+        return Findings(
+            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
+        )
+
+
+def survey(request: bytes) -> bytes:
+    """Target of `run_in_group`: the findings of rank 0 as JSON."""
+    wanted = msgspec.json.decode(request, type=Request)
+    return msgspec.json.encode(measure_here(wanted))
+
+
+def measure_here(request: Request) -> Findings:
+    """Measure in this process and its peers of the default process group; the same call on every rank.
+
+    Threads are set for each setting and put back afterwards.
+
+    Cost: Blocks until all ranks are done.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    threads = torch.get_num_threads()
+    findings = Findings()
+    device = _device(request)
+    if request.dispatch and rank == 0:
+        torch.set_num_threads(1)
+        findings += _alone(request, device)
+    try:
+        for setting in request.settings:
+            # Every rank must take part in making a group, also those that are not in it.
+            group: dist.ProcessGroup | None = None
+            if 1 < setting.workers < size:
+                group = dist.new_group(list(range(setting.workers)))
+            if rank < setting.workers:
+                if setting.threads:
+                    torch.set_num_threads(setting.threads)
+                peers = Peers(rank=rank, size=setting.workers, device=device, group=group)
+                findings += _at(setting, peers, request)
+            if size > 1:
+                Peers(rank=rank, size=size, device=device).barrier()
+    finally:
+        torch.set_num_threads(threads)
+    return findings
+
+
+def _device(request: Request) -> torch.device:
+    kind = request.settings[0].device if request.settings else "cpu"
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _alone(request: Request, device: torch.device) -> Findings:
+    """What does not depend on how many workers there are."""
+    dispatch = measure_dispatch(device, quick=request.quick)
+    links: tuple[Link, ...] = ()
+    if device.type == "cuda":
+        dispatch += measure_launch(device, quick=request.quick)
+        links = measure_links(device, quick=request.quick) if request.links else ()
+    return Findings(dispatch=dispatch, links=links)
+
+
+def _at(setting: Setting, peers: Peers, request: Request) -> Findings:
+    """What is wanted at one setting."""
+    findings = Findings()
+    if setting in request.ceilings:
+        findings += Findings(ceilings=measure_ceilings(setting, peers, quick=request.quick))
+    if setting in request.collectives and peers.size > 1:
+        findings += Findings(
+            collectives=measure_collectives(setting, peers, quick=request.quick),
+            overlaps=(measure_overlap(setting, peers, quick=request.quick),),
+        )
+    if setting in request.timings and request.workload is not None:
+        findings += _timings(request.workload, setting, peers)
+    return findings
+
+
+def _timings(workload: Workload, setting: Setting, peers: Peers) -> Findings:
+    needed = workload.peak_memory_bytes * (setting.workers if setting.device == "cpu" else 1)
+    if setting.device == "cpu":
+        free = psutil.virtual_memory().available
+    else:
+        free = torch.cuda.mem_get_info(peers.device)[0]
+    if not peers.agree(needed < 0.9 * free):
+        reason = f"the step needs {needed} bytes, {free} are free"
+        warning = f"operators of {workload.name} were not timed at {setting}: {reason}"
+        return Findings(warnings=(warning,))
+    timings, warnings = time_operators(workload, setting, peers)
+    return Findings(timings=timings, warnings=warnings)

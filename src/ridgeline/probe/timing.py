@@ -1,0 +1,205 @@
+"""Timing of blocks, functions and rivals: synchronised with the device, medians with quartiles."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+import torch
+
+from ridgeline import units
+from ridgeline.codec import Value
+from ridgeline.errors import MachineError
+
+BLOCK_S = 2e-3
+"""Calls faster than this are timed in blocks, so that reading the clock does not count."""
+
+
+class Measurement(Value, frozen=True, kw_only=True):
+    """How long one call takes: median and quartiles in seconds over `n` samples."""
+
+    name: str
+    median_s: float
+    low_s: float
+    high_s: float
+    n: int
+
+    @classmethod
+    def of(cls, name: str, samples_s: list[float]) -> Self:
+        """Median and quartiles of samples in seconds; needs at least one."""
+        low = high = samples_s[0]
+        if len(samples_s) > 1:
+            low, _, high = statistics.quantiles(samples_s, n=4, method="inclusive")
+        return cls(
+            name=name,
+            median_s=statistics.median(samples_s),
+            low_s=low,
+            high_s=high,
+            n=len(samples_s),
+        )
+
+    def ratio_to(self, other: "Measurement") -> float:
+        """This median divided by the other's: below 1 this one is faster."""
+        return self.median_s / other.median_s
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.name}: {units.seconds(self.median_s)} "
+            f"({units.seconds(self.low_s)} .. {units.seconds(self.high_s)}, n={self.n})"
+        )
+
+
+class Comparison(Value, frozen=True, kw_only=True):
+    """Rivals timed in turns, so that drift of the machine meets all of them alike.
+
+    `ratios[name]` is the median over the rounds of that rival's seconds divided by those of the
+    first rival in the same round: below 1 it is faster than the first.
+    """
+
+    measurements: dict[str, Measurement]
+    ratios: dict[str, float]
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"{measurement!r}, {units.digits3(self.ratios[name])} x"
+            for name, measurement in self.measurements.items()
+        )
+
+
+class Benchmark:
+    """Times a `with` block and prints it, or times calls of a function.
+
+        with rl.benchmark("eager"):            # prints `eager: 1.2769 sec`
+            for _ in range(1000): net(x)
+        rl.benchmark("net").time(net, x)       # a Measurement
+
+    Made by `rl.benchmark`. `seconds` is that of the last block; 0.0 before there was one.
+    """
+
+    def __init__(self, name: str, *, stream: TextIO | None = None) -> None:
+        self.name = name
+        self.seconds = 0.0
+        self._stream = stream
+        self._start = 0.0
+
+    def __enter__(self) -> Self:
+        synchronize()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            return  # a block that failed was not timed
+        synchronize()
+        self.seconds = time.perf_counter() - self._start
+        stream = sys.stdout if self._stream is None else self._stream
+        stream.write(f"{self.name}: {self.seconds:.4f} sec\n")
+
+    def time(self, fn: Callable[..., Any], *args: Any, seconds: float = 0.5) -> Measurement:
+        """How long `fn(*args)` takes: two calls to warm up, then samples for about `seconds`.
+
+        With CUDA initialised, the time is that between events on the current stream, so kernels
+        that were only issued count too.
+
+        Cost: Synchronises the device after every sample.
+        """
+        return Measurement.of(self.name, sample(lambda: fn(*args), seconds=seconds))
+
+
+def benchmark(name: str = "Done", *, stream: TextIO | None = None) -> Benchmark:
+    """A timer for a `with` block (prints `name: 1.2769 sec`) or, by `.time(fn, *args)`, for calls.
+
+    Args:
+        name: What is timed.
+        stream: Where the line of a block goes; None is standard output.
+    """
+    return Benchmark(name, stream=stream)
+
+
+def compare(rivals: Mapping[str, Callable[[], Any]], *, seconds: float = 2.0) -> Comparison:
+    """Times of several functions, taken in turns for about `seconds` in all.
+
+    The order of a round is reversed in every second round, so that no rival always follows the same one.
+
+    Raises:
+        MachineError: there is nothing to compare.
+
+    Cost: Synchronises the device after every sample.
+    """
+    if not rivals:
+        raise MachineError("wanted at least one function to time, got none in compare; name them")
+    names = list(rivals)
+    blocks = {name: _block(rivals[name]) for name in names}
+    rows: list[dict[str, float]] = []
+    end = time.perf_counter() + seconds
+    while len(rows) < 5 or (time.perf_counter() < end and len(rows) < 1000):
+        order = names if len(rows) % 2 == 0 else names[::-1]
+        rows.append({name: time_block(rivals[name], blocks[name]) for name in order})
+    return Comparison(
+        measurements={n: Measurement.of(n, [row[n] for row in rows]) for n in names},
+        ratios={n: statistics.median(row[n] / row[names[0]] for row in rows) for n in names},
+    )
+
+
+def sample(
+    fn: Callable[[], Any], *, seconds: float, least: int = 5, most: int = 200
+) -> list[float]:
+    """Seconds per call of `fn`, sampled for about `seconds`: `least` to `most` samples.
+
+    A call that takes so long that `least` samples would need ten times `seconds` gets fewer, at
+    least one.
+
+    Cost: Two calls to warm up; synchronises the device after every sample.
+    """
+    calls = _block(fn)
+    samples: list[float] = []
+    start = time.perf_counter()
+    while len(samples) < most:
+        samples.append(time_block(fn, calls))
+        elapsed = time.perf_counter() - start
+        if elapsed > 10 * seconds or (elapsed > seconds and len(samples) >= least):
+            break
+    return samples
+
+
+def time_block(fn: Callable[[], Any], calls: int) -> float:
+    """Mean seconds per call over one block of `calls` calls.
+
+    Cost: Synchronises the device before and after.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        synchronize()
+        begin.record()
+        for _ in range(calls):
+            fn()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3 / calls
+    start = time.perf_counter()
+    for _ in range(calls):
+        fn()
+    return (time.perf_counter() - start) / calls
+
+
+def synchronize() -> None:
+    """Wait for every GPU that this process has memory on; nothing to do on the CPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        for index in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(index):
+                torch.cuda.synchronize(index)
+
+
+def _block(fn: Callable[[], Any]) -> int:
+    """Calls per block: as many as make a block last; two calls warm up first."""
+    fn()
+    once = time_block(fn, 1)
+    return max(1, min(1000, round(BLOCK_S / max(once, 1e-9))))

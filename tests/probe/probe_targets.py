@@ -1,0 +1,94 @@
+"""Functions that the tests run in groups of workers."""
+
+import json
+import os
+import signal
+import time
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from ridgeline.machine import Setting
+from ridgeline.probe import collectives, fingerprint, overlap
+from ridgeline.probe.measure import measure
+from ridgeline.probe.operators import time_operators
+from ridgeline.probe.peers import Peers
+from ridgeline.probe.survey import Findings
+from ridgeline.workload import Workload
+
+
+def describe(request: bytes) -> bytes:
+    """What a worker sees, gathered from all ranks, beside the request."""
+    mine = {
+        "rank": dist.get_rank(),
+        "environment": {k: os.environ[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
+        "threads": torch.get_num_threads(),
+        "backend": dist.get_backend(),
+        "pid": os.getpid(),
+    }
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return json.dumps({"request": json.loads(request), "workers": everyone}).encode()
+
+
+def fail_on_rank_1(request: bytes) -> bytes:
+    """Rank 1 raises; the others wait for it in a collective."""
+    if dist.get_rank() == 1:
+        raise ValueError("the batch is odd")
+    dist.barrier()
+    return b""
+
+
+def kill_rank_1(request: bytes) -> bytes:
+    """Rank 1 is killed; the others wait for it in a collective."""
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    return b""
+
+
+def leave(request: bytes) -> bytes:
+    """Every worker leaves the interpreter without a reply."""
+    os._exit(0)
+
+
+def hang(request: bytes) -> bytes:
+    """Rank 0 notes its process and never comes back."""
+    print("about to hang", flush=True)
+    with open(json.loads(request)["pid_file"], "w") as file:
+        file.write(str(os.getpid()))
+    while True:
+        time.sleep(3600)
+
+
+def small_survey(request: bytes) -> bytes:
+    """Collectives of two sizes, overlap, and the operators of the workload in the request."""
+    peers = Peers(rank=dist.get_rank(), size=dist.get_world_size(), device=torch.device("cpu"))
+    setting = Setting(device="cpu", workers=peers.size, threads=1)
+    collectives.QUICK_BYTES = (1 << 10, 1 << 20)
+    overlap.ROUNDS = 1
+    workload = msgspec.json.decode(request, type=Workload)
+    timings, warnings = time_operators(workload, setting, peers, budget_s=0.1)
+    findings = Findings(
+        collectives=collectives.measure_collectives(setting, peers, quick=True, seconds=0.1),
+        overlaps=(overlap.measure_overlap(setting, peers, quick=True),),
+        timings=timings,
+        warnings=warnings,
+    )
+    return msgspec.json.encode(findings)
+
+
+def measure_in_place(request: bytes) -> bytes:
+    """What `measure` returns on every rank of a group, with nothing left to measure but collectives."""
+    content = json.loads(request)
+    os.environ["XDG_CACHE_HOME"] = content["cache"]
+    collectives.QUICK_BYTES = (1 << 10, 1 << 20)
+    overlap.ROUNDS = 1
+    lines = []
+    machine = measure(progress=lines.append)
+    text = msgspec.json.encode(machine).decode()
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (text, lines))
+    assert fingerprint.cache_path(machine.fingerprint).exists()
+    return json.dumps(everyone).encode()

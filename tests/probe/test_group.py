@@ -1,0 +1,115 @@
+"""Groups of workers: what they get, how they fail, and that none survives."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ridgeline.errors import LaunchError
+from ridgeline.probe.group import run_in_group
+
+
+def test_every_worker_is_placed_and_rank_0_replies() -> None:
+    """Workers get their ranks, one gloo group, the threads asked for, and the request as it is."""
+    reply = run_in_group("probe_targets:describe", b'{"a": 1}', workers=2, threads=1, device="cpu")
+    content = json.loads(reply)
+    assert content["request"] == {"a": 1}
+    assert [worker["rank"] for worker in content["workers"]] == [0, 1]
+    assert content["workers"][1]["environment"] == {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+    }
+    assert [worker["threads"] for worker in content["workers"]] == [1, 1]
+    assert content["workers"][0]["backend"] == "gloo"
+    assert not any(psutil.pid_exists(worker["pid"]) for worker in content["workers"])
+
+
+def test_worker_that_raises_is_named_with_its_last_words() -> None:
+    """The message names the rank that failed first, not the peers that lost it, and its traceback."""
+    with pytest.raises(LaunchError) as caught:
+        run_in_group("probe_targets:fail_on_rank_1", b"", workers=2, threads=1, device="cpu")
+    text = str(caught.value)
+    assert text.startswith(
+        "wanted 2 workers to finish probe_targets:fail_on_rank_1, got exit code 1 from rank 1 of 2; "
+        "its last output:\n"
+    )
+    assert "ValueError: the batch is odd" in text
+    assert text.endswith("correct the error above, or try with one worker")
+
+
+def test_worker_that_is_killed_is_named_with_its_signal() -> None:
+    """A worker killed from outside is told by signal, with the likely reason."""
+    with pytest.raises(LaunchError) as caught:
+        run_in_group("probe_targets:kill_rank_1", b"", workers=2, threads=1, device="cpu")
+    text = str(caught.value)
+    assert "got signal 9 (SIGKILL) from rank 1 of 2" in text
+    assert text.endswith("the system may be out of memory; use fewer workers or a smaller batch")
+
+
+def test_worker_without_reply_is_an_error() -> None:
+    """Rank 0 that leaves the interpreter early is not taken for one that has nothing to say."""
+    with pytest.raises(LaunchError, match="got none although all 1 workers ended well"):
+        run_in_group("probe_targets:leave", b"", workers=1, threads=1, device="cpu")
+
+
+def test_deadline_ends_the_group(tmp_path: Path) -> None:
+    """A group past its deadline is ended, and the message shows how far it came."""
+    pid_file = tmp_path / "pid"
+    request = json.dumps({"pid_file": str(pid_file)}).encode()
+    with pytest.raises(LaunchError) as caught:
+        run_in_group(
+            "probe_targets:hang", request, workers=1, threads=1, device="cpu", deadline_s=8.0
+        )
+    assert "within 8.00 s, got no end from rank 0 of 1; its last output:" in str(caught.value)
+    assert not pid_file.exists() or not psutil.pid_exists(int(pid_file.read_text()))
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """A parent that gets SIGKILL leaves no orphan behind."""
+    pid_file = tmp_path / "pid"
+    script = textwrap.dedent(
+        f"""
+        import json, sys
+        sys.path.append({str(Path(__file__).parent)!r})
+        from ridgeline.probe.group import run_in_group
+        request = json.dumps({{"pid_file": {str(pid_file)!r}}}).encode()
+        run_in_group("probe_targets:hang", request, workers=1, threads=1, device="cpu")
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as parent:
+        worker = _worker_of(parent)
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+    psutil.wait_procs([worker], timeout=20)
+    assert not worker.is_running()
+
+
+def _worker_of(parent: subprocess.Popen[bytes]) -> psutil.Process:
+    """The worker that a parent process has started, once it has."""
+    while parent.poll() is None:
+        found = psutil.Process(parent.pid).children()
+        if found and any("ridgeline.probe.group" in word for word in found[0].cmdline()):
+            return found[0]
+    raise AssertionError("the parent ended before it had a worker")
+
+
+@pytest.mark.parametrize(
+    ("workers", "device", "target"),
+    [(0, "cpu", "a:b"), (1, "tpu", "a:b"), (1, "cpu", "a.b")],
+)
+def test_wrong_arguments_are_refused(workers: int, device: str, target: str) -> None:
+    """Nothing is started for arguments that cannot work."""
+    message = (
+        "wanted workers >= 1, device cpu or cuda and a target module:function, got "
+        f"workers={workers}, device={device!r}, target={target!r} in run_in_group; correct them"
+    )
+    with pytest.raises(LaunchError, match=re.escape(message)):
+        run_in_group(target, b"", workers=workers, threads=1, device=device)

@@ -1,0 +1,60 @@
+"""The quantitative laws of parallel computing: floats in, floats out.
+
+Roofline, Amdahl and his successors, pipelining, and the cost of collective operations.
+"""
+
+from ridgeline.laws.amdahl import AmdahlFit as AmdahlFit
+from ridgeline.laws.amdahl import USLFit as USLFit
+from ridgeline.laws.amdahl import amdahl as amdahl
+from ridgeline.laws.amdahl import amdahl_limit as amdahl_limit
+from ridgeline.laws.amdahl import fit_amdahl as fit_amdahl
+from ridgeline.laws.amdahl import fit_usl as fit_usl
+from ridgeline.laws.amdahl import gustafson as gustafson
+from ridgeline.laws.amdahl import karp_flatt as karp_flatt
+from ridgeline.laws.amdahl import usl as usl
+from ridgeline.laws.amdahl import usl_peak as usl_peak
+from ridgeline.laws.collectives import all_gather_seconds as all_gather_seconds
+from ridgeline.laws.collectives import broadcast_seconds as broadcast_seconds
+from ridgeline.laws.collectives import bus_bandwidth_factor as bus_bandwidth_factor
+from ridgeline.laws.collectives import parameter_server_seconds as parameter_server_seconds
+from ridgeline.laws.collectives import reduce_scatter_seconds as reduce_scatter_seconds
+from ridgeline.laws.collectives import ring_all_reduce_seconds as ring_all_reduce_seconds
+from ridgeline.laws.collectives import tree_all_reduce_seconds as tree_all_reduce_seconds
+from ridgeline.laws.pipelining import pipeline_bubble as pipeline_bubble
+from ridgeline.laws.pipelining import pipeline_seconds as pipeline_seconds
+from ridgeline.laws.pipelining import pipelined_parallel_fraction as pipelined_parallel_fraction
+from ridgeline.laws.pipelining import pipelined_seconds as pipelined_seconds
+from ridgeline.laws.pipelining import pipelined_speedup as pipelined_speedup
+from ridgeline.laws.pipelining import prefetched_step_seconds as prefetched_step_seconds
+from ridgeline.laws.roofline import ridge_point as ridge_point
+from ridgeline.laws.roofline import roofline as roofline
+from ridgeline.laws.roofline import roofline_seconds as roofline_seconds
+
+__all__ = (
+    "AmdahlFit",
+    "USLFit",
+    "all_gather_seconds",
+    "amdahl",
+    "amdahl_limit",
+    "broadcast_seconds",
+    "bus_bandwidth_factor",
+    "fit_amdahl",
+    "fit_usl",
+    "gustafson",
+    "karp_flatt",
+    "parameter_server_seconds",
+    "pipeline_bubble",
+    "pipeline_seconds",
+    "pipelined_parallel_fraction",
+    "pipelined_seconds",
+    "pipelined_speedup",
+    "prefetched_step_seconds",
+    "reduce_scatter_seconds",
+    "ridge_point",
+    "ring_all_reduce_seconds",
+    "roofline",
+    "roofline_seconds",
+    "tree_all_reduce_seconds",
+    "usl",
+    "usl_peak",
+)

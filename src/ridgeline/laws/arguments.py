@@ -1,0 +1,72 @@
+"""What the laws accept: numbers in the range in which they mean something, told plainly otherwise."""
+
+import math
+from collections.abc import Sequence
+
+from ridgeline.errors import LawError
+
+
+def check(
+    name: str,
+    value: float,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    is_finite: bool = True,
+) -> float:
+    """`value`, when it lies in the range that a law needs.
+
+    Args:
+        name: Argument name for the message.
+        value: What the caller gave.
+        least: Smallest allowed value.
+        above: The value must be greater than this.
+        most: Largest allowed value.
+        is_finite: Whether infinity is refused too (NaN always is).
+
+    Raises:
+        LawError: it does not.
+    """
+    wanted = [
+        f"{sign} {bound:g}"
+        for sign, bound in ((">=", least), (">", above), ("<=", most))
+        if bound is not None
+    ]
+    is_wrong = (
+        math.isnan(value)
+        or (is_finite and math.isinf(value))
+        or (least is not None and value < least)
+        or (above is not None and value <= above)
+        or (most is not None and value > most)
+    )
+    if is_wrong:
+        kind = "finite " if is_finite else ""
+        raise LawError(
+            f"wanted a {kind}{name} {' and '.join(wanted)}, got {value:g}; give a number in that range"
+        )
+    return value
+
+
+def check_points(workers: Sequence[float], values: Sequence[float], least: int) -> None:
+    """Refuse points that no scaling law can be fitted to.
+
+    Raises:
+        LawError: unequal lengths, fewer than `least` different numbers of workers, or numbers out of
+            range (workers >= 1, values > 0).
+    """
+    if len(workers) != len(values):
+        raise LawError(
+            f"wanted one value per number of workers, got {len(values)} values for {len(workers)}; "
+            "give two sequences of one length"
+        )
+    different = len(set(workers))
+    if different < least:
+        raise LawError(
+            f"wanted at least {least} different numbers of workers to fit, got {different}; "
+            "measure more points"
+        )
+    for count in workers:
+        check("workers", count, least=1.0)
+    for value in values:
+        check("value", value, above=0.0)

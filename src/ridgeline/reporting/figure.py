@@ -1,0 +1,78 @@
+"""How every figure of the report looks: plain dictionaries of data and layout, as Plotly takes them.
+
+Colours are names (`"@forward"`), which the page turns into the light or dark colour of its palette.
+The look is set here once: thin grid, no frames, direct labels, room where it is needed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+Figure = dict[str, Any]
+
+
+def axis(title: str = "", **settings: Any) -> dict[str, Any]:
+    """An axis in the look of the report; `settings` are Plotly's and win."""
+    return {
+        "title": {"text": title, "font": {"size": 12, "color": "@faint"}, "standoff": 10},
+        "gridcolor": "@grid",
+        "gridwidth": 1,
+        "zeroline": False,
+        "linecolor": "@line",
+        "tickfont": {"size": 12, "color": "@soft"},
+        "automargin": True,
+    } | settings
+
+
+def layout(height: int, **settings: Any) -> dict[str, Any]:
+    """A figure's layout in the look of the report; `settings` are Plotly's and win."""
+    return {
+        "height": height,
+        "margin": {"l": 8, "r": 12, "t": 12, "b": 40},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"size": 12, "color": "@soft"},
+        "hoverlabel": {
+            "bgcolor": "@card",
+            "bordercolor": "@line",
+            "font": {"color": "@ink", "size": 13},
+            "align": "left",
+        },
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "font": {"size": 12, "color": "@soft"},
+            "itemsizing": "constant",
+        },
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "@faint", "activecolor": "@ink"},
+        "showlegend": False,
+    } | settings
+
+
+def line(x: Sequence[float], y: Sequence[float], colour: str, **settings: Any) -> dict[str, Any]:
+    """A line trace; Plotly's `settings` win."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": colour, "width": 2},
+    } | settings
+
+
+def note(
+    text: str, *, x: float, y: float, xref: str = "x", colour: str = "@faint"
+) -> dict[str, Any]:
+    """A word or two inside a figure, without an arrow."""
+    return {
+        "text": text,
+        "x": x,
+        "y": y,
+        "xref": xref,
+        "xanchor": "right" if xref == "paper" else "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 12, "color": colour},
+    }

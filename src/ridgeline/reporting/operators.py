@@ -1,0 +1,137 @@
+"""Operators of a step gathered into kinds: how often, how much work, how long, bound by what."""
+
+from collections.abc import Iterable, Mapping
+
+from ridgeline.codec import Value
+from ridgeline.machine import Machine, Setting
+from ridgeline.simulator.costs import op_seconds
+from ridgeline.timeline import Span, Timeline
+from ridgeline.workload import Op, Phase, Workload
+
+
+class OpTime(Value, frozen=True, kw_only=True):
+    """Seconds of one operator and what limits it."""
+
+    seconds: float
+    bound: str
+    source: str = ""
+
+
+class OpGroup(Value, frozen=True, kw_only=True):
+    """Equal operators (same `Op.key`) of one phase, summed over their `count` occurrences."""
+
+    name: str
+    phase: Phase
+    family: str
+    dtype: str
+    modules: tuple[str, ...]
+    shape: tuple[int, ...]
+    count: int
+    flops: int
+    num_bytes: int
+    seconds: float
+    """0.0 when no time is known."""
+    bound: str
+    source: str
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte moved; 0 for operators that move nothing."""
+        return self.flops / self.num_bytes if self.num_bytes else 0.0
+
+    @property
+    def rate(self) -> float:
+        """FLOP per second; 0 when no time is known."""
+        return self.flops / self.seconds if self.seconds else 0.0
+
+    @property
+    def where(self) -> str:
+        """The module, or how many there are."""
+        if len(self.modules) <= 1:
+            return self.modules[0] if self.modules else ""
+        return f"{self.modules[0]} and {len(self.modules) - 1} more"
+
+
+def times_from_timeline(workload: Workload, timeline: Timeline) -> dict[int, OpTime]:
+    """Op index to its time, from the operator spans that a predicted timeline carries.
+
+    The spans name their operator by the attribute `op` (index into `workload.ops`). Spans of one
+    operator are summed, as several micro-batches repeat it, and divided by their number.
+    """
+    spans: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        index = span.attributes.get("op")
+        if span.detail and isinstance(index, int) and 0 <= index < len(workload.ops):
+            spans.setdefault(index, []).append(span)
+    return {
+        index: OpTime(
+            seconds=sum(s.duration_ns for s in found) * 1e-9 / len(found),
+            bound=str(found[0].attributes.get("bound", "")),
+            source=str(found[0].attributes.get("source", "")),
+        )
+        for index, found in spans.items()
+    }
+
+
+def times_on_machine(workload: Workload, machine: Machine, setting: Setting) -> dict[int, OpTime]:
+    """Op index to its time as the cost model has it for one setting of a machine.
+
+    Raises:
+        MachineError: the profile lacks a ceiling that an operator needs.
+    """
+    known: dict[str, OpTime] = {}
+    result: dict[int, OpTime] = {}
+    for index, op in enumerate(workload.ops):
+        key = f"{op.phase}:{op.key}"
+        if key not in known:
+            cost = op_seconds(machine, op, setting)
+            known[key] = OpTime(seconds=cost.seconds, bound=cost.bound, source=cost.source)
+        result[index] = known[key]
+    return result
+
+
+def group_ops(workload: Workload, times: Mapping[int, OpTime]) -> tuple[OpGroup, ...]:
+    """The operators gathered by phase and key, longest first; without times, most work first."""
+    members: dict[tuple[str, str], list[int]] = {}
+    for index, op in enumerate(workload.ops):
+        members.setdefault((op.phase, op.key), []).append(index)
+    groups = [
+        _group([workload.ops[i] for i in found], [times[i] for i in found if i in times])
+        for found in members.values()
+    ]
+    return tuple(sorted(groups, key=lambda g: (-g.seconds, -g.flops, -g.num_bytes, g.name)))
+
+
+def seconds_by(groups: Iterable[OpGroup], field: str) -> dict[str, float]:
+    """Summed seconds by a field of the groups (`bound`, `family`, ...), largest first."""
+    totals: dict[str, float] = {}
+    for group in groups:
+        name = str(getattr(group, field))
+        totals[name] = totals.get(name, 0.0) + group.seconds
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def short_name(name: str) -> str:
+    """`aten.convolution.default` as people say it: `convolution`."""
+    parts = name.replace("::", ".").split(".")
+    parts = parts[1:] if parts[0] == "aten" and len(parts) > 1 else parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "default" else parts)
+
+
+def _group(ops: list[Op], times: list[OpTime]) -> OpGroup:
+    first = ops[0]
+    outputs = first.outputs or first.inputs
+    return OpGroup(
+        name=short_name(first.name),
+        phase=first.phase,
+        family=first.family,
+        dtype=first.dtype,
+        modules=tuple(dict.fromkeys(op.module for op in ops if op.module)),
+        shape=outputs[0].shape if outputs else (),
+        count=len(ops),
+        flops=sum(op.flops for op in ops),
+        num_bytes=sum(op.bytes_moved for op in ops),
+        seconds=sum(time.seconds for time in times),
+        bound=times[0].bound if times else "",
+        source=times[0].source if times else "",
+    )

@@ -1,0 +1,220 @@
+"""Sections of the report about the machine, the training run, and the data behind the page."""
+
+from collections.abc import Mapping
+
+from ridgeline import units
+from ridgeline.codec import Noun, encode
+from ridgeline.history import History
+from ridgeline.machine import Machine, Setting
+from ridgeline.reporting.chart_rates import collectives_figure, efficiency_figure, links_figure
+from ridgeline.reporting.charts import training_figures
+from ridgeline.reporting.html import Content, Markup, join, raw_data_script, table, tag
+from ridgeline.reporting.labels import at_work, quantities_of
+from ridgeline.reporting.sections import chart, section, sentence
+
+MOST_EMBEDDED_BYTES = 8_000_000
+"""A noun larger than this stays beside the page instead of in it, so that the page opens quickly."""
+
+
+def training_section(history: History | None) -> Markup | None:
+    """Loss, metric and speed; None without any point."""
+    if history is None or not (history.steps or history.epochs):
+        return None
+    boxes = [
+        tag("div", tag("h3", title), chart(f"training-{index}", figure, title))
+        for index, (title, figure) in enumerate(training_figures(history))
+    ]
+    return section(
+        "training",
+        "Training",
+        training_reading(history),
+        tag("div", *boxes, class_="grid3"),
+    )
+
+
+def training_reading(history: History) -> str:
+    """One sentence on how the loss and the metric moved, and how fast it went."""
+    parts = []
+    if history.steps:
+        first, last = history.steps[0], history.steps[-1]
+        parts.append(
+            f"the loss went from {units.digits3(first.loss)} to {units.digits3(last.loss)} "
+            f"by step {last.step}"
+        )
+    if history.epochs:
+        last_epoch = history.epochs[-1]
+        best = max(point.metric for point in history.epochs)
+        train_s = sum(point.train_s for point in history.epochs)
+        count = len(history.epochs)
+        parts.append(
+            f"after {count} epoch{'s' if count > 1 else ''} and {units.seconds(train_s)} of training the "
+            f"metric is {units.digits3(last_epoch.metric)} (highest {units.digits3(best)})"
+        )
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def machine_section(machine: Machine | None, setting: Setting | None) -> Markup | None:
+    """Every number about the hardware with spread and source; None without a machine."""
+    if machine is None:
+        return None
+    return section(
+        "machine",
+        "Machine",
+        machine_reading(machine, setting),
+        _facts(machine),
+        _curves(machine, setting),
+        tag("h3", "Every number, with its spread and source"),
+        quantity_table(machine),
+        tag("ul", *(tag("li", warning) for warning in machine.warnings), class_="notes")
+        if machine.warnings
+        else None,
+    )
+
+
+def machine_reading(machine: Machine, setting: Setting | None) -> str:
+    """One sentence on the highest ceiling and where the numbers come from."""
+    quantities = [quantity for _, _, quantity in quantities_of(machine)]
+    measured = sum(quantity.source == "measured" for quantity in quantities)
+    text = f"{measured} of {len(quantities)} numbers were measured on this machine"
+    mine = [c for c in machine.ceilings if setting is None or c.setting == setting]
+    best = max(
+        (ceiling for ceiling in mine if ceiling.rate.unit.startswith("FLOP")),
+        key=lambda ceiling: ceiling.rate.value,
+        default=None,
+    )
+    if best is None:
+        return f"{text}."
+    rate = units.quantity(best.rate.value, best.rate.unit)
+    return (
+        f"{text}; each worker reaches at most {rate} ({best.family}, {best.dtype}) "
+        f"while {at_work(best.setting)}."
+    )
+
+
+def quantity_table(machine: Machine) -> Markup:
+    """Median, quartiles, samples and source of every number."""
+    rows: list[tuple[Content, ...]] = [
+        (
+            what,
+            where,
+            units.quantity(number.value, number.unit),
+            f"{units.quantity(number.low, number.unit)} to {units.quantity(number.high, number.unit)}"
+            if number.n > 1
+            else "",
+            str(number.n) if number.n else "",
+            tag("span", number.source, class_="tag"),
+        )
+        for what, where, number in quantities_of(machine)
+    ]
+    head = ("What", "Where", "Median", "Quartiles", "Samples", "Source")
+    return table(head, rows, caption="Numbers of the machine", numeric=(2, 3, 4))
+
+
+def data_section(nouns: Mapping[str, Noun | None], trace_name: str | None) -> Markup | None:
+    """The raw values behind the page, embedded and to be saved; None without any."""
+    given = {name: noun for name, noun in nouns.items() if noun is not None}
+    if not given:
+        return None
+    rows: list[tuple[Content, ...]] = []
+    scripts: list[Markup] = []
+    for name, noun in given.items():
+        data = encode(noun)
+        if len(data) > MOST_EMBEDDED_BYTES:
+            action: Content = "too large to embed; see the file beside this page"
+        else:
+            scripts.append(raw_data_script(f"noun-{name}", data.decode()))
+            action = tag(
+                "button", "Save", type="button", data_source=f"noun-{name}", data_file=f"{name}.json",
+                aria_label=f"Save {name}.json",
+            )  # fmt: skip
+        rows.append(
+            (tag("code", f"{name}.json"), _summary(noun), units.num_bytes(len(data)), action)
+        )
+    if trace_name:
+        link = tag("a", "Open the folder's copy", href=trace_name)
+        rows.append(
+            (tag("code", trace_name), "Both timelines for Perfetto or chrome://tracing", "", link)
+        )
+    return section(
+        "data",
+        "Data",
+        "Everything on this page was drawn from these values; ridgeline report makes the page again.",
+        table(("File", "Content", "Size", ""), rows, caption="Data behind this page", numeric=(2,)),
+        *scripts,
+    )
+
+
+def _summary(noun: Noun) -> str:
+    text = repr(noun)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _facts(machine: Machine) -> Markup:
+    host = machine.host
+    names = [device.name for device in machine.devices if device.kind == "cuda"]
+    gpus = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    facts = {
+        "Host": host.name,
+        "Processor": f"{host.processor}, {host.cores} cores",
+        "GPU": gpus,
+        "Memory": units.num_bytes(host.memory_bytes),
+        "Last-level cache": units.num_bytes(host.cache_bytes) if host.cache_bytes else "",
+        "Software": f"{host.system}, Python {host.python}, torch {host.torch}",
+        "Measured": machine.measured_at.replace("T", " ").replace("+00:00", " UTC"),
+        "Fingerprint": machine.fingerprint,
+    }
+    return tag(
+        "dl",
+        *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items() if value),
+        class_="facts",
+    )
+
+
+def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
+    boxes: list[Markup] = []
+
+    def add(identity: str, title: str, reading: str, figure: dict[str, object]) -> None:
+        boxes.append(
+            tag("div", tag("h3", title), sentence(reading), chart(identity, figure, title))
+        )
+
+    if machine.collectives:
+        add(
+            "collectives",
+            "Collectives by size",
+            _collectives_reading(machine),
+            collectives_figure(machine),
+        )
+    if machine.links:
+        add(
+            "links",
+            "Copies by size",
+            "Between pinned host memory and one GPU.",
+            links_figure(machine),
+        )
+    if setting is not None:
+        for unit, title in (
+            ("FLOP/s", "Rate by operation size"),
+            ("B/s", "Bandwidth by operation size"),
+        ):
+            if any(
+                c.curve and c.setting == setting and c.rate.unit == unit for c in machine.ceilings
+            ):
+                text = f"What one worker reaches while {at_work(setting)}: small operations do not fill it."
+                add(f"efficiency-{unit[0]}", title, text, efficiency_figure(machine, setting, unit))
+    return tag("div", join(boxes), class_="grid2") if boxes else None
+
+
+def _collectives_reading(machine: Machine) -> str:
+    entry = max(machine.collectives, key=lambda c: (c.operation == "all_reduce", c.setting.workers))
+    rates = [point.num_bytes / point.seconds.value for point in entry.table]
+    half = next(
+        point.num_bytes
+        for point, rate in zip(entry.table, rates, strict=True)
+        if rate >= max(rates) / 2
+    )
+    return (
+        f"{entry.operation} over {entry.setting.workers} workers reaches "
+        f"{units.quantity(max(rates), 'B/s')}, and half of that from {units.num_bytes(half)} on."
+    )

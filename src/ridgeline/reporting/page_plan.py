@@ -1,0 +1,148 @@
+"""Sections of the report about the choice: the plans that were ranked, and why each knob stands."""
+
+from collections.abc import Sequence
+
+from ridgeline import units
+from ridgeline.plan import Choice
+from ridgeline.planner import Candidate, Ranking
+from ridgeline.reporting.html import Content, Markup, join, table, tag
+from ridgeline.reporting.labels import plan_label, plan_words
+from ridgeline.reporting.sections import Bar, bars, section
+
+MOST_PLANS = 12
+"""Plans drawn as bars; the embedded ranking has all."""
+MOST_NOTES = 4
+
+
+def plan_section(ranking: Ranking | None) -> Markup | None:
+    """Ranking, reasons and the chosen program; None without a ranking."""
+    if ranking is None or not ranking.candidates:
+        return None
+    best = ranking.best
+    shown = ranking.candidates[:MOST_PLANS]
+    return section(
+        "plan",
+        "The plan, and what others would cost",
+        plan_reading(ranking),
+        tag(
+            "pre",
+            tag("code", repr(best.plan)),
+            class_="program",
+            tabindex="0",
+            aria_label="Chosen plan",
+        ),
+        bars(plan_bars(shown), label="Predicted time of a step by plan", kind="plans"),
+        _legend(ranking),
+        _knobs(best.plan.choices),
+        _reasons(shown),
+    )
+
+
+def plan_reading(ranking: Ranking) -> str:
+    """One sentence on how far ahead the chosen plan is, and whether anybody measured it."""
+    best, *others = ranking.candidates
+    tried = sum(candidate.measured is not None for candidate in ranking.candidates)
+    count = len(ranking.candidates)
+    text = f"{count} plan{'s were' if count > 1 else ' was'} simulated and {tried} tried for real"
+    rivals = [candidate for candidate in others if not candidate.failure]
+    if not rivals:
+        return f"{text}; no other was allowed or possible."
+    gap = rivals[0].sample_s / best.sample_s - 1 if best.sample_s else 0.0
+    word = "ahead of" if gap >= 0 else "behind"
+    sure = "" if tried > 1 else f", predictions being right within {units.percent(ranking.error)}"
+    return f"{text}; the chosen one is {units.percent(abs(gap))} {word} the next{sure}."
+
+
+def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
+    """One bar a candidate: predicted time as length, measured time as a tick.
+
+    Lengths are times per sample, as plans may differ in the samples of a step.
+    """
+    longest = max(
+        max(time / max(c.samples, 1) for time in (c.timeline.step_ns, _measured_ns(c)))
+        for c in candidates
+    )
+    best = plan_words(candidates[0].plan)
+    rows = []
+    for index, candidate in enumerate(candidates):
+        words = plan_words(candidate.plan)
+        changed = [text for knob, text in words.items() if best.get(knob) != text]
+        changed += [f"no {knob}" for knob in best if knob not in words and knob != "buckets"]
+        scale = max(candidate.samples, 1) * longest
+        measured = candidate.measured
+        remark = f"ran {units.nanoseconds(measured.step_ns)}" if measured else ""
+        rows.append(
+            Bar(
+                name=plan_label(candidate.plan)
+                if index == 0
+                else ", ".join(changed) or "same words",
+                note="" if index else "chosen",
+                value=units.nanoseconds(candidate.timeline.step_ns),
+                share="failed" if candidate.failure else remark,
+                length=candidate.timeline.step_ns / scale,
+                mark=measured.step_ns / scale if measured else None,
+                colour="@forward" if index == 0 else "@backward",
+                is_strong=index == 0,
+            )
+        )
+    return rows
+
+
+def _measured_ns(candidate: Candidate) -> int:
+    return candidate.measured.step_ns if candidate.measured is not None else 0
+
+
+def _legend(ranking: Ranking) -> Markup | None:
+    hidden = len(ranking.candidates) - MOST_PLANS
+    parts = ["Bar: predicted step."]
+    if any(candidate.measured is not None for candidate in ranking.candidates):
+        parts.append("Tick: measured step of the plans that were tried.")
+    if hidden > 0:
+        parts.append(f"{hidden} slower plans are not drawn.")
+    parts += [f"{note}." if not note.endswith(".") else note for note in ranking.notes[:MOST_NOTES]]
+    return tag("p", " ".join(parts), class_="quiet small", style="margin-top:14px")
+
+
+def _knobs(choices: Sequence[Choice]) -> Markup | None:
+    if not choices:
+        return None
+    rows: list[tuple[Content, ...]] = [
+        (
+            tag("code", choice.knob),
+            tag("code", choice.value),
+            tag("span", choice.origin, class_="tag"),
+            choice.reason,
+            join(
+                tag(
+                    "div",
+                    f"{other.value}: {units.seconds(other.step_s)}",
+                    tag("span", " measured", class_="quiet") if other.is_measured else None,
+                    class_="small",
+                )
+                for other in choice.alternatives
+            ),
+        )
+        for choice in choices
+    ]
+    head = ("Knob", "Value", "Set by", "Why", "Instead")
+    return join((tag("h3", "Every knob"), table(head, rows, caption="Knobs of the chosen plan")))
+
+
+def _reasons(candidates: Sequence[Candidate]) -> Markup:
+    rows: list[tuple[Content, ...]] = [
+        (
+            str(index + 1),
+            plan_label(candidate.plan),
+            units.seconds(candidate.timeline.step_ns * 1e-9),
+            units.seconds(candidate.measured.step_ns * 1e-9) if candidate.measured else "",
+            "yes" if candidate.plan.exact else "no",
+            candidate.why,
+        )
+        for index, candidate in enumerate(candidates)
+    ]
+    head = ("", "Plan", "Predicted", "Measured", "Exact", "Why it stands here")
+    return tag(
+        "details",
+        tag("summary", "Reasons for the order"),
+        table(head, rows, caption="Reasons for the order", numeric=(2, 3), highlight=0),
+    )

@@ -1,0 +1,238 @@
+"""`report`: everything known about a run as one HTML file that needs no network.
+
+Order of the page: the verdict, the distance from the physical limit, both timelines, the roofline,
+the plans, training, time per frame, memory, the machine, and the data. A part that was not given
+leaves its sections out.
+"""
+
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+
+from ridgeline import units
+from ridgeline.codec import VERSION, Noun, write_atomically
+from ridgeline.errors import RidgelineError
+from ridgeline.history import History
+from ridgeline.machine import Machine, Setting
+from ridgeline.planner import Ranking
+from ridgeline.reporting.html import Markup, asset, join, tag
+from ridgeline.reporting.labels import settings_of
+from ridgeline.reporting.operators import (
+    OpGroup,
+    group_ops,
+    times_from_timeline,
+    times_on_machine,
+)
+from ridgeline.reporting.page_machine import (
+    data_section,
+    machine_section,
+    training_section,
+)
+from ridgeline.reporting.page_plan import plan_section
+from ridgeline.reporting.page_result import verdict_section, waterfall_section
+from ridgeline.reporting.page_step import (
+    frames_section,
+    memory_section,
+    roofline_section,
+    timeline_section,
+)
+from ridgeline.timeline import Timeline
+from ridgeline.verdict import Verdict
+from ridgeline.workload import Workload
+
+TRACE_NAME = "trace.json.gz"
+"""The trace that the page links to when it lies in the same folder."""
+
+_NAVIGATION = {
+    "verdict": "Verdict",
+    "waterfall": "Distance",
+    "timeline": "Timeline",
+    "roofline": "Roofline",
+    "plan": "Plan",
+    "training": "Training",
+    "frames": "Frames",
+    "memory": "Memory",
+    "machine": "Machine",
+    "data": "Data",
+}
+# The browser itself then refuses whatever would leave the file.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+)
+_LOGO = Markup(
+    '<svg width="26" height="18" viewBox="0 0 26 18" fill="none" aria-hidden="true">'
+    '<path d="M1.5 16.5 11 4h13.5" stroke="currentColor" stroke-width="2.4" stroke-linecap="round" '
+    'stroke-linejoin="round"/><circle cx="11" cy="4" r="2.9" fill="var(--communication)"/></svg>'
+)
+
+
+def report(
+    path: str | Path,
+    *,
+    machine: Machine | None = None,
+    workload: Workload | None = None,
+    ranking: Ranking | None = None,
+    predicted: Timeline | None = None,
+    measured: Timeline | None = None,
+    verdict: Verdict | None = None,
+    history: History | None = None,
+) -> Path:
+    """Write the report of a run to `path` and return the path.
+
+    The file holds its style, its script, its charts library and the raw values; it opens offline, in
+    light and dark, and prints. Written atomically.
+
+    Args:
+        path: HTML file to write; a `trace.json.gz` in the same folder is linked.
+        machine: What the hardware can do.
+        workload: What the step must do.
+        ranking: The plans that were compared, best first.
+        predicted: Timeline of the simulator.
+        measured: Timeline of the run.
+        verdict: Comparison of both.
+        history: The course of the training.
+
+    Raises:
+        RidgelineError: nothing was given.
+        OSError: the file cannot be written.
+
+    Cost: about 5 MB on disk, most of it the charts library.
+    """
+    nouns: dict[str, Noun | None] = {
+        "verdict": verdict,
+        "predicted": predicted,
+        "measured": measured,
+        "ranking": ranking,
+        "workload": workload,
+        "machine": machine,
+        "history": history,
+    }
+    if not any(noun is not None for noun in nouns.values()):
+        raise RidgelineError(
+            f"wanted at least one value to report on, got none for {path}; "
+            "give report a machine, workload, ranking, timeline, verdict or history"
+        )
+    target = Path(path)
+    setting = setting_of(machine, workload, ranking, measured or predicted)
+    groups = _groups(workload, machine, setting, predicted)
+    tolerance = verdict.tolerance if verdict is not None else 0.15
+    sections = {
+        "verdict": verdict_section(verdict, predicted, measured, workload),
+        "waterfall": waterfall_section(verdict),
+        "timeline": timeline_section(predicted, measured),
+        "roofline": roofline_section(machine, setting, groups),
+        "plan": plan_section(ranking),
+        "training": training_section(history),
+        "frames": frames_section(predicted, measured, tolerance),
+        "memory": memory_section(workload, machine),
+        "machine": machine_section(machine, setting),
+        "data": data_section(nouns, TRACE_NAME if target.with_name(TRACE_NAME).exists() else None),
+    }
+    drawn = {name: content for name, content in sections.items() if content is not None}
+    page = _page(_title(nouns), _subtitle(machine, workload, measured or predicted), drawn)
+    write_atomically(target, page.encode("utf-8"))
+    return target
+
+
+def setting_of(
+    machine: Machine | None,
+    workload: Workload | None,
+    ranking: Ranking | None,
+    timeline: Timeline | None,
+) -> Setting | None:
+    """The setting of the machine that the reported step ran under; None if the profile lacks it."""
+    if machine is None:
+        return None
+    device = workload.device if workload is not None else machine.device_kind
+    plan = ranking.best.plan if ranking is not None and ranking.candidates else None
+    workers = (
+        timeline.workers if timeline is not None else plan.workers if plan is not None else None
+    )
+    threads = plan.threads if plan is not None and device == "cpu" else 0
+    found = [
+        setting
+        for setting in settings_of(machine)
+        if setting.device == device
+        and (workers is None or setting.workers == workers)
+        and (not threads or setting.threads == threads)
+    ]
+    return found[0] if found else None
+
+
+def _groups(
+    workload: Workload | None,
+    machine: Machine | None,
+    setting: Setting | None,
+    predicted: Timeline | None,
+) -> tuple[OpGroup, ...]:
+    """The operators with the times that the prediction used, else those of the cost model."""
+    if workload is None:
+        return ()
+    times = times_from_timeline(workload, predicted) if predicted is not None else {}
+    if not times and machine is not None and setting is not None:
+        times = times_on_machine(workload, machine, setting)
+    return group_ops(workload, times)
+
+
+def _title(nouns: dict[str, Noun | None]) -> str:
+    for name, field in (
+        ("measured", "title"),
+        ("predicted", "title"),
+        ("workload", "name"),
+        ("history", "task"),
+    ):
+        noun = nouns[name]
+        if noun is not None:
+            return str(getattr(noun, field))
+    return "Training report"
+
+
+def _subtitle(machine: Machine | None, workload: Workload | None, timeline: Timeline | None) -> str:
+    parts = []
+    if timeline is not None:
+        parts.append(f"{timeline.workers} worker{'s' if timeline.workers != 1 else ''}")
+    if workload is not None:
+        parts.append(f"{workload.samples} samples each")
+        parts.append(f"{units.quantity(workload.flops, 'FLOP')} a step and worker")
+    if machine is not None:
+        gpus = [device.name for device in machine.devices if device.kind == "cuda"]
+        parts.append(gpus[0] if gpus else machine.host.processor)
+        parts.append(f"torch {machine.host.torch}")
+        parts.append(machine.measured_at[:10])
+    return " · ".join(parts)
+
+
+def _page(title: str, subtitle: str, sections: dict[str, Markup]) -> str:
+    links = (tag("a", _NAVIGATION[name], href=f"#{name}") for name in sections)
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="generator", content=f"ridgeline {VERSION}"),
+        tag("title", f"{title} - Ridgeline"),
+        tag("style", Markup(asset("page.css"))),
+    )
+    bar = tag(
+        "div",
+        tag(
+            "div",
+            tag("span", _LOGO, "Ridgeline", class_="brand"),
+            tag("nav", *links, aria_label="Sections"),
+        ),
+        class_="bar",
+    )
+    header = tag(
+        "header", tag("h1", title), tag("p", subtitle) if subtitle else None, class_="title"
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to the report", class_="skip", href="#report"),
+        bar,
+        tag("main", header, *sections.values(), id="report"),
+        tag("footer", f"Made by Ridgeline {VERSION}. This file works offline and loads nothing."),
+        tag("script", Markup(get_plotlyjs())),
+        tag("script", Markup(asset("page.js"))),
+    )
+    return join((Markup("<!doctype html>\n"), tag("html", head, body, lang="en")))

@@ -1,0 +1,137 @@
+"""A step as text for the terminal: lanes over time, and the verdict with its waterfall."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from ridgeline import units
+from ridgeline.reporting.chart_timeline import kind
+from ridgeline.reporting.text import table, title
+from ridgeline.timeline import LANES, Span, Timeline
+from ridgeline.verdict import Verdict
+from ridgeline.verdict.waterfall import EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
+
+LANE_WIDTH = 72
+BAR_WIDTH = 40
+_PART_STYLES = {
+    IDEAL: "blue",
+    MEMORY: "green",
+    KERNEL: "cyan",
+    LAUNCH: "magenta",
+    EXPOSED: "red",
+    INPUT: "yellow",
+}
+_STYLES = {
+    "input": "white",
+    "forward": "blue",
+    "backward": "cyan",
+    "wait": "red",
+    "optimizer": "magenta",
+    "all_reduce": "yellow",
+    "broadcast_buffers": "green",
+    "other": "white",
+}
+_LETTERS = {
+    "input": "i",
+    "forward": "F",
+    "backward": "B",
+    "wait": "w",
+    "optimizer": "O",
+    "all_reduce": "R",
+    "broadcast_buffers": "b",
+    "other": "x",
+}
+
+
+def timeline_text(timelines: Sequence[Timeline], width: int = LANE_WIDTH) -> RenderableType:
+    """Timelines below each other on one scale: a row a lane, a letter for what runs.
+
+    Args:
+        timelines: At least one.
+        width: Characters of the longest step.
+    """
+    longest = max(max((s.end_ns for s in t.frames), default=t.step_ns) for t in timelines) or 1
+    parts: list[RenderableType] = []
+    used: dict[str, None] = {}
+    for timeline in timelines:
+        steps = len(timeline.steps_ns)
+        line = units.nanoseconds(timeline.step_ns) + (
+            f", median of {steps} steps" if steps > 1 else ""
+        )
+        parts.append(title(timeline.origin.capitalize(), line))
+        for lane in LANES:
+            frames = timeline.lane(lane)
+            if frames:
+                used.update(dict.fromkeys(kind(span.name) for span in frames))
+                parts.append(Text.assemble(f"{lane:>14} ", _lane(frames, longest, width)))
+    legend = ", ".join(
+        f"{_LETTERS[name]} {name.replace('_', ' ')}" for name in _LETTERS if name in used
+    )
+    parts.append(Text(f"{'':>14} {legend}", style="dim"))
+    return Group(*parts)
+
+
+def verdict_text(verdict: Verdict) -> RenderableType:
+    """The box with verdict, why and next, prediction against measurement, and the waterfall."""
+    outcome = "within" if verdict.passed else "outside"
+    lines = Text.assemble(
+        (verdict.verdict, "bold"),
+        "\n\n",
+        ("Why   ", "dim"),
+        verdict.why,
+        "\n",
+        ("Next  ", "dim"),
+        verdict.next,
+        "\n\n",
+        f"Predicted {units.nanoseconds(verdict.predicted_ns)}, measured "
+        f"{units.nanoseconds(verdict.measured_ns)} (spread {units.percent(verdict.spread)} over "
+        f"{verdict.num_steps} steps): error ",
+        (f"{100 * verdict.error:+.1f} %", "green" if verdict.passed else "red"),
+        f", {outcome} the tolerance of {units.percent(verdict.tolerance)}",
+    )
+    notes = [Text(f"! {note}", style="yellow") for note in verdict.notes]
+    return Group(
+        Panel(lines, title="Verdict", title_align="left", padding=(1, 2), expand=False),
+        waterfall_text(verdict),
+        *notes,
+    )
+
+
+def waterfall_text(verdict: Verdict) -> RenderableType:
+    """The parts of the step from the physical limit on, as floating bars that add up."""
+    total = verdict.measured_ns or 1
+    rows = table(("Part", "", "Time", "Share"), right=(2, 3))
+    reached = 0
+    for part in verdict.waterfall:
+        start = round(BAR_WIDTH * reached / total)
+        reached += part.ns
+        length = round(BAR_WIDTH * reached / total) - start
+        rows.add_row(
+            part.name,
+            Text(" " * start + "\u2588" * length, style=_PART_STYLES.get(part.name, "white")),
+            units.nanoseconds(part.ns),
+            units.percent(part.ns / total),
+        )
+    rows.add_row("step", "\u2588" * BAR_WIDTH, units.nanoseconds(total), "100.0 %", style="bold")
+    share = ""
+    if verdict.share_of_ceiling is not None:
+        share = f"{units.percent(verdict.share_of_ceiling)} of the step is the physical limit"
+    return Group(title("Where the step goes", share), rows)
+
+
+def _lane(frames: Sequence[Span], longest_ns: int, width: int) -> Text:
+    """One row of characters; where several frames share a character the longest shows."""
+    cells: list[tuple[float, str]] = [(0.0, "")] * width
+    scale = width / longest_ns
+    for span in frames:
+        start, end = span.start_ns * scale, span.end_ns * scale
+        for index in range(int(start), min(width, max(int(start) + 1, int(-(-end // 1))))):
+            covered = min(end, index + 1) - max(start, index)
+            if covered > cells[index][0]:
+                cells[index] = (covered, kind(span.name))
+    row = Text()
+    for _, name in cells:
+        row.append(_LETTERS.get(name, "."), style=_STYLES.get(name, "dim"))
+    return row

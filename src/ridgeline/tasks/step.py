@@ -1,0 +1,54 @@
+"""The training step of a task as a `Workload`: what one worker does when a batch is shared out."""
+
+from collections.abc import Collection
+
+import torch
+
+from ridgeline.errors import TaskError
+from ridgeline.runtime.sampler import fetch, length
+from ridgeline.runtime.step import move
+from ridgeline.runtime.task import Task
+from ridgeline.tracing.capture import trace
+from ridgeline.workload import Workload
+
+
+def step_workload(task: Task, *, workers: int = 1, device: str | None = None) -> Workload:
+    """What one of `workers` workers does in a step of the task; nothing is executed.
+
+    Args:
+        task: Its batch size is that of all workers together.
+        workers: The global batch is divided by this number, rounding down, as in training.
+        device: `cpu` or `cuda`; None takes the GPU where there is one.
+
+    Raises:
+        TaskError: the batch has fewer samples than there are workers.
+        DataError: the training data is empty.
+        WorkloadError: the step cannot be traced.
+
+    Cost: Makes the model (on a GPU: moves it there) and loads one batch; the random state stays.
+    """
+    share = task.batch_size // workers
+    if share < 1:
+        raise TaskError(
+            f"wanted at least one sample per worker, got batch_size={task.batch_size} over "
+            f"workers={workers} in task {task.name}; raise the batch size or take fewer workers"
+        )
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    with torch.random.fork_rng(devices=[]):
+        model = move(task.model(), place)
+    samples = min(share, length(task.train_data, "training"))
+    batch = fetch(task.train_data, torch.arange(samples))
+    return trace(model, task.loss_fn, task.optimizer(model), batch, name=task.name)
+
+
+def step_workloads(
+    task: Task, workers: Collection[int], *, device: str | None = None
+) -> dict[int, Workload]:
+    """`step_workload` for several numbers of workers, keyed by them.
+
+    Raises:
+        TaskError: the batch has fewer samples than the largest number of workers.
+        DataError: the training data is empty.
+        WorkloadError: the step cannot be traced.
+    """
+    return {count: step_workload(task, workers=count, device=device) for count in workers}

@@ -13,7 +13,8 @@ from ridgeline.errors import PlanError
 from ridgeline.plan import Plan
 from ridgeline.probe.group import run_in_group
 from ridgeline.runtime import checkpoint
-from ridgeline.runtime.loop import Progress, train
+from ridgeline.runtime.loop import train
+from ridgeline.runtime.progress import Progress
 from ridgeline.runtime.sampler import Sampler
 from ridgeline.runtime.world import World
 

@@ -79,6 +79,12 @@ class Saver:
                 checkpoint.prune(self._directory, self._keep)
             except CheckpointError as error:
                 self._failure = error
+            except OSError as error:
+                self._failure = CheckpointError(
+                    f"wanted to delete checkpoints older than the newest {self._keep}, got "
+                    f"{error.strerror or error} in {self._directory}; mend its permissions and go on with "
+                    "--resume"
+                )
 
         self._engine.push(write, writes=(self._written,), lane="disk", name="checkpoint")
         self.staging_s = time.perf_counter() - begun_s

@@ -1,0 +1,20 @@
+"""`Progress`: what a run tells while it goes on."""
+
+from ridgeline.codec import Value
+
+
+class Progress(Value, frozen=True, kw_only=True):
+    """The state of a run at a reading, for people to watch.
+
+    `metric` is that of the last finished epoch; `exposed_s` is the exposed communication of the median
+    step, as far as it was looked at. `total_steps` are those of the whole run.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    total_steps: int
+    loss: float
+    samples_per_s: float
+    metric: float | None = None
+    exposed_s: float | None = None

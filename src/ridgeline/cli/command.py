@@ -1,0 +1,79 @@
+"""What every verb of the command line is: a class that describes its arguments and runs.
+
+A verb lives in a module of its own name, `ridgeline.cli.<verb>`, as a class `Command`. Its module is
+imported only when the verb is used; what needs torch is imported inside `run`. The result goes to
+stdout, everything on the way there to stderr.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from rich.console import RenderableType
+
+from ridgeline.codec import Noun, encode
+from ridgeline.reporting.text import console
+
+FINE = 0
+USER_ERROR = 1
+USAGE = 2
+NOT_VERIFIED = 3
+
+
+class Verb(Protocol):
+    """A verb; its docstring is its help text."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the verb's own arguments; `--json` and `-q` are there already."""
+
+    def run(self, args: argparse.Namespace, output: "Output") -> int:
+        """Do it and return the exit status; raise `RidgelineError` for what the user can mend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where a verb shows its result and its progress.
+
+    Attributes:
+        is_json: The result is one JSON document instead of text for people.
+        is_quiet: No progress.
+    """
+
+    is_json: bool = False
+    is_quiet: bool = False
+
+    def progress(self, line: str) -> None:
+        """One line about what happens now, on stderr."""
+        if not self.is_quiet:
+            console(sys.stderr).print(line, style="dim", markup=False)
+
+    def result(self, value: Noun | dict[str, Any], *shown: RenderableType) -> None:
+        """The result on stdout: a noun as its file has it, a dict of values as plain JSON, or text.
+
+        Args:
+            value: What `--json` prints.
+            shown: What people see instead.
+        """
+        if self.is_json:
+            sys.stdout.write(json_text(value))
+            return
+        target = console()
+        for part in shown:
+            target.print(part)
+
+
+def json_text(value: Noun | dict[str, Any]) -> str:
+    """A noun as its file has it, a dict of values as indented JSON; ends with a line break."""
+    if isinstance(value, Noun):
+        return encode(value).decode() + "\n"
+    return json.dumps(msgspec.to_builtins(value, str_keys=True), indent=1) + "\n"
+
+
+def add_output_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that every verb has."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print the result as JSON")
+    group.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")

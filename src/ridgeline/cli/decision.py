@@ -1,0 +1,237 @@
+"""From a task to a plan: measure, trace, choose, with trials of the best candidates.
+
+Started by hand, measuring and trying happen in process groups of their own, so that every number of
+workers can be compared. Under torchrun the group is there already and its size is given: all workers
+measure and try in place, and take what rank 0 finds.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.cli.worker import Job, TrialRequest, try_plan
+from ridgeline.codec import Value
+from ridgeline.errors import PlanError
+from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Plan
+from ridgeline.planner import Ranking, choose
+from ridgeline.simulator.model import setting_of
+from ridgeline.simulator.step import simulate
+from ridgeline.timeline import Timeline
+from ridgeline.workload import Workload
+
+if TYPE_CHECKING:
+    from ridgeline.runtime.task import Task
+    from ridgeline.runtime.world import World
+
+Say = Callable[[str], None]
+TRIES = 3
+"""Candidates tried for real; with them a wrong prediction costs a trial, not a training run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user fixed; None is left to the search.
+
+    Attributes:
+        plan: A whole plan: nothing is searched.
+        workers: Number of workers.
+        threads: Torch threads per worker.
+        machine_file: A saved profile instead of measuring.
+        tries: Candidates tried for real; 0 trusts the simulator.
+    """
+
+    plan: Plan | None = None
+    workers: int | None = None
+    threads: int | None = None
+    machine_file: Path | None = None
+    tries: int = TRIES
+
+
+class Decision(Value, frozen=True, kw_only=True):
+    """How a task will be trained, and why; a given plan has no ranking."""
+
+    machine: Machine
+    workload: Workload
+    plan: Plan
+    predicted: Timeline
+    ranking: Ranking | None = None
+
+
+def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say: Say) -> Decision:
+    """Choose a plan on this host, for any number of workers that the wishes leave open.
+
+    Args:
+        task: The loaded task.
+        job: How processes of trials load it again.
+        wishes: See `Wishes`.
+        seed: Of the trials.
+        steps: Steps of the whole training, over which preparations pay off.
+        say: Takes lines of progress.
+
+    Raises:
+        PlanError: the wishes contradict each other, the task or this machine.
+        MachineError: the machine refuses, or its profile lacks what the choice needs.
+        LaunchError: a measuring or trying process failed.
+    """
+    from ridgeline.probe.measure import measure
+    from ridgeline.tasks.step import step_workload
+
+    wishes = settled(wishes)
+    machine = Machine.load(wishes.machine_file) if wishes.machine_file else measure(settings=())
+    device = machine.device_kind
+    workloads: dict[int, Workload] = {}
+    for count in worker_counts(machine, wishes, task.batch_size):
+        say(f"tracing the step of {task.name} with {count} worker{'s' * (count > 1)}")
+        workloads[count] = step_workload(task, workers=count, device=device)
+        if wishes.machine_file is None:
+            shape = wishes.plan or Plan(workers=count, threads=wishes.threads or 0)
+            setting = setting_of(machine, workloads[count], shape)
+            machine = measure(workload=workloads[count], settings=(setting,), progress=say)
+
+    def attempt(plan: Plan) -> Timeline:
+        from ridgeline.probe.group import run_in_group
+
+        say(f"trying {plan!r}")
+        request = TrialRequest(job=job, plan=plan.settings, device=device, seed=seed)
+        reply = run_in_group(
+            "ridgeline.cli.worker:trial",
+            msgspec.json.encode(request),
+            workers=plan.workers,
+            threads=plan.threads,
+            device=device,
+        )
+        measured = msgspec.json.decode(reply, type=Timeline)
+        say(f"  took {units.nanoseconds(measured.step_ns)} a step")
+        return measured
+
+    return _choose(machine, workloads, wishes, steps=steps, attempt=attempt)
+
+
+def decide_in_group(
+    task: "Task", world: "World", wishes: Wishes, *, seed: int, steps: int, say: Say
+) -> Decision:
+    """Choose a plan for the process group that this worker is in; the same on all workers.
+
+    Args:
+        task: The loaded task.
+        world: This worker's place.
+        wishes: `workers` and `threads` must be those of the group, if given.
+        seed: Of the trials.
+        steps: Steps of the whole training.
+        say: Takes lines of progress, on rank 0.
+
+    Raises:
+        PlanError: the wishes contradict each other, the task or the group.
+        MachineError: the profile lacks what the choice needs.
+    """
+    from ridgeline.probe.measure import measure
+    from ridgeline.runtime.agree import share_bytes
+    from ridgeline.tasks.step import step_workload
+
+    wishes = settled(wishes)
+    if wishes.workers not in (None, world.size):
+        raise PlanError(
+            f"wanted --workers {wishes.workers}, got {world.size} processes from torchrun; leave --workers "
+            f"out, or start torchrun with {wishes.workers}"
+        )
+    quiet: Say = say if world.rank == 0 else lambda line: None
+    quiet(f"tracing the step of {task.name} with {world.size} workers")
+    mine = step_workload(task, workers=world.size, device=world.device.type)
+    traced = share_bytes(msgspec.json.encode(mine), world)
+    workload = msgspec.json.decode(traced, type=Workload)
+    if wishes.machine_file is not None:
+        machine = Machine.load(wishes.machine_file)
+    else:
+        here = Setting(device=world.device.type, workers=world.size, threads=world.threads)
+        machine = measure(workload=workload, settings=(here,), progress=quiet)
+
+    def attempt(plan: Plan) -> Timeline:
+        quiet(f"trying {plan!r}")
+        measured = try_plan(task, plan, world, seed=seed)
+        shared = share_bytes(msgspec.json.encode(measured), world)
+        agreed = msgspec.json.decode(shared, type=Timeline)
+        quiet(f"  took {units.nanoseconds(agreed.step_ns)} a step")
+        return agreed
+
+    here_only = replace(wishes, workers=world.size, threads=world.threads)
+    return _choose(machine, {world.size: workload}, here_only, steps=steps, attempt=attempt)
+
+
+def settled(wishes: Wishes) -> Wishes:
+    """The wishes with the numbers of a given plan filled in.
+
+    Raises:
+        PlanError: plan and numbers contradict each other.
+    """
+    if wishes.plan is None:
+        return wishes
+    for name, wanted, planned in (
+        ("workers", wishes.workers, wishes.plan.workers),
+        ("threads", wishes.threads, wishes.plan.threads),
+    ):
+        if wanted is not None and wanted != planned:
+            raise PlanError(
+                f"wanted --{name} {wanted}, got {name}={planned} in the plan; give one of them"
+            )
+    return replace(wishes, workers=wishes.plan.workers, threads=wishes.plan.threads or None)
+
+
+def worker_counts(base: Machine, wishes: Wishes, batch_size: int) -> tuple[int, ...]:
+    """The numbers of workers to compare: what is wished, or the powers of two that this host has room for.
+
+    Raises:
+        PlanError: the batch cannot be shared equally by the wished number.
+    """
+    from ridgeline.probe.measure import MOST_WORKERS
+    from ridgeline.runtime.sampler import check_batch_size
+
+    if wishes.workers is not None:
+        check_batch_size(batch_size, wishes.workers)
+        return (wishes.workers,)
+    room = base.num_gpus or base.host.cores // (wishes.threads or 1)
+    counts = (1 << power for power in range(MOST_WORKERS.bit_length()))
+    return tuple(c for c in counts if c == 1 or (c <= room and batch_size % c == 0))
+
+
+def _choose(
+    machine: Machine,
+    workloads: Mapping[int, Workload],
+    wishes: Wishes,
+    *,
+    steps: int,
+    attempt: Callable[[Plan], Timeline],
+) -> Decision:
+    if wishes.plan is not None:
+        workload = workloads[wishes.plan.workers]
+        return Decision(
+            machine=machine,
+            workload=workload,
+            plan=wishes.plan,
+            predicted=simulate(machine, workload, wishes.plan),
+        )
+    fixed: dict[str, object] = {}
+    if wishes.workers is not None:
+        fixed["workers"] = wishes.workers
+    if wishes.threads is not None:
+        fixed["threads"] = wishes.threads
+    ranking = choose(
+        machine,
+        workloads,
+        fixed=fixed,
+        steps=steps,
+        trial=attempt if wishes.tries else None,
+        tries=wishes.tries,
+    )
+    best = ranking.best
+    return Decision(
+        machine=machine,
+        workload=workloads[best.plan.workers],
+        ranking=ranking,
+        plan=best.plan,
+        predicted=best.timeline,
+    )

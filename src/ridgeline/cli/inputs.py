@@ -1,0 +1,105 @@
+"""Arguments that several verbs share, and what they stand for: a task, its steps, a machine."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ridgeline.cli.command import Output
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan
+from ridgeline.simulator.model import setting_of
+from ridgeline.workload import Workload
+
+if TYPE_CHECKING:
+    from ridgeline.runtime.task import Task
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"wanted a number of at least 1, got {value}")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number above 0, for argparse."""
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"wanted a number above 0, got {text}")
+    return value
+
+
+def add_task_arguments(parser: argparse.ArgumentParser) -> None:
+    """TASK, its data and its batch size."""
+    parser.add_argument("task", metavar="TASK", help="built-in name or Python file")
+    group = parser.add_argument_group("task")
+    group.add_argument("--data", metavar="DIR", help="directory of the task's data")
+    group.add_argument(
+        "--batch-size",
+        type=positive,
+        metavar="N",
+        help="samples per step over all workers together (default: the task's)",
+    )
+
+
+def add_machine_argument(parser: argparse.ArgumentParser) -> None:
+    """A saved machine profile instead of this machine."""
+    parser.add_argument(
+        "--machine",
+        type=Path,
+        metavar="FILE",
+        help="machine profile (default: measure this machine)",
+    )
+
+
+def load(args: argparse.Namespace) -> "Task":
+    """The task that the arguments name.
+
+    Raises:
+        TaskError: see `load_task`.
+        DataError: its data is missing or damaged.
+    """
+    from ridgeline.tasks.load import load_task
+
+    return load_task(args.task, data_dir=args.data, batch_size=args.batch_size)
+
+
+def describe(args: argparse.Namespace, output: Output) -> tuple[Machine, dict[int, Workload]]:
+    """The machine that the arguments name (else this one), and the step at every number of workers.
+
+    This machine is measured as far as it is not known yet: at the numbers of workers that it has room
+    for, with the operators of the step.
+
+    Raises:
+        FileFormatError: the file is no machine profile.
+        TaskError: the task is unknown or its batch too small.
+        WorkloadError: the step cannot be traced.
+        LaunchError: a measuring process failed.
+    """
+    from ridgeline.probe.measure import measure
+    from ridgeline.tasks.step import step_workloads
+
+    task = load(args)
+    is_given = args.machine is not None
+    machine = Machine.load(args.machine) if is_given else measure(settings=())
+    counts = worker_counts(args.devices or num_devices(machine), task.batch_size)
+    output.progress(f"tracing a step of {task.name} for {', '.join(map(str, counts))} workers")
+    workloads = step_workloads(task, counts, device=machine.device_kind)
+    if not is_given:
+        for workers, workload in workloads.items():
+            if workers <= num_devices(machine):
+                setting = setting_of(machine, workload, Plan(workers=workers))
+                machine = measure(workload=workload, settings=(setting,), progress=output.progress)
+    return machine, workloads
+
+
+def worker_counts(most: int, batch_size: int) -> tuple[int, ...]:
+    """1, 2, 4 ... and `most` itself, as far as every worker gets a sample of the batch."""
+    counts = {1 << power for power in range(most.bit_length()) if 1 << power <= most} | {most}
+    return tuple(sorted(count for count in counts if count <= batch_size)) or (1,)
+
+
+def num_devices(machine: Machine) -> int:
+    """Workers that a machine has room for: its GPUs, or its cores."""
+    return machine.num_gpus or machine.host.cores

@@ -1,0 +1,97 @@
+"""`ridgeline`: measure, trace, plan, simulate, train, verify, report.
+
+Exit status: 0 fine, 1 something the user can mend, 2 wrong usage, 3 prediction and measurement differ
+by more than the tolerance.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ridgeline.cli.command import (
+    NOT_VERIFIED,
+    USER_ERROR,
+    Output,
+    Verb,
+    add_output_flags,
+)
+from ridgeline.codec import VERSION
+from ridgeline.errors import RidgelineError, VerificationError
+
+VERBS = {
+    "measure": "probe this machine and print its ceilings with their spread",
+    "trace": "list the operators of a training step; nothing runs",
+    "plan": "rank the ways to run a training step, with reasons",
+    "simulate": "predict a training step, also on other machines",
+    "train": "measure, trace, choose, train, verify and report",
+    "verify": "compare a predicted with a measured timeline",
+    "report": "write the report of a run again",
+}
+"""Verb to its line in the help; the verb lives in `ridgeline.cli.<verb>`."""
+
+_INTERRUPTED = 130
+"""Exit status after Ctrl-C, by the custom of shells: 128 plus the number of the signal."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: that of the process) and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = make_parser(words[0] if words and words[0] in VERBS else None)
+    try:
+        args = parser.parse_args(words)
+    except SystemExit as leaving:  # argparse leaves after help (0) and wrong usage (2)
+        return leaving.code if isinstance(leaving.code, int) else USER_ERROR
+    output = Output(is_json=args.json, is_quiet=args.quiet)
+    verb: Verb = args.command
+    try:
+        return verb.run(args, output)
+    except VerificationError as error:
+        return _fail(str(error), NOT_VERIFIED)
+    except RidgelineError as error:
+        return _fail(str(error), USER_ERROR)
+    except OSError as error:
+        return _fail(_os_error(error), USER_ERROR)
+    except KeyboardInterrupt:
+        return _fail("interrupted", _INTERRUPTED)
+
+
+def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the whole command line; only the module of `verb` is imported.
+
+    Args:
+        verb: The verb whose arguments are wanted; None describes all verbs by one line each.
+    """
+    parser = argparse.ArgumentParser(
+        prog="ridgeline",
+        description="PyTorch training as fast as the machine allows, and the distance that is left.",
+        epilog="TASK is a built-in name (mlp, resnet18) or a Python file with `def task() -> rl.Task`.",
+    )
+    parser.add_argument("--version", action="version", version=f"ridgeline {VERSION}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for name, line in VERBS.items():
+        if name == verb:
+            command = load_verb(name)
+            own = verbs.add_parser(name, help=line, description=type(command).__doc__)
+            command.prepare_parser(own)
+            add_output_flags(own)
+            own.set_defaults(command=command)
+        else:
+            verbs.add_parser(name, help=line, add_help=False)
+    return parser
+
+
+def load_verb(name: str) -> Verb:
+    """The command of a verb, from its module."""
+    command: Verb = importlib.import_module(f"ridgeline.cli.{name}").Command()
+    return command
+
+
+def _os_error(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    return f"wanted to read or write a file, got: {error.strerror or error}{where}; check path and room"
+
+
+def _fail(message: str, status: int) -> int:
+    sys.stderr.write(f"ridgeline: {message}\n")
+    return status

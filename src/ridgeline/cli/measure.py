@@ -1,0 +1,34 @@
+"""`ridgeline measure`: what this machine can do, measured."""
+
+import argparse
+from pathlib import Path
+
+from ridgeline.cli.command import FINE, Output
+from ridgeline.reporting.text import machine_text
+
+
+class Command:
+    """Probe this machine and print its ceilings with their spread.
+
+    What is known about the same hardware and software is not measured again.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        parser.add_argument(
+            "--full", action="store_true", help="more sizes and samples; takes minutes"
+        )
+        parser.add_argument("--refresh", action="store_true", help="measure again what is known")
+        parser.add_argument(
+            "-o", "--output", type=Path, metavar="FILE", help="also write the profile here"
+        )
+
+    def run(self, args: argparse.Namespace, output: Output) -> int:
+        """Measure, save, show."""
+        from ridgeline.probe.measure import measure
+
+        machine = measure(quick=not args.full, refresh=args.refresh, progress=output.progress)
+        if args.output is not None:
+            output.progress(f"wrote {machine.save(args.output)}")
+        output.result(machine, machine_text(machine))
+        return FINE

@@ -1,0 +1,48 @@
+"""`ridgeline plan`: which way to run a training step, and why."""
+
+import argparse
+from pathlib import Path
+
+from ridgeline.cli.command import FINE, Output
+from ridgeline.cli.inputs import (
+    add_machine_argument,
+    add_task_arguments,
+    describe,
+    positive,
+)
+from ridgeline.planner import choose
+from ridgeline.reporting.text import choices_text, ranking_text, title
+
+
+class Command:
+    """Rank the ways to run a training step on this machine, with reasons; nothing is trained."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        add_task_arguments(parser)
+        add_machine_argument(parser)
+        parser.add_argument(
+            "--devices", type=positive, metavar="N", help="most workers (default: all there are)"
+        )
+        parser.add_argument(
+            "--steps", type=positive, metavar="N", help="steps of the run, if known"
+        )
+        parser.add_argument("--explain", metavar="KNOB", help="why one knob has its value")
+        parser.add_argument(
+            "-o", "--output", type=Path, metavar="FILE", help="also write the best plan here"
+        )
+
+    def run(self, args: argparse.Namespace, output: Output) -> int:
+        """Describe, choose, show."""
+        machine, workloads = describe(args, output)
+        output.progress("comparing plans")
+        ranking = choose(machine, workloads, world_size=args.devices, steps=args.steps)
+        if args.output is not None:
+            output.progress(f"wrote {ranking.best.plan.save(args.output)}")
+        if args.explain is not None:
+            choice = ranking.choice(args.explain)
+            text = title(f"{choice.knob} = {choice.value}", f"set by {choice.origin}")
+            output.result({"choice": choice}, text, choices_text([choice]))
+        else:
+            output.result(ranking, ranking_text(ranking))
+        return FINE

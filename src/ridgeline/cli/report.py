@@ -1,0 +1,95 @@
+"""`ridgeline report`: the pages of a run, made again from its files."""
+
+import argparse
+from pathlib import Path
+from typing import TypeVar
+
+from ridgeline.cli.command import FINE, Output
+from ridgeline.codec import Noun
+from ridgeline.errors import FileFormatError
+from ridgeline.history import History
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan
+from ridgeline.planner import Candidate, Ranking
+from ridgeline.reporting.report import TRACE_NAME, report
+from ridgeline.reporting.text import title
+from ridgeline.reporting.trace_json import write_trace
+from ridgeline.timeline import Timeline
+from ridgeline.verdict import Verdict
+from ridgeline.workload import Workload
+
+PAGE_NAME = "report.html"
+N = TypeVar("N", bound=Noun)
+
+
+class Command:
+    """Write report.html and trace.json.gz of a run again, from the JSON files in its directory."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        parser.add_argument(
+            "run_dir", type=Path, metavar="RUN_DIR", help="directory that train wrote"
+        )
+
+    def run(self, args: argparse.Namespace, output: Output) -> int:
+        """Load what is there, write both files."""
+        written = write_report(args.run_dir)
+        output.result(
+            {"files": [str(path) for path in written]},
+            *(title("Wrote", str(path)) for path in written),
+        )
+        return FINE
+
+
+def write_report(run_dir: Path) -> list[Path]:
+    """Write the trace and the page of a run directory; files that are missing leave their parts out.
+
+    Raises:
+        FileFormatError: there is no file of a run, or one of them is damaged.
+        OSError: a file cannot be read or written.
+    """
+    machine = _load(Machine, run_dir / "machine.json")
+    workload = _load(Workload, run_dir / "workload.json")
+    predicted = _load(Timeline, run_dir / "predicted.json")
+    measured = _load(Timeline, run_dir / "measured.json")
+    verdict = _load(Verdict, run_dir / "verdict.json")
+    history = _load(History, run_dir / "history.json")
+    ranking = _ranking(run_dir, predicted, measured)
+    if not any((machine, workload, predicted, measured, verdict, history, ranking)):
+        raise FileFormatError(
+            f"wanted the directory of a run, got none of machine.json, workload.json, plan.json, "
+            f"predicted.json, measured.json, verdict.json, history.json in {run_dir}; give the directory "
+            "that `ridgeline train -o` wrote"
+        )
+    written = []
+    if predicted is not None or measured is not None:
+        written.append(write_trace(run_dir / TRACE_NAME, predicted, measured))
+    page = report(
+        run_dir / PAGE_NAME,
+        machine=machine,
+        workload=workload,
+        ranking=ranking,
+        predicted=predicted,
+        measured=measured,
+        verdict=verdict,
+        history=history,
+    )
+    return [*written, page]
+
+
+def _load(cls: type[N], path: Path) -> N | None:
+    return cls.load(path) if path.exists() else None
+
+
+def _ranking(
+    run_dir: Path, predicted: Timeline | None, measured: Timeline | None
+) -> Ranking | None:
+    """The saved ranking; for a run whose plan was given, that plan alone."""
+    ranking = _load(Ranking, run_dir / "ranking.json")
+    plan = _load(Plan, run_dir / "plan.json")
+    if ranking is not None or plan is None or predicted is None:
+        return ranking
+    only = Candidate(
+        plan=plan, timeline=predicted, why="the plan that was given", measured=measured
+    )
+    return Ranking(candidates=(only,))

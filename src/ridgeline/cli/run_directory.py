@@ -1,0 +1,91 @@
+"""Run directories: their files, their names, and when one may be written to.
+
+machine.json workload.json ranking.json plan.json predicted.json measured.json verdict.json
+history.json trace.json.gz report.html request.json checkpoints/ logs/ blackbox/
+"""
+
+import datetime
+from pathlib import Path
+
+from ridgeline.errors import CheckpointError, RidgelineError
+from ridgeline.runtime import checkpoint
+
+HOME = Path("runs")
+MACHINE = "machine.json"
+WORKLOAD = "workload.json"
+RANKING = "ranking.json"
+PLAN = "plan.json"
+PREDICTED = "predicted.json"
+MEASURED = "measured.json"
+VERDICT = "verdict.json"
+HISTORY = "history.json"
+REQUEST = "request.json"
+
+
+def fresh(task: str) -> Path:
+    """`runs/<task>-<date>-<n>` with the first number that is free."""
+    stem = f"{Path(task).stem}-{datetime.date.today():%Y%m%d}"
+    number = 1
+    while (HOME / f"{stem}-{number}").exists():
+        number += 1
+    return HOME / f"{stem}-{number}"
+
+
+def newest(task: str) -> Path:
+    """The run of the task that was started last, among those with default names.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    runs = [path for path in HOME.glob(f"{Path(task).stem}-*") if (path / REQUEST).is_file()]
+    if not runs:
+        raise CheckpointError(
+            f"wanted a run of {task} to resume, got none in {HOME}/; name its directory with -o"
+        )
+    return max(runs, key=lambda path: (path / REQUEST).stat().st_mtime_ns)
+
+
+def choose(task: str, given: Path | None, *, resume: bool) -> Path:
+    """The directory of this run; nothing is made yet.
+
+    Args:
+        task: Name or file of the task.
+        given: The directory that the user named, or None.
+        resume: Go on with a run that is there.
+
+    Raises:
+        CheckpointError: a run is to be resumed where there is none.
+        RidgelineError: the directory already holds something.
+    """
+    if not resume:
+        path = given or fresh(task)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RidgelineError(
+                f"wanted a new or empty run directory, got {path}, which holds something already; name "
+                "another with -o, or go on with that run by --resume"
+            )
+        return path
+    path = given or newest(task)
+    if not (path / REQUEST).is_file():
+        raise CheckpointError(
+            f"wanted a run to resume, got no {REQUEST} in {path}; leave out --resume to start one there"
+        )
+    return path
+
+
+def check_unfinished(run_dir: Path, epochs: int) -> Path | None:
+    """The checkpoint that a resumed run starts from; None when it starts again from the beginning.
+
+    Raises:
+        CheckpointError: all epochs are done already.
+    """
+    last = checkpoint.latest(run_dir / checkpoint.DIRECTORY)
+    if last is None:
+        return None
+    done = checkpoint.Manifest.load(last / "manifest.json").position
+    if done.epoch >= epochs:
+        raise CheckpointError(
+            f"wanted epochs left to train, got all {epochs} done in {last}; raise --epochs, or run "
+            f"`ridgeline report {run_dir}` to see how it went"
+        )
+    return last

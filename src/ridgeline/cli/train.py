@@ -1,0 +1,210 @@
+"""`ridgeline train`: the whole loop. Measure, trace, choose, train, verify, report.
+
+Started by hand it launches the workers itself; under torchrun every process runs it, and rank 0 alone
+shows and writes.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from ridgeline import units
+from ridgeline.cli import run_directory
+from ridgeline.cli.command import FINE, Output
+from ridgeline.cli.decision import Decision, decide
+from ridgeline.cli.inputs import add_machine_argument, add_task_arguments, positive
+from ridgeline.cli.order import EPOCHS, Order, order_from, wishes_from
+from ridgeline.cli.report import PAGE_NAME, write_report
+from ridgeline.cli.watch import Watch
+from ridgeline.history import History
+from ridgeline.plan import Plan
+from ridgeline.reporting.text import ranking_text, title
+from ridgeline.timeline import Timeline
+from ridgeline.verdict import Verdict, verify
+
+if TYPE_CHECKING:
+    from ridgeline.runtime.task import Task
+
+
+class Command:
+    """Measure this machine, trace the task, choose a plan, train, verify the prediction, and report."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        add_task_arguments(parser)
+        run = parser.add_argument_group("run")
+        run.add_argument(
+            "--epochs", type=positive, metavar="N", help=f"passes over the data (default {EPOCHS})"
+        )
+        run.add_argument("--seed", type=int, metavar="N", help="of everything random (default 0)")
+        run.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            metavar="RUN_DIR",
+            help="run directory (default runs/TASK-DATE-N)",
+        )
+        run.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+        run.add_argument(
+            "--checkpoint-every",
+            type=positive,
+            metavar="N",
+            help="also save every N steps (default: epochs)",
+        )
+        plan = parser.add_argument_group("plan")
+        plan.add_argument(
+            "--workers", type=positive, metavar="N", help="number of workers (default: chosen)"
+        )
+        plan.add_argument("--threads", type=positive, metavar="N", help="CPU threads per worker")
+        plan.add_argument(
+            "--plan", type=Path, metavar="FILE", help="use this plan; nothing is searched"
+        )
+        plan.add_argument(
+            "--no-trials", action="store_true", help="trust the predictions, try nothing"
+        )
+        add_machine_argument(parser)
+
+    def run(self, args: argparse.Namespace, output: Output) -> int:
+        """Close the loop around one training run."""
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            from ridgeline.cli.train_in_group import train_in_group
+
+            return train_in_group(args, output)
+        order = order_from(args)
+        wishes = wishes_from(args)
+        if wishes.plan is not None:
+            check_plan(wishes.plan)
+        task = order.job.load()
+        decision = order.decided or decide(
+            task,
+            order.job,
+            wishes,
+            seed=order.seed,
+            steps=num_steps(task, order.epochs),
+            say=output.progress,
+        )
+        check_plan(decision.plan, decision.workload.device)
+        prepare(order, decision, output)
+        _launch(Path(order.run_dir), decision, output)
+        return conclude(Path(order.run_dir), task.name, decision, output)
+
+
+def check_plan(plan: Plan, device: str | None = None) -> None:
+    """Refuse what this release cannot run, before anything is started.
+
+    Raises:
+        PlanError: names the field.
+    """
+    import torch
+
+    from ridgeline.runtime.step import check_supported
+    from ridgeline.runtime.world import World
+
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_supported(plan, World(0, plan.workers, 0, torch.device(kind)))
+
+
+def num_steps(task: "Task", epochs: int) -> int:
+    """Steps of a whole run, about.
+
+    Raises:
+        DataError: the training data is empty or has no length.
+    """
+    from ridgeline.runtime.sampler import length
+
+    return max(1, length(task.train_data, "training data") * epochs // task.batch_size)
+
+
+def prepare(order: Order, decision: Decision, output: Output) -> None:
+    """Write down what was decided and what the workers are to do, and show the plan.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    run_dir = Path(order.run_dir)
+    decision.machine.save(run_dir / run_directory.MACHINE)
+    decision.workload.save(run_dir / run_directory.WORKLOAD)
+    decision.plan.save(run_dir / run_directory.PLAN)
+    decision.predicted.save(run_dir / run_directory.PREDICTED)
+    if decision.ranking is not None:
+        decision.ranking.save(run_dir / run_directory.RANKING)
+        if not output.is_json:
+            output.result({}, ranking_text(decision.ranking))
+    order.request(decision.plan, decision.workload.device).save(run_dir / run_directory.REQUEST)
+    output.progress(f"training with {decision.plan!r} into {run_dir}")
+
+
+def _launch(run_dir: Path, decision: Decision, output: Output) -> None:
+    """Train in worker processes of this host."""
+    from ridgeline.runtime.launch import launch
+
+    with Watch(output, limit_samples_per_s=limit_samples_per_s(decision)) as watch:
+        launch(
+            "ridgeline.cli.worker",
+            run_dir / run_directory.REQUEST,
+            workers=decision.plan.workers,
+            threads=decision.plan.threads,
+            run_dir=run_dir,
+            on_line=watch.line,
+        )
+
+
+def limit_samples_per_s(decision: Decision) -> float | None:
+    """Samples per second at the physical limit of the step, over all workers."""
+    ideal = verify(
+        decision.predicted, decision.predicted, machine=decision.machine, workload=decision.workload
+    )
+    if not ideal.share_of_ceiling:
+        return None
+    limit_s = ideal.share_of_ceiling * ideal.measured_ns * 1e-9
+    return decision.workload.samples * decision.plan.workers / limit_s
+
+
+def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> int:
+    """Verify, report, and show how it went; a missed prediction is reported, not punished."""
+    measured = Timeline.load(run_dir / run_directory.MEASURED)
+    history = History.load(run_dir / run_directory.HISTORY)
+    verdict = verify(
+        decision.predicted, measured, machine=decision.machine, workload=decision.workload
+    )
+    verdict.save(run_dir / run_directory.VERDICT)
+    write_report(run_dir)
+    page = run_dir / PAGE_NAME
+    overhead_ns = measured.counters.get("overhead_ns")
+    output.result(
+        {
+            "run_dir": str(run_dir),
+            "task": task,
+            "metric": history.epochs[-1].metric,
+            "predicted_ns": verdict.predicted_ns,
+            "measured_ns": verdict.measured_ns,
+            "error": verdict.error,
+            "overhead_ns": overhead_ns,
+            "report": str(page),
+        },
+        *_summary(task, history, verdict, overhead_ns, page),
+    )
+    return FINE
+
+
+def _summary(
+    task: str, history: History, verdict: Verdict, overhead_ns: float | None, page: Path
+) -> list[RenderableType]:
+    last = history.epochs[-1]
+    overhead = "" if overhead_ns is None else f"{units.nanoseconds(overhead_ns)} a step"
+    return [
+        title(task, f"test metric {units.percent(last.metric)} after {last.epoch + 1} epochs"),
+        Panel(Text(verdict.text), box=box.ROUNDED, expand=False),
+        Text(
+            f"predicted {units.nanoseconds(verdict.predicted_ns)} a step, measured "
+            f"{units.nanoseconds(verdict.measured_ns)}: error {100 * verdict.error:+.1f} %"
+        ),
+        Text(f"Ridgeline's own time: {overhead or 'not measured'}"),
+        Text(f"report: {page}"),
+    ]

@@ -1,0 +1,111 @@
+"""`ridgeline train` under torchrun: all workers run it side by side, on one host or on several.
+
+The process group is there already, so nothing is launched; rank 0 shows and writes, and what it reads
+in the run directory is handed to the others, which may be hosts that do not see it.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ridgeline.cli.command import FINE, USER_ERROR, Output
+from ridgeline.cli.decision import decide_in_group
+from ridgeline.cli.order import Order, order_from, wishes_from
+from ridgeline.cli.train import (
+    check_plan,
+    conclude,
+    limit_samples_per_s,
+    num_steps,
+    prepare,
+)
+from ridgeline.cli.watch import Watch
+from ridgeline.cli.worker import work
+from ridgeline.codec import Value
+from ridgeline.errors import RidgelineError
+
+if TYPE_CHECKING:
+    from ridgeline.runtime.world import World
+
+
+class _Start(Value, frozen=True, kw_only=True):
+    """What rank 0 found before anything started: an order, or why there is none."""
+
+    error: str = ""
+    order: Order | None = None
+
+
+def train_in_group(args: argparse.Namespace, output: Output) -> int:
+    """Close the loop around one training run, as one of the workers that torchrun started.
+
+    Raises:
+        RidgelineError: see `ridgeline.cli.train`; of several workers, each tells and ends at once.
+    """
+    from ridgeline.runtime.world import World
+
+    wishes = wishes_from(args)
+    planned = wishes.plan.threads if wishes.plan is not None else 0
+    world = World.join(threads=args.threads or planned)
+    with _ending_at_once(world):
+        order = _agreed_order(args, world)
+        shown = output if world.rank == 0 else Output(is_quiet=True)
+        if wishes.plan is not None:
+            check_plan(wishes.plan, world.device.type)
+        task = order.job.load()
+        decision = order.decided or decide_in_group(
+            task,
+            world,
+            wishes,
+            seed=order.seed,
+            steps=num_steps(task, order.epochs),
+            say=shown.progress,
+        )
+        if world.rank == 0:
+            prepare(order, decision, output)
+        with Watch(shown, limit_samples_per_s=limit_samples_per_s(decision)) as watch:
+            work(order.request(decision.plan, world.device.type), watch.show)
+        if world.rank == 0:
+            conclude(Path(order.run_dir), task.name, decision, output)
+    World.leave()
+    return FINE
+
+
+def _agreed_order(args: argparse.Namespace, world: "World") -> Order:
+    """The order as rank 0 reads it."""
+    from ridgeline.runtime.agree import share_bytes
+
+    start = _Start()
+    if world.rank == 0:
+        try:
+            start = _Start(order=order_from(args))
+        except (RidgelineError, OSError) as error:
+            start = _Start(error=str(error))
+    start = msgspec.json.decode(share_bytes(msgspec.json.encode(start), world), type=_Start)
+    if start.order is None:
+        raise RidgelineError(start.error)
+    return start.order
+
+
+@contextlib.contextmanager
+def _ending_at_once(world: "World") -> Iterator[None]:
+    """End this process on an error without leaving the group, which may wait for ever for lost peers."""
+    if world.size == 1:
+        yield
+        return
+    try:
+        yield
+    except RidgelineError as error:
+        sys.stderr.write(f"ridgeline: rank {world.rank}: {error}\n")
+    except Exception:  # noqa: BLE001 - whatever it is must end the process, and torchrun then the others
+        traceback.print_exc()
+    else:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(USER_ERROR)

@@ -1,0 +1,177 @@
+"""The worker processes of `ridgeline train`, and the trial runs of its search.
+
+    python -m ridgeline.cli.worker REQUEST.json PARENT_PID
+
+is started once per worker by torch's elastic agent. Imports that take time come after the process has
+tied itself to its parent and opened its log.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from ridgeline.codec import Noun, Value
+from ridgeline.history import History
+from ridgeline.plan import Plan
+from ridgeline.runtime import worker_process
+from ridgeline.runtime.progress import Progress
+from ridgeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ridgeline.runtime.task import Task
+    from ridgeline.runtime.world import World
+
+TRIAL_STEPS = 15
+"""Measured steps of a trial: enough for a median with quartiles, few enough to try several plans."""
+HISTORY_FILE = "history.json"
+MEASURED_FILE = "measured.json"
+PROGRESS_FILE = "progress.jsonl"
+
+
+class Job(Value, frozen=True, kw_only=True):
+    """Which task: its name or file, where its data is, and the global batch size (None: its own)."""
+
+    task: str
+    data_dir: str | None = None
+    batch_size: int | None = None
+
+    def load(self) -> "Task":
+        """The task.
+
+        Raises:
+            TaskError: see `load_task`.
+            DataError: its data is missing or damaged.
+        """
+        from ridgeline.tasks import load_task
+
+        return load_task(self.task, data_dir=self.data_dir, batch_size=self.batch_size)
+
+
+class TrainRequest(Noun, frozen=True, kw_only=True):
+    """What the workers of a run are to do; `request.json` in the run directory."""
+
+    kind: ClassVar[str] = "train-request"
+
+    job: Job
+    plan: Plan
+    device: str
+    run_dir: str
+    epochs: int
+    seed: int
+    resume: bool
+    checkpoint_every: int | None = None
+
+
+class TrialRequest(Value, frozen=True, kw_only=True):
+    """A plan to try on a task for some steps."""
+
+    job: Job
+    plan: Plan
+    device: str
+    seed: int
+
+
+def trial(request: bytes) -> bytes:
+    """Try a plan in this group of workers; the measured timeline as JSON (target of `run_in_group`)."""
+    from ridgeline.runtime.world import World
+
+    asked = msgspec.json.decode(request, type=TrialRequest)
+    world = World.join(threads=asked.plan.threads, device=asked.device)
+    return msgspec.json.encode(try_plan(asked.job.load(), asked.plan, world, seed=asked.seed))
+
+
+def try_plan(task: "Task", plan: Plan, world: "World", *, seed: int) -> Timeline:
+    """Train a fresh model for some steps under a plan; all workers of the world call this.
+
+    A step lasts as long as it does on the slowest worker.
+
+    Raises:
+        RidgelineError: the plan does not run.
+    """
+    from ridgeline.runtime import random_state
+    from ridgeline.runtime.agree import gather_bytes
+    from ridgeline.runtime.feed import feed
+    from ridgeline.runtime.sampler import Sampler
+    from ridgeline.runtime.step import WARMUP_STEPS, TrainStep, move
+
+    random_state.seed_all(seed)
+    model = move(task.model(), world.device)
+    sampler = Sampler(task.train_data, task.batch_size, world, seed=seed)
+
+    class Whole:
+        """Whole batches only, as often as it takes."""
+
+        def __iter__(self) -> Iterator[Any]:
+            whole = max(1, sampler.num_samples // task.batch_size)
+            for step in range(WARMUP_STEPS + TRIAL_STEPS):
+                yield sampler.batch(0, step % whole)
+
+    with TrainStep(
+        model,
+        task.loss_fn,
+        task.optimizer(model),
+        plan,
+        clip_norm=task.clip_norm,
+        device=world.device.type,
+        name=task.name,
+    ) as step:
+        for batch in feed(Whole(), world.device, depth=plan.feed.depth):
+            step(batch)
+        measured = step.timeline()
+    everyone = gather_bytes(msgspec.json.encode(measured.steps_ns), world)
+    by_worker = [msgspec.json.decode(data, type=tuple[int, ...]) for data in everyone]
+    slowest = tuple(max(steps) for steps in zip(*by_worker, strict=True))
+    return msgspec.structs.replace(measured, steps_ns=slowest)
+
+
+def work(request: TrainRequest, on_progress: Callable[[Progress], None] | None = None) -> History:
+    """Train on this worker; rank 0 writes history and measured timeline into the run directory.
+
+    Raises:
+        RidgelineError: see `ridgeline.runtime.loop.train`.
+    """
+    from ridgeline.runtime.loop import train
+    from ridgeline.runtime.world import World
+
+    world = World.join(threads=request.plan.threads, device=request.device)
+    run_dir = Path(request.run_dir)
+    result = train(
+        request.job.load(),
+        request.plan,
+        world,
+        run_dir=run_dir,
+        epochs=request.epochs,
+        seed=request.seed,
+        resume=request.resume,
+        checkpoint_every=request.checkpoint_every,
+        on_progress=on_progress,
+    )
+    if world.rank == 0:
+        result.history.save(run_dir / HISTORY_FILE)
+        result.timeline.save(run_dir / MEASURED_FILE)
+    return result.history
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of a worker process: the request's file and the parent's process id."""
+    path, parent = arguments
+    worker_process.end_with_parent(int(parent))
+    request = TrainRequest.load(path)
+    run_dir, rank = Path(request.run_dir), int(os.environ["RANK"])
+    worker_process.redirect_output(worker_process.log_path(run_dir, rank))
+    with worker_process.last_words(run_dir, rank):
+        progress = (run_dir / worker_process.LOGS / PROGRESS_FILE).open("ab", buffering=0)
+        with progress:
+            work(request, lambda point: _append(progress.write, point))
+
+
+def _append(write: Callable[[bytes], object], point: Progress) -> None:
+    write(msgspec.json.encode(point) + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

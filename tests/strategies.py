@@ -135,9 +135,7 @@ def make_machine(
         host=make_host(cores, memory_bytes),
         devices=(Device(kind="cpu", index=0, name="cpu", memory_bytes=memory_bytes), *gpus),
         ceilings=tuple(
-            c
-            for s in settings
-            for c in make_ceilings(s, (worker_rates or {}).get(s.workers, rate))
+            c for s in settings for c in make_ceilings(s, (worker_rates or {}).get(s.workers, rate))
         ),
         dispatch=tuple(
             Dispatch(device=device, phase=phase, seconds=measured(seconds, "s"))

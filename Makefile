@@ -1,0 +1,53 @@
+# Everything a newcomer needs. The first target to run makes the environment; later ones reuse it.
+
+PYTHON ?= python3
+EPOCHS ?= 3
+WORKERS ?= 2
+RUN_DIR ?= runs/demo
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint docs bench clean
+
+help:
+	@echo "make demo    train ResNet-18 on 2 workers, with the reason for every choice, and write a report"
+	@echo "make test    run the tests"
+	@echo "make lint    check style, types, floor plan and sizes"
+	@echo "make docs    check that the documentation's programs run and its links lead somewhere"
+	@echo "make bench   run the experiments in benchmarks/ on this machine"
+
+demo: $(STAMP)
+	$(BIN)/ridgeline train resnet18 --workers $(WORKERS) --epochs $(EPOCHS) -o $(RUN_DIR)
+	@echo "Open the report in a browser: $(CURDIR)/$(RUN_DIR)/report.html"
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+lint: $(STAMP)
+	.ci/run lint
+
+docs: $(STAMP)
+	$(BIN)/python -m pytest -q tests/meta/test_docs.py
+
+bench: $(STAMP)
+	@set -e; for program in benchmarks/*.py; do \
+	  if [ ! -f "$$program" ]; then echo "benchmarks/ has no programs yet"; continue; fi; \
+	  echo "== $$program"; $(BIN)/python "$$program"; done
+
+clean:
+	rm -rf $(VENV) runs build dist
+
+# The stamp is newer than both files for as long as the environment fits them.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ ! -x $(BIN)/python ]; then \
+	  if ! $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then \
+	    echo "wanted Python 3.11 or 3.12, got $$($(PYTHON) --version 2>&1) as '$(PYTHON)';" \
+	      "install one, then e.g. 'make PYTHON=python3.12 $(MAKECMDGOALS)'" >&2; exit 1; fi; \
+	  echo "Making the environment in $(VENV) with $$($(PYTHON) --version) ..."; \
+	  $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; fi
+	@echo "Installing ridgeline and its pinned dependencies (torch is large; once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

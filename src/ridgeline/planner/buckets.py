@@ -1,0 +1,160 @@
+"""Where to cut the gradients into buckets so that the least communication is left exposed.
+
+Large buckets waste no latency but start late and end late; small ones start early and pay latency often.
+The best cuts follow from when each gradient is ready and how long each size takes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan, cut_buckets
+from ridgeline.simulator.communication import find_table, table_cost
+from ridgeline.simulator.model import setting_of
+from ridgeline.simulator.pieces import bucket_gradients, price_step
+from ridgeline.workload import Workload
+
+MOST_GROUPS = 160
+"""Gradients are first joined to at most this many groups, so that the search takes milliseconds."""
+MOST_BUCKETS = 32
+"""Buckets beyond this number only add latency."""
+SLACK = 0.005
+"""Ends of communication that differ by less than this fraction are as good: fewer buckets win."""
+
+
+def best_cuts(
+    sizes: Sequence[int],
+    ready_s: Sequence[float],
+    seconds: Callable[[int], float],
+    *,
+    slack: float = SLACK,
+) -> tuple[int, ...]:
+    """Number of gradients in each bucket: the fewest buckets whose last collective ends earliest.
+
+    By dynamic programming over the ready order, for one bucket, two, and so on: the best end of the
+    first j gradients in k buckets is the best, over all starts i of the last bucket, of
+    `max(ready_j, end of the first i in k - 1) + seconds(bytes_i..j)`.
+
+    Args:
+        sizes: Bytes of each gradient, in ready order.
+        ready_s: When each is ready, never falling.
+        seconds: Time of the collective for so many bytes.
+        slack: Ends within this fraction of the earliest are as good.
+
+    Source: overlap recurrence start_k = max(ready_k, end_{k-1}); optimal because an earlier end of the
+        first buckets never delays the last.
+    """
+    count = len(sizes)
+    durations = [_durations(sizes, last, seconds) for last in range(1, count + 1)]
+    rounds: list[tuple[list[float], list[int]]] = []
+    ends = [0.0] + [math.inf] * count
+    while len(rounds) < min(count, MOST_BUCKETS):
+        ends, before = _one_more_bucket(ends, ready_s, durations)
+        rounds.append((ends, before))
+    earliest = min(r[0][count] for r in rounds)
+    chosen = next(k for k, r in enumerate(rounds) if r[0][count] <= earliest * (1.0 + slack))
+    lengths: list[int] = []
+    at = count
+    for _, before in reversed(rounds[: chosen + 1]):
+        lengths.append(at - before[at])
+        at = before[at]
+    return tuple(reversed(lengths))
+
+
+def _durations(sizes: Sequence[int], last: int, seconds: Callable[[int], float]) -> list[float]:
+    """Seconds of a bucket of gradients first..last-1, for every first."""
+    found = [0.0] * last
+    num_bytes = 0
+    for first in range(last - 1, -1, -1):
+        num_bytes += sizes[first]
+        found[first] = seconds(num_bytes)
+    return found
+
+
+def _one_more_bucket(
+    ends: Sequence[float], ready_s: Sequence[float], durations: Sequence[Sequence[float]]
+) -> tuple[list[float], list[int]]:
+    """Earliest ends of all prefixes with one bucket more, and where that bucket starts."""
+    better = [math.inf] * len(ends)
+    before = [0] * len(ends)
+    for last in range(1, len(ends)):
+        ready, row = ready_s[last - 1], durations[last - 1]
+        for first in range(last):
+            end = max(ready, ends[first]) + row[first]
+            if end < better[last]:
+                better[last], before[last] = end, first
+    return better, before
+
+
+def searched_bucket_bytes(
+    machine: Machine, workload: Workload, plan: Plan
+) -> tuple[int, ...] | None:
+    """Limits for `sync.bucket_bytes` that make `cut_buckets` cut where it is best.
+
+    None when there is nothing to cut, or gradients of several dtypes interleave so that no limits
+    reproduce the cuts.
+
+    Args:
+        machine: Tells when gradients are ready and what each size costs.
+        workload: The step of one worker.
+        plan: Its workers, threads, precision and accumulation are used.
+
+    Raises:
+        MachineError: the profile lacks what the step needs.
+    """
+    gradients = bucket_gradients(workload)
+    if len(gradients) < 2 or len({p.dtype for p in gradients}) > 1:
+        return None
+    setting = setting_of(machine, workload, plan)
+    table = find_table(machine, "all_reduce", setting)
+    ready = _ready_seconds(machine, workload, plan)
+    sizes, ready_s = _grouped(
+        [p.num_bytes for p in gradients],
+        [ready.get(p.ready_op, max(ready.values(), default=0.0)) for p in gradients],
+    )
+    lengths = best_cuts(sizes, ready_s, lambda num_bytes: table_cost(table, num_bytes).seconds)
+    limits = []
+    at = 0
+    for length in lengths:
+        limits.append(sum(sizes[at : at + length]))
+        at += length
+    if min(limits) < 1:
+        return None
+    cuts = cut_buckets([(p.num_bytes, p.dtype) for p in gradients], limits)
+    reproduced = [sum(gradients[i].num_bytes for i in cut) for cut in cuts]
+    return tuple(limits) if reproduced == limits else None
+
+
+def _ready_seconds(machine: Machine, workload: Workload, plan: Plan) -> dict[int, float]:
+    """Op of backward to the time at which it is done, from the start of backward."""
+    setting = setting_of(machine, workload, plan)
+    priced = price_step(machine, workload, setting, plan.precision)
+    at = 0.0
+    ready = {}
+    for piece in priced.backward:
+        part = piece.divided(plan.accumulate)
+        # The device waits for launches only when issuing is slower; either way this is the earliest.
+        at += max(part.lane_s, part.host_s) if plan.execution == "eager" else part.lane_s
+        ready[piece.op] = at
+    return ready
+
+
+def _grouped(sizes: Sequence[int], ready_s: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Neighbours joined until few enough are left; a group is ready with its last member."""
+    least = 0
+    if len(sizes) > MOST_GROUPS:
+        least = 2 * sum(sizes) // MOST_GROUPS
+    joined: list[int] = []
+    ready: list[float] = []
+    is_open = False
+    latest = 0.0
+    for size, at in zip(sizes, ready_s, strict=True):
+        latest = max(latest, at)
+        if is_open:
+            joined[-1] += size
+            ready[-1] = latest
+        else:
+            joined.append(size)
+            ready.append(latest)
+        is_open = joined[-1] < max(least, 1)
+    return joined, ready

@@ -1,0 +1,247 @@
+"""The knobs that the planner turns: their names, what users may fix, and which values are tried."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ridgeline.errors import MachineError, PlanError
+from ridgeline.machine import Machine
+from ridgeline.plan import DEFAULT_BUCKET_BYTES, Execution, Feed, Plan, Precision, Sync
+from ridgeline.planner.buckets import searched_bucket_bytes
+from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
+from ridgeline.simulator.pieces import bucket_gradients
+from ridgeline.workload import Workload
+
+KNOBS = ("workers", "threads", "execution", "precision", "accumulate", "bucket_bytes", "depth")
+"""Every knob of a plan that this release turns, in the order in which they are explained."""
+
+EXECUTIONS: dict[str, tuple[Execution, ...]] = {"cpu": ("eager",), "cuda": ("eager", "graph")}
+PRECISIONS: dict[str, tuple[Precision, ...]] = {
+    "cpu": ("as-is", "bf16"),
+    "cuda": ("as-is", "tf32", "bf16"),
+}
+INEXACT = ("tf32", "bf16")
+
+
+class Request(NamedTuple):
+    """What is to be planned for, with everything checked."""
+
+    machine: Machine
+    workloads: Mapping[int, Workload]
+    device: str
+    fixed: Mapping[str, Any]
+    allow: tuple[str, ...]
+
+
+class Pruned(NamedTuple):
+    """A plan that was ruled out before it was simulated, and why."""
+
+    plan: Plan
+    reason: str
+
+
+def make_request(
+    machine: Machine,
+    workload: Workload | Mapping[int, Workload],
+    world_size: int | None,
+    fixed: Mapping[str, object],
+    allow: Collection[str],
+) -> Request:
+    """The request, when it can be met at all.
+
+    Raises:
+        PlanError: an unknown knob or permission, a value that is impossible, or no workload for it.
+    """
+    checked = {name: _checked(name, value) for name, value in fixed.items()}
+    for name in allow:
+        if name not in INEXACT:
+            raise PlanError(
+                f"wanted allow to name changes of the maths out of {', '.join(INEXACT)}, got {name!r}; "
+                "leave it out"
+            )
+    workers = checked.get("workers")
+    if isinstance(workload, Workload):
+        if workers is not None and world_size is not None and workers != world_size:
+            raise PlanError(
+                f"wanted one number of workers, got fixed workers={workers} and world_size={world_size}; "
+                "give one of them"
+            )
+        workloads = {workers or world_size or 1: workload}
+    else:
+        workloads = {
+            count: load
+            for count, load in workload.items()
+            if (world_size is None or count <= world_size) and workers in (None, count)
+        }
+        if not workloads:
+            limit = f"workers={workers}" if workers is not None else f"world_size={world_size}"
+            raise PlanError(
+                f"wanted a workload for {limit}, got workloads for {sorted(workload)} workers; trace the "
+                "step with the batch of a worker at that number"
+            )
+    device = next(iter(workloads.values())).device
+    _check_device(device, checked, allow)
+    return Request(machine, workloads, device, checked, tuple(allow))
+
+
+def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
+    """Every plan worth simulating, and those ruled out by memory.
+
+    Raises:
+        MachineError: the profile lacks what the bucket search needs.
+    """
+    plans: list[Plan] = []
+    pruned: list[Pruned] = []
+    for plan in _frames(request):
+        workload = request.workloads[plan.workers]
+        fitting = _fitting(request, workload, plan)
+        if isinstance(fitting, Pruned):
+            pruned.append(fitting)
+            continue
+        for bucket_bytes in _bucket_choices(request, workload, fitting):
+            sync = Sync(bucket_bytes=bucket_bytes)
+            plans.append(msgspec.structs.replace(fitting, sync=sync))
+    return plans, pruned
+
+
+def num_changes(plan: Plan) -> int:
+    """Knobs that differ from the plainest plan: one worker, eager, as-is, default buckets and feed."""
+    return sum(
+        (
+            plan.workers > 1,
+            plan.execution != "eager",
+            plan.precision != "as-is",
+            plan.accumulate > 1,
+            plan.workers > 1 and plan.sync.bucket_bytes != DEFAULT_BUCKET_BYTES,
+            plan.feed != Feed(),
+        )
+    )
+
+
+def value_of(plan: Plan, knob: str) -> str:
+    """The value of a knob of a plan, as text."""
+    if knob == "bucket_bytes":
+        return ", ".join(str(limit) for limit in plan.sync.bucket_bytes)
+    if knob == "depth":
+        return str(plan.feed.depth)
+    return str(getattr(plan, knob))
+
+
+def _frames(request: Request) -> Iterator[Plan]:
+    """Plans by workers, threads, execution and precision; default buckets."""
+    fixed = request.fixed
+    executions: tuple[Execution, ...] = EXECUTIONS[request.device]
+    if "execution" in fixed:
+        executions = (fixed["execution"],)
+    precisions: tuple[Precision, ...] = (
+        "as-is",
+        *(p for p in PRECISIONS[request.device] if p in request.allow),
+    )
+    if "precision" in fixed:
+        precisions = (fixed["precision"],)
+    feed = Feed(depth=fixed.get("depth", Feed().depth))
+    for workers in sorted(request.workloads):
+        if not _has_room(request, workers):
+            continue
+        for threads in _threads(request, workers):
+            for execution in executions:
+                for precision in precisions:
+                    yield Plan(
+                        workers=workers,
+                        threads=threads,
+                        execution=execution,
+                        precision=precision,
+                        accumulate=fixed.get("accumulate", 1),
+                        feed=feed,
+                    )
+
+
+def _has_room(request: Request, workers: int) -> bool:
+    """Whether a number of workers that nobody insists on fits the cores."""
+    if request.device == "cuda" or len(request.workloads) == 1 or "workers" in request.fixed:
+        return True
+    return workers * max(1, request.fixed.get("threads", 1)) <= request.machine.host.cores
+
+
+def _threads(request: Request, workers: int) -> tuple[int, ...]:
+    if "threads" in request.fixed:
+        return (request.fixed["threads"],)
+    if request.device == "cuda":
+        return (0,)
+    return (max(1, request.machine.host.cores // workers),)
+
+
+def _fitting(request: Request, workload: Workload, plan: Plan) -> Plan | Pruned:
+    """The plan with as many micro-batches as its memory needs, unless the user fixed them."""
+    candidate = plan
+    while not fits(request.machine, workload, candidate):
+        parts = candidate.accumulate * 2
+        if "accumulate" in request.fixed or parts > workload.samples:
+            need = peak_memory_bytes(workload, candidate)
+            room = memory_capacity_bytes(request.machine, workload, candidate)
+            return Pruned(
+                candidate, f"needs {need} bytes of memory per worker, of which {room} are usable"
+            )
+        candidate = msgspec.structs.replace(candidate, accumulate=parts)
+    return candidate
+
+
+def _bucket_choices(request: Request, workload: Workload, plan: Plan) -> list[tuple[int, ...]]:
+    if "bucket_bytes" in request.fixed:
+        return [request.fixed["bucket_bytes"]]
+    if plan.workers == 1:
+        return [DEFAULT_BUCKET_BYTES]
+    total = sum(p.num_bytes for p in bucket_gradients(workload))
+    choices: list[tuple[int, ...]] = [DEFAULT_BUCKET_BYTES]
+    if total > DEFAULT_BUCKET_BYTES[0]:
+        choices.append((total,))
+    try:
+        searched = searched_bucket_bytes(request.machine, workload, plan)
+    except MachineError:
+        searched = None  # simulating the plan will say what is missing
+    if searched is not None:
+        choices.append(searched)
+    return list(dict.fromkeys(choices))
+
+
+def _check_device(device: str, fixed: Mapping[str, Any], allow: Collection[str]) -> None:
+    execution = fixed.get("execution")
+    if execution is not None and execution not in EXECUTIONS[device]:
+        words = ", ".join(repr(word) for word in EXECUTIONS[device])
+        raise PlanError(
+            f"wanted execution to be one of {words} on {device}, got {execution!r}; this release runs no "
+            "other there"
+        )
+    for name, value in (("precision", fixed.get("precision")), *(("allow", a) for a in allow)):
+        if value is not None and value not in PRECISIONS[device]:
+            words = ", ".join(repr(word) for word in PRECISIONS[device])
+            raise PlanError(
+                f"wanted {name} to be one of {words} on {device}, got {value!r}; this release runs no "
+                "other there"
+            )
+
+
+def _checked(name: str, value: object) -> Any:
+    """A fixed knob's value in the form in which plans hold it."""
+    if name not in KNOBS:
+        raise PlanError(
+            f"wanted fixed knobs out of {', '.join(KNOBS)}, got {name!r}; correct its name"
+        )
+    if name in ("execution", "precision"):
+        return value
+    least = 0 if name in ("threads", "depth") else 1
+    if name == "bucket_bytes":
+        limits = tuple(value) if isinstance(value, Sequence) else (value,)
+        if limits and all(_is_count(v, 1) for v in limits):
+            return limits
+        raise PlanError(
+            f"wanted bucket_bytes as bytes >= 1 or a tuple of them, got {value!r}; for example 4194304"
+        )
+    if not _is_count(value, least):
+        raise PlanError(f"wanted {name} as a whole number >= {least}, got {value!r}; correct it")
+    return value
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,147 @@
+"""`Ranking`: the plans that were compared, best first, with reasons."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import ClassVar
+
+from ridgeline import units
+from ridgeline.codec import Noun, Value
+from ridgeline.errors import PlanError
+from ridgeline.plan import Choice, Plan
+from ridgeline.timeline import Timeline
+
+_WIDTH = 80
+
+
+class Candidate(Value, frozen=True, kw_only=True):
+    """A plan, what it is predicted to do, and, when it was tried, what it did.
+
+    `why` says in a sentence why it stands where it stands. `failure` is the reason when a trial failed.
+    `samples` are those of a step over all workers.
+    """
+
+    plan: Plan
+    timeline: Timeline
+    why: str
+    measured: Timeline | None = None
+    failure: str = ""
+    samples: int = 1
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step: measured when it was tried, else predicted."""
+        return (self.measured or self.timeline).step_ns * 1e-9
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds per sample, over all workers: what plans are ranked by."""
+        return self.step_s / max(self.samples, 1)
+
+
+def ratio(mine: Candidate, other: Candidate) -> float:
+    """Time per sample over the other's: measured when both were tried, else predicted for both."""
+    if mine.measured is not None and other.measured is not None:
+        return _ratio(mine.sample_s, other.sample_s)
+    return _ratio(
+        mine.timeline.step_ns / max(mine.samples, 1), other.timeline.step_ns / max(other.samples, 1)
+    )
+
+
+def _ratio(mine: float, other: float) -> float:
+    return mine / other if other else 1.0
+
+
+class Ranking(Noun, frozen=True, kw_only=True):
+    """The plans that were compared, best first; made by `rl.choose()`.
+
+    `error` is the fraction by which predictions may be off: the largest miss of the trials, or what is
+    assumed without any. Differences below it decide nothing.
+    """
+
+    kind: ClassVar[str] = "ranking"
+
+    candidates: tuple[Candidate, ...]
+    error: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Candidate:
+        """The chosen plan; its `plan.choices` say why every knob has its value."""
+        return self.candidates[0]
+
+    def choice(self, knob: str) -> Choice:
+        """Why a knob of the chosen plan has its value.
+
+        Raises:
+            PlanError: there is no such knob.
+        """
+        for choice in self.best.plan.choices:
+            if choice.knob == knob:
+                return choice
+        known = ", ".join(choice.knob for choice in self.best.plan.choices)
+        raise PlanError(f"wanted a knob out of {known}, got {knob!r}; name one of them")
+
+    def explain(self, knob: str) -> str:
+        """A knob's value, who set it, why, and what other values would cost, as text.
+
+        Raises:
+            PlanError: there is no such knob.
+        """
+        choice = self.choice(knob)
+        lines = [f"{choice.knob} = {choice.value} (set by {choice.origin})"]
+        lines += textwrap.wrap(choice.reason, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        for other in choice.alternatives:
+            how = "measured" if other.is_measured else "predicted"
+            value = textwrap.shorten(other.value, 40, placeholder=" ...")
+            lines.append(f"  {value}: {units.seconds(other.step_s)} a step, {how}")
+        lines.append(f"  chosen: {units.nanoseconds(self.best.timeline.step_ns)} a step, predicted")
+        if self.best.measured is not None:
+            lines.append(f"  chosen: {units.seconds(self.best.step_s)} a step, measured")
+        return "\n".join(lines)
+
+    @property
+    def text(self) -> str:
+        """The ranking as a table for people, at most 80 columns wide where plans allow."""
+        return "\n".join(_lines(self))
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def label(plan: Plan) -> str:
+    """A plan in a few words: what differs from a worker alone running eagerly."""
+    words = [f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"]
+    if plan.threads:
+        words[0] += f" x {plan.threads} thread{'s' if plan.threads > 1 else ''}"
+    words.append(plan.execution)
+    if plan.precision != "as-is":
+        words.append(plan.precision)
+    if plan.accumulate > 1:
+        words.append(f"{plan.accumulate} micro-batches")
+    if plan.workers > 1:
+        limits = plan.sync.bucket_bytes
+        size = units.num_bytes(limits[0])
+        words.append(f"buckets {size}" if len(limits) == 1 else f"{len(limits)} buckets")
+    return ", ".join(words)
+
+
+def _lines(ranking: Ranking) -> Iterator[str]:
+    yield f"{'':<3}{'plan':<47}{'predicted':>10}{'measured':>10}{'ratio':>8}"
+    for number, candidate in enumerate(ranking.candidates, 1):
+        words = textwrap.wrap(label(candidate.plan), 46)
+        measured = "failed" if candidate.failure else ""
+        if candidate.measured is not None:
+            measured = units.nanoseconds(candidate.measured.step_ns)
+        times = f"{units.digits3(ratio(candidate, ranking.best))} x"
+        yield (
+            f"{number:<3}{words[0]:<47}{units.nanoseconds(candidate.timeline.step_ns):>10}"
+            f"{measured:>10}{times:>8}"
+        )
+        for line in words[1:]:
+            yield f"   {line}"
+    yield from textwrap.wrap(
+        ranking.best.why, _WIDTH, initial_indent="why   ", subsequent_indent="      "
+    )
+    yield f"      predictions are taken to be right within {units.percent(ranking.error)}"
+    for note in ranking.notes:
+        yield from textwrap.wrap(note, _WIDTH, initial_indent="note  ", subsequent_indent="      ")

@@ -1,0 +1,138 @@
+"""Seconds of collective operations on a machine, from its measured size tables."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ridgeline.errors import MachineError
+from ridgeline.laws.collectives import CollectiveOperation, bus_bandwidth_factor
+from ridgeline.machine import Collective, Machine, Setting
+from ridgeline.simulator.curves import Point, table_seconds
+
+
+class CommunicationCost(NamedTuple):
+    """Seconds of one operation; `note` says what was assumed, empty when it was measured."""
+
+    seconds: float
+    note: str
+
+
+class _Table(NamedTuple):
+    points: tuple[Point, ...]
+    latency_s: float
+    hop_ratio: float
+    factor_ratio: float
+    note: str
+
+
+def collective_seconds(
+    machine: Machine, operation: CollectiveOperation, num_bytes: float, setting: Setting
+) -> CommunicationCost:
+    """Seconds of `operation` on `num_bytes` over `setting.workers` workers.
+
+    Between measured sizes it is interpolated. A number of workers that was not measured scales the
+    table of the largest number that was, by the ring: latency with 2 (n-1) messages, the rest with the
+    bytes that cross each link. A missing broadcast is taken to cost no more than an all-reduce.
+
+    Args:
+        machine: Its `collectives` are used.
+        operation: What is done.
+        num_bytes: Payload on each worker.
+        setting: Workers and threads; one worker costs nothing.
+
+    Raises:
+        MachineError: no such operation was measured.
+
+    Source: tables are measured; scaling over workers by Patarasuk, Yuan 2009 (see `laws`).
+    """
+    if setting.workers == 1:
+        return CommunicationCost(0.0, "")
+    return table_cost(find_table(machine, operation, setting), num_bytes)
+
+
+def find_table(machine: Machine, operation: CollectiveOperation, setting: Setting) -> _Table:
+    """The size table to use, and how it must be scaled.
+
+    Raises:
+        MachineError: no such operation was measured.
+    """
+    wanted: Sequence[CollectiveOperation] = (operation,)
+    if operation in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
+        wanted = (operation, "all_reduce")
+    for name in wanted:
+        found = [
+            entry
+            for entry in machine.collectives
+            if entry.operation == name and entry.setting.device == setting.device and entry.table
+        ]
+        if found:
+            table = _scaled(found, setting)
+            if name != operation:
+                table = table._replace(
+                    note=_join(table.note, f"{operation} was not measured: assumed as {name}")
+                )
+            return table
+    known = ", ".join(f"{c.operation} at {c.setting}" for c in machine.collectives) or "none"
+    raise MachineError(
+        f"wanted the time of {operation} over {setting.workers} workers ({setting.device}), got a "
+        f"profile whose collectives are: {known} ({machine.fingerprint}); run `ridgeline measure` where "
+        "several workers can start"
+    )
+
+
+def table_cost(table: _Table, num_bytes: float) -> CommunicationCost:
+    """Seconds for `num_bytes` by a table from `find_table`."""
+    seconds = table_seconds(table.points, num_bytes)
+    if table.factor_ratio != 1.0 or table.hop_ratio != 1.0:
+        moving = max(0.0, seconds - table.latency_s)
+        seconds = table.latency_s * table.hop_ratio + moving * table.factor_ratio
+    return CommunicationCost(seconds, table.note)
+
+
+def _scaled(found: Sequence[Collective], setting: Setting) -> _Table:
+    same = [entry for entry in found if entry.setting.workers == setting.workers]
+    if same:
+        entry = min(same, key=lambda e: abs(e.setting.threads - setting.threads))
+        note = ""
+        if entry.setting.threads != setting.threads:
+            note = f"{entry.operation} over {setting} assumed as measured over {entry.setting}"
+        return _Table(_points(entry), 0.0, 1.0, 1.0, note)
+    entry = max(found, key=lambda e: e.setting.workers)
+    measured, wanted = entry.setting.workers, setting.workers
+    points = _points(entry)
+    factor = bus_bandwidth_factor(entry.operation, wanted) / bus_bandwidth_factor(
+        entry.operation, measured
+    )
+    note = (
+        f"{entry.operation} over {wanted} workers was not measured: assumed by the ring law from "
+        f"{measured} workers"
+    )
+    return _Table(points, ring_latency(points), (wanted - 1) / (measured - 1), factor, note)
+
+
+def ring_latency(points: Sequence[Point]) -> float:
+    """Seconds of a size table that do not depend on the size: least squares of relative errors.
+
+    Source: t = a + b S; weights 1 / t^2, because small sizes tell the latency and large ones would
+        drown them. Never more than the smallest measured time, never negative.
+    """
+    least = min(seconds for _, seconds in points)
+    if len(points) < 2:
+        return least
+    weights = [1.0 / (t * t) for _, t in points]
+    total = sum(weights)
+    mean_s = sum(w * s for w, (s, _) in zip(weights, points, strict=True)) / total
+    mean_t = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (s - mean_s) ** 2 for w, (s, _) in zip(weights, points, strict=True))
+    slope = (
+        sum(w * (s - mean_s) * (t - mean_t) for w, (s, t) in zip(weights, points, strict=True))
+        / spread
+    )
+    return min(max(mean_t - slope * mean_s, 0.0), least)
+
+
+def _points(entry: Collective) -> tuple[Point, ...]:
+    return tuple((float(p.num_bytes), p.seconds.value) for p in entry.table)
+
+
+def _join(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)

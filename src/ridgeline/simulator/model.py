@@ -1,0 +1,191 @@
+"""The model of a step: frames, the priced operators in each, collectives' seconds, and rates.
+
+A workload describes a worker's whole batch. With `accumulate=n` an operator does 1/n of its work per
+micro-batch but is issued n times, so dispatch is paid n times in full.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Plan
+from ridgeline.simulator.communication import find_table, table_cost
+from ridgeline.simulator.costs import nearest_setting, prices
+from ridgeline.simulator.frames import Frame, step_frames
+from ridgeline.simulator.pieces import (
+    BucketCut,
+    Piece,
+    copy_pieces,
+    cut_workload,
+    price_step,
+)
+from ridgeline.timeline import Lane
+from ridgeline.workload import Workload
+
+EXECUTIONS = ("eager", "graph")
+"""Execution modes that the simulator knows."""
+
+
+class StepModel(NamedTuple):
+    """All that the clock needs: frames, the pieces of each, collectives' seconds, rates, notes."""
+
+    frames: tuple[Frame, ...]
+    pieces: dict[str, tuple[Piece, ...]]
+    communication_s: dict[str, float]
+    slowdown: dict[Lane, float]
+    gap_s: float
+    replay_s: float
+    notes: tuple[str, ...]
+
+
+def resized(plan: Plan, workers: int) -> Plan:
+    """The plan for another number of workers; CPU threads are left to follow from the cores.
+
+    Raises:
+        PlanError: `workers` is below 1.
+    """
+    return msgspec.structs.replace(plan, workers=workers, threads=0, layout=None, choices=())
+
+
+def setting_of(machine: Machine, workload: Workload, plan: Plan) -> Setting:
+    """The setting whose rates hold under the plan; on the CPU, threads 0 are an equal share of cores."""
+    if workload.device == "cuda":
+        return Setting(device="cuda", workers=plan.workers, threads=0)
+    threads = plan.threads or max(1, machine.host.cores // plan.workers)
+    return Setting(device="cpu", workers=plan.workers, threads=threads)
+
+
+def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Setting) -> StepModel:
+    """Frames, pieces, collectives and rates of a step.
+
+    Raises:
+        MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
+        PlanError: the plan asks for an execution mode that is not modelled, or for graphs on a CPU.
+        WorkloadError: the workload has no operators.
+    """
+    _check(workload, plan, setting)
+    priced = price_step(machine, workload, setting, plan.precision)
+    cuts = cut_workload(workload, plan.sync.bucket_bytes) if plan.workers > 1 else ()
+    has_buffers = workload.buffer_bytes > 0
+    frames = step_frames(
+        workers=plan.workers,
+        num_buckets=len(cuts),
+        accumulate=plan.accumulate,
+        has_buffers=has_buffers,
+    )
+    forward = tuple(p.divided(plan.accumulate) for p in priced.forward)
+    backward = tuple(p.divided(plan.accumulate) for p in priced.backward)
+    pieces: dict[str, tuple[Piece, ...]] = {
+        f"micro/{index}": forward + backward for index in range(plan.accumulate - 1)
+    }
+    pieces["forward"] = forward
+    pieces["optimizer"] = priced.optimizer
+    if plan.workers == 1:
+        pieces["backward"] = backward
+    else:
+        copies = [
+            copy_pieces(machine, setting, plan.precision, cut, number)
+            for number, cut in enumerate(cuts)
+        ]
+        pieces |= segments(backward, cuts, copies)
+    notes = list(priced.notes)
+    communication_s: dict[str, float] = {}
+    if plan.workers > 1:
+        communication_s = _communication(machine, workload, setting, cuts, has_buffers, notes)
+    slowdown = _slowdown(machine, setting, notes) if plan.workers > 1 else {}
+    gap_s = replay_s = 0.0
+    if plan.execution == "graph":
+        list_ = prices(machine, setting, plan.precision)
+        gap_s, replay_s = list_.dispatch("graph_kernel"), list_.dispatch("graph_replay")
+        notes += list_.notes
+    return StepModel(
+        frames, pieces, communication_s, slowdown, gap_s, replay_s, tuple(dict.fromkeys(notes))
+    )
+
+
+def segments(
+    backward: Sequence[Piece],
+    cuts: Sequence[BucketCut],
+    copies: Iterable[Iterable[tuple[int, Piece]]],
+) -> dict[str, tuple[Piece, ...]]:
+    """The pieces of `backward/0 ... K`: split after the op that closes each bucket, with its copies.
+
+    Args:
+        backward: The operators of backward, in order.
+        cuts: The buckets in launch order.
+        copies: Per bucket, what is copied into it and after which op.
+    """
+    after: dict[int, list[Piece]] = {}
+    for bucket in copies:
+        for op, piece in bucket:
+            after.setdefault(op, []).append(piece)
+    parts: list[list[Piece]] = [[] for _ in range(len(cuts) + 1)]
+    current = 0
+    for piece in backward:
+        while current < len(cuts) and piece.op > cuts[current].closing_op:
+            current += 1
+        parts[current].append(piece)
+        parts[current].extend(after.pop(piece.op, ()))
+    for op, left in after.items():  # a gradient that becomes ready outside backward
+        number = next((i for i, cut in enumerate(cuts) if cut.closing_op >= op), len(cuts))
+        parts[number].extend(left)
+    return {f"backward/{number}": tuple(part) for number, part in enumerate(parts)}
+
+
+def _check(workload: Workload, plan: Plan, setting: Setting) -> None:
+    if not workload.ops:
+        raise WorkloadError(
+            f"wanted a workload with operators, got none in {workload.name}; trace the step again"
+        )
+    if plan.execution not in EXECUTIONS:
+        raise PlanError(
+            f"wanted execution to be one of 'eager', 'graph', got {plan.execution!r} in the plan; this "
+            "release predicts no other"
+        )
+    if plan.execution == "graph" and setting.device != "cuda":
+        raise PlanError(
+            "wanted a CUDA workload for execution='graph', got one traced for the cpu; use "
+            "execution='eager' there"
+        )
+
+
+def _communication(
+    machine: Machine,
+    workload: Workload,
+    setting: Setting,
+    cuts: Sequence[BucketCut],
+    has_buffers: bool,
+    notes: list[str],
+) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    if cuts:
+        table = find_table(machine, "all_reduce", setting)
+        notes.append(table.note)
+        for number, cut in enumerate(cuts):
+            seconds[f"all_reduce/{number}"] = table_cost(table, cut.num_bytes).seconds
+    if has_buffers:
+        table = find_table(machine, "broadcast", setting)
+        notes.append(table.note)
+        seconds["broadcast_buffers"] = table_cost(table, workload.buffer_bytes).seconds
+    notes[:] = [note for note in notes if note]
+    return seconds
+
+
+def _slowdown(machine: Machine, setting: Setting, notes: list[str]) -> dict[Lane, float]:
+    known = {entry.setting: entry for entry in machine.overlaps}
+    nearest = nearest_setting(known, setting)
+    if nearest is None:
+        notes.append(
+            "overlap was not measured: assumed that computing and communicating do not slow each other"
+        )
+        return {}
+    if nearest != setting:
+        notes.append(f"overlap at {setting} was not measured: assumed as at {nearest}")
+    entry = known[nearest]
+    return {
+        "compute": max(1.0, entry.compute_slowdown.value),
+        "communication": max(1.0, entry.communication_slowdown.value),
+    }

@@ -1,0 +1,202 @@
+"""A step priced: every operator with its seconds, and what the runtime adds around the operators.
+
+A piece is the smallest thing on the compute lane: one operator, or the copy of a gradient into its
+bucket. Pieces are made once per machine, workload, setting and precision, and then only arranged.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Precision, cut_buckets
+from ridgeline.simulator.costs import Identity, Prices, prices
+from ridgeline.workload import Op, Parameter, Workload
+
+
+class Piece(NamedTuple):
+    """One operator of a step with its cost; seconds throughout.
+
+    `work_s` is what scales with the batch, `fixed_s` what every call costs on its lane besides (on the
+    CPU, the dispatch), `host_s` what issuing costs on the host lane (on GPUs). `op` is -1 for what is
+    not an operator of the workload.
+    """
+
+    name: str
+    module: str
+    op: int
+    work_s: float
+    fixed_s: float
+    host_s: float
+    ideal_s: float
+    roofline_s: float
+    bound: str
+    source: str
+    flops: int
+    num_bytes: int
+    has_kernel: bool
+
+    @property
+    def lane_s(self) -> float:
+        """Seconds on the compute lane."""
+        return self.work_s + self.fixed_s
+
+    def divided(self, parts: int) -> "Piece":
+        """The same operator on one of `parts` equal parts of the batch: less work, as many calls."""
+        if parts == 1:
+            return self
+        return self._replace(
+            work_s=self.work_s / parts,
+            ideal_s=self.ideal_s / parts,
+            roofline_s=self.roofline_s / parts,
+            flops=self.flops // parts,
+            num_bytes=self.num_bytes // parts,
+        )
+
+
+class PricedStep(NamedTuple):
+    """The operators of a step by phase, priced, and the notes about what was assumed."""
+
+    forward: tuple[Piece, ...]
+    backward: tuple[Piece, ...]
+    optimizer: tuple[Piece, ...]
+    notes: tuple[str, ...]
+
+
+class BucketCut(NamedTuple):
+    """Gradients that travel together: bytes, the op after which they may, and (op, bytes) of each."""
+
+    num_bytes: int
+    closing_op: int
+    members: tuple[tuple[int, int], ...]
+
+
+def price_step(
+    machine: Machine, workload: Workload, setting: Setting, precision: Precision = "as-is"
+) -> PricedStep:
+    """Every operator of the workload with its cost; made once and kept.
+
+    Raises:
+        MachineError: the profile lacks a ceiling that an operator needs.
+    """
+    return _price_step(Identity(machine), Identity(workload), setting, precision)
+
+
+@lru_cache(maxsize=64)
+def _price_step(
+    machine: Identity[Machine],
+    workload: Identity[Workload],
+    setting: Setting,
+    precision: Precision,
+) -> PricedStep:
+    list_ = Prices(machine.value, setting, precision)
+    by_phase: dict[str, list[Piece]] = {"forward": [], "backward": [], "optimizer": []}
+    for index, op in enumerate(workload.value.ops):
+        by_phase[op.phase].append(_price_op(list_, index, op))
+    return PricedStep(
+        tuple(by_phase["forward"]),
+        tuple(by_phase["backward"]),
+        tuple(by_phase["optimizer"]),
+        list_.notes,
+    )
+
+
+def _price_op(list_: Prices, index: int, op: Op) -> Piece:
+    cost = list_.op(op)
+    dispatch_s = list_.dispatch(op.phase)
+    work_s, fixed_s, host_s = cost.seconds, 0.0, 0.0
+    if list_.setting.device == "cuda":
+        host_s = dispatch_s
+        if op.family != "view":
+            host_s += list_.dispatch("launch")
+    elif cost.has_dispatch:
+        # A timed call contains its dispatch, which a smaller batch would pay as well.
+        fixed_s = min(dispatch_s, cost.seconds)
+        work_s = cost.seconds - fixed_s
+    else:
+        fixed_s = dispatch_s
+    return Piece(
+        name=op.name,
+        module=op.module,
+        op=index,
+        work_s=work_s,
+        fixed_s=fixed_s,
+        host_s=host_s,
+        ideal_s=cost.ideal_s,
+        roofline_s=cost.roofline_s,
+        bound=cost.bound,
+        source=cost.source,
+        flops=op.flops,
+        num_bytes=op.bytes_moved,
+        has_kernel=op.family != "view",
+    )
+
+
+def bucket_gradients(workload: Workload) -> tuple[Parameter, ...]:
+    """The parameters that buckets are cut from, in the order in which the reducer expects them.
+
+    Those that receive gradients come in ready order; trainable ones that receive none follow, in reverse
+    order of registration, and travel with whatever is open at the end of backward.
+    """
+    ready = set(workload.ready_order)
+    rest = [p for p in workload.parameters if p.is_trainable and p.name not in ready]
+    return (*workload.gradients, *reversed(rest))
+
+
+def cut_workload(workload: Workload, bucket_bytes: Sequence[int]) -> tuple[BucketCut, ...]:
+    """The buckets of a workload in launch order, each with the op of backward that closes it.
+
+    Buckets start in order, so one waits for those before it even if it is full earlier.
+    """
+    gradients = bucket_gradients(workload)
+    last_op = max((i for i, op in enumerate(workload.ops) if op.phase == "backward"), default=-1)
+    cuts = []
+    reached = -1
+    for cut in cut_buckets([(p.num_bytes, p.dtype) for p in gradients], bucket_bytes):
+        members = tuple(
+            (
+                gradients[i].ready_op if gradients[i].ready_op >= 0 else last_op,
+                gradients[i].num_bytes,
+            )
+            for i in cut
+        )
+        reached = max(reached, *(op for op, _ in members))
+        cuts.append(BucketCut(sum(size for _, size in members), reached, members))
+    return tuple(cuts)
+
+
+def copy_pieces(
+    machine: Machine, setting: Setting, precision: Precision, cut: BucketCut, number: int
+) -> tuple[tuple[int, Piece], ...]:
+    """The copies of a bucket's gradients into it: (op after which it happens, piece).
+
+    On the CPU every gradient is copied as soon as it is made; on a GPU one launch copies the bucket.
+
+    Raises:
+        MachineError: no ceiling in bytes per second was measured.
+    """
+    list_ = prices(machine, setting, precision)
+    on_device = setting.device == "cuda"
+    copies = [(cut.closing_op, cut.num_bytes)] if on_device else cut.members
+    dispatch_s = list_.dispatch("launch" if on_device else "backward")
+    return tuple(
+        (
+            op,
+            Piece(
+                name="bucket_copy",
+                module=f"bucket/{number}",
+                op=-1,
+                work_s=list_.copy_seconds(2 * size),
+                fixed_s=0.0 if on_device else dispatch_s,
+                host_s=dispatch_s if on_device else 0.0,
+                ideal_s=0.0,
+                roofline_s=list_.copy_seconds(2 * size),
+                bound="memory",
+                source="curve",
+                flops=0,
+                num_bytes=2 * size,
+                has_kernel=True,
+            ),
+        )
+        for op, size in copies
+    )

@@ -1,0 +1,54 @@
+"""Replaying a timeline: the recorded durations on the virtual clock.
+
+If the clock gives back the recorded step, then its order and its overlap are right, and what is wrong
+with a prediction are the durations.
+"""
+
+from ridgeline.simulator.events import SimTask, run_tasks
+from ridgeline.simulator.frames import step_frames
+from ridgeline.simulator.schedule import contiguous
+from ridgeline.timeline import Span, Timeline
+
+
+def replay(timeline: Timeline) -> Timeline:
+    """The timeline that the clock makes of another one's frame durations.
+
+    `wait` is left to follow from the collectives. A collective starts when its bucket is full, so time
+    that it was measured to wait for the others counts as its duration.
+
+    Args:
+        timeline: A predicted or measured step whose frames are those of `step_frames`.
+
+    Source: replay error as in Lumos (MLSys 2025), reported apart from the prediction error.
+    """
+    recorded = {span.name: span for span in timeline.frames}
+    num_buckets = sum(name.startswith("all_reduce/") for name in recorded)
+    frames = step_frames(
+        workers=timeline.workers,
+        num_buckets=num_buckets,
+        accumulate=1 + sum(name.startswith("micro/") for name in recorded),
+        has_buffers="broadcast_buffers" in recorded,
+    )
+    tasks = tuple(
+        SimTask(
+            name=frame.name,
+            lane=frame.lane,
+            duration_ns=_duration_ns(recorded.get(frame.name)),
+            reads=frame.reads,
+            writes=frame.writes,
+        )
+        for frame in frames
+    )
+    spans = contiguous(run_tasks(tasks))
+    return Timeline(
+        origin="predicted",
+        title=timeline.title,
+        workers=timeline.workers,
+        spans=tuple(spans),
+        steps_ns=(max((span.end_ns for span in spans), default=0),),
+        notes=(f"replay of the durations of a {timeline.origin} step",),
+    )
+
+
+def _duration_ns(span: Span | None) -> int:
+    return 0 if span is None or span.name == "wait" else span.duration_ns

@@ -1,0 +1,233 @@
+"""When the frames of a step run, and what is seen inside them.
+
+On the CPU a frame lasts as long as its operators and their dispatch. On a GPU the host issues operators
+while the device runs earlier ones: in the steady state the faster side waits for the slower. When the
+device is slower, the host is steps ahead and launches are hidden; when the host is, every operator starts
+no earlier than it was issued, and the step takes as long as issuing it.
+"""
+
+from collections.abc import Sequence
+
+from ridgeline.simulator.events import SimTask, run_tasks
+from ridgeline.simulator.frames import Frame
+from ridgeline.simulator.model import StepModel
+from ridgeline.simulator.pieces import Piece
+from ridgeline.timeline import Span
+
+_LEAD = "lead"
+
+
+def schedule(
+    model: StepModel, *, device: str, execution: str, details: bool = True
+) -> tuple[Span, ...]:
+    """The spans of one step in the steady state: frames and, inside them, operators.
+
+    Args:
+        model: What there is to run.
+        device: `cpu` or `cuda`.
+        execution: `eager` or `graph`; only matters on GPUs.
+        details: Whether operators are shown.
+
+    Source: Daydream (Zhu et al., ATC 2020): a kernel starts when its stream is free and its launch
+        has been issued.
+    """
+    tasks = frame_tasks(model)
+    spans = run_tasks(tasks, model.slowdown)
+    end_ns = max((span.end_ns for span in spans), default=0)
+    issue_s = 0.0
+    if device == "cuda":
+        issue_s = model.replay_s if execution == "graph" else host_seconds(model)
+    if device == "cuda" and execution == "eager" and issue_s * 1e9 > end_ns:
+        frames, shown = _host_bound(model, issue_s)
+    else:
+        frames = contiguous(spans)
+        shown = _inside(model, spans) if details else []
+        if issue_s * 1e9 > end_ns:  # a replay cannot be issued faster than this
+            last = frames[-1]
+            frames[-1] = _span(last, last.start_ns, round(issue_s * 1e9))
+    if not details:
+        return tuple(frames)
+    return (*frames, *shown, *_issuing(model, execution, issue_s))
+
+
+def frame_tasks(model: StepModel) -> tuple[SimTask, ...]:
+    """One task a frame, each as long as all that is in it; gaps between graph kernels included."""
+    return tuple(
+        SimTask(
+            name=frame.name,
+            lane=frame.lane,
+            duration_ns=round(frame_seconds(model, frame) * 1e9),
+            reads=frame.reads,
+            writes=frame.writes,
+        )
+        for frame in model.frames
+    )
+
+
+def frame_seconds(model: StepModel, frame: Frame) -> float:
+    """Seconds of a frame on its lane when nothing slows it."""
+    if frame.lane == "communication":
+        return model.communication_s[frame.name]
+    held = model.pieces.get(frame.name, ())
+    return sum(p.lane_s + (model.gap_s if p.has_kernel else 0.0) for p in held)
+
+
+def host_seconds(model: StepModel) -> float:
+    """Seconds that the host needs to issue all operators of the step, one by one."""
+    return sum(p.host_s for frame in model.frames for p in model.pieces.get(frame.name, ()))
+
+
+def contiguous(spans: Sequence[Span]) -> list[Span]:
+    """Frames on the compute lane begin where the one before ended, as the runtime's marks do."""
+    placed: list[Span] = []
+    reached: int | None = None
+    for span in spans:
+        if span.lane == "compute":
+            placed.append(_span(span, span.start_ns if reached is None else reached, span.end_ns))
+            reached = span.end_ns
+        else:
+            placed.append(span)
+    return placed
+
+
+def _inside(model: StepModel, spans: Sequence[Span]) -> list[Span]:
+    """Operators one after the other in their frames, stretched like the frame where it was slowed."""
+    shown: list[Span] = []
+    for frame, span in zip(model.frames, spans, strict=True):
+        held = model.pieces.get(frame.name, ())
+        nominal = frame_seconds(model, frame) if held else 0.0
+        if nominal <= 0.0:
+            continue
+        stretch = span.duration_ns / nominal
+        at = 0.0
+        for piece in held:
+            end = at + piece.lane_s
+            if piece.lane_s > 0.0:
+                start_ns = span.start_ns + round(at * stretch)
+                shown.append(_detail(piece, start_ns, span.start_ns + round(end * stretch)))
+            at = end + (model.gap_s if piece.has_kernel else 0.0)
+    return shown
+
+
+def _host_bound(model: StepModel, issue_s: float) -> tuple[list[Span], list[Span]]:
+    """Frames and operators when the device waits for launches.
+
+    In the steady state the device is still busy with the end of one step when the host begins to issue
+    the next. A first pass finds how long (`lead`), the second one starts from there.
+    """
+    issue_ns = round(issue_s * 1e9)
+    tasks, held = _issued_tasks(model)
+    first = run_tasks(tasks, model.slowdown)
+    lead_ns = max(0, max((s.end_ns for s in first if s.lane == "compute"), default=0) - issue_ns)
+    lead = SimTask(name=_LEAD, lane="compute", duration_ns=lead_ns)
+    spans = run_tasks((lead, *tasks), model.slowdown)[1:]
+    frames: list[Span] = []
+    shown: list[Span] = []
+    position, reached = 0, 0
+    for frame, pieces in zip(model.frames, held, strict=True):
+        count = max(1, len(pieces))
+        ran = spans[position : position + count]
+        position += count
+        start, end = (max(0, t - lead_ns) for t in (ran[0].start_ns, ran[-1].end_ns))
+        if frame.lane == "compute":
+            start, reached = reached, end
+        frames.append(Span(name=frame.name, lane=frame.lane, start_ns=start, end_ns=end))
+        shown += [
+            _detail(piece, span.start_ns - lead_ns, span.end_ns - lead_ns)
+            for piece, span in zip(pieces, ran, strict=bool(pieces))
+        ]
+    return frames, shown
+
+
+def _issued_tasks(model: StepModel) -> tuple[list[SimTask], list[tuple[Piece, ...]]]:
+    """One task a kernel, released when the host has issued it; and the kernels of each frame."""
+    tasks: list[SimTask] = []
+    held: list[tuple[Piece, ...]] = []
+    host_s = 0.0
+    for frame in model.frames:
+        kernels: list[Piece] = []
+        for piece in model.pieces.get(frame.name, ()):
+            host_s += piece.host_s
+            if piece.has_kernel:
+                kernels.append(piece)
+                tasks.append(
+                    SimTask(
+                        name=frame.name,
+                        lane=frame.lane,
+                        duration_ns=round(piece.lane_s * 1e9),
+                        reads=frame.reads,
+                        writes=frame.writes,
+                        release_ns=round(host_s * 1e9),
+                    )
+                )
+        if not kernels:
+            seconds = frame_seconds(model, frame)
+            tasks.append(
+                SimTask(
+                    name=frame.name,
+                    lane=frame.lane,
+                    duration_ns=round(seconds * 1e9),
+                    reads=frame.reads,
+                    writes=frame.writes,
+                    release_ns=round(host_s * 1e9) if frame.lane == "communication" else 0,
+                )
+            )
+        held.append(tuple(kernels))
+    return tasks, held
+
+
+def _issuing(model: StepModel, execution: str, issue_s: float) -> list[Span]:
+    """What the host does on a GPU: one detail span a frame, or one replay."""
+    if issue_s <= 0.0:
+        return []
+    if execution == "graph":
+        return [_host("issue graph", 0, round(issue_s * 1e9))]
+    spans = []
+    at = 0.0
+    for frame in model.frames:
+        seconds = sum(p.host_s for p in model.pieces.get(frame.name, ()))
+        if seconds > 0.0:
+            spans.append(_host(f"issue {frame.name}", round(at * 1e9), round((at + seconds) * 1e9)))
+        at += seconds
+    return spans
+
+
+def _host(name: str, start_ns: int, end_ns: int) -> Span:
+    return Span(
+        name=name,
+        lane="host",
+        start_ns=start_ns,
+        end_ns=end_ns,
+        detail=True,
+        attributes={"bound": "dispatch"},
+    )
+
+
+def _span(span: Span, start_ns: int, end_ns: int) -> Span:
+    return Span(name=span.name, lane=span.lane, start_ns=start_ns, end_ns=end_ns)
+
+
+def _detail(piece: Piece, start_ns: int, end_ns: int) -> Span:
+    """An operator's span. The times it would take alone, at the ceilings, and to dispatch go along."""
+    attributes: dict[str, str | float | int] = {
+        "op": piece.op,
+        "module": piece.module,
+        "flops": piece.flops,
+        "bytes": piece.num_bytes,
+        "bound": piece.bound,
+        "source": piece.source,
+        "alone_ns": round(piece.lane_s * 1e9),
+        "ideal_ns": round(piece.ideal_s * 1e9),
+        "roofline_ns": round(piece.roofline_s * 1e9),
+        "dispatch_ns": round(piece.fixed_s * 1e9),
+    }
+    if piece.op < 0:
+        del attributes["op"]
+    return Span(
+        name=piece.name,
+        lane="compute",
+        start_ns=start_ns,
+        end_ns=end_ns,
+        detail=True,
+        attributes=attributes,
+    )

@@ -1,0 +1,126 @@
+"""`simulate`: one training step on the virtual clock, before anything has run.
+
+The frames are those that the runtime executes (`frames`), their contents the priced operators
+(`pieces`), their order and overlap the events' (`events`).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ridgeline.codec import Value
+from ridgeline.errors import PlanError
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan
+from ridgeline.simulator.memory import peak_memory_bytes
+from ridgeline.simulator.model import model_step, resized, setting_of
+from ridgeline.simulator.schedule import schedule
+from ridgeline.timeline import Timeline
+from ridgeline.workload import Workload
+
+
+def simulate(
+    machine: Machine,
+    workload: Workload,
+    plan: Plan,
+    *,
+    world_size: int | None = None,
+    details: bool = True,
+) -> Timeline:
+    """The predicted timeline of one training step in the steady state.
+
+    Args:
+        machine: The measured machine.
+        workload: The step of one worker, with the batch that this worker gets.
+        plan: How to run it.
+        world_size: Workers; None takes those of the plan.
+        details: Whether operators appear as detail spans inside the frames.
+
+    Raises:
+        MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
+        PlanError: the plan asks for an execution mode that is not modelled, or for graphs on a CPU.
+        WorkloadError: the workload has no operators.
+
+    Source: dependency replay of Daydream (Zhu et al., ATC 2020) with the priced operators of this
+        machine; communication overlapped at measured rates.
+    """
+    if world_size is not None and world_size != plan.workers:
+        plan = resized(plan, world_size)
+    setting = setting_of(machine, workload, plan)
+    model = model_step(machine, workload, plan, setting)
+    spans = schedule(model, device=setting.device, execution=plan.execution, details=details)
+    return Timeline(
+        origin="predicted",
+        title=workload.name,
+        workers=plan.workers,
+        spans=spans,
+        steps_ns=(max((span.end_ns for span in spans if not span.detail), default=0),),
+        notes=model.notes,
+        counters={"peak_memory_bytes": float(peak_memory_bytes(workload, plan))},
+    )
+
+
+class ScalingPoint(Value, frozen=True, kw_only=True):
+    """Prediction for one number of workers.
+
+    `speedup` compares samples per second with those of the smallest number, per worker of it;
+    `efficiency` is the speed-up per worker.
+    """
+
+    workers: int
+    step_s: float
+    samples_per_s: float
+    speedup: float
+    efficiency: float
+    notes: tuple[str, ...] = ()
+
+
+def scaling_curve(
+    machine: Machine,
+    workload: Workload | Mapping[int, Workload],
+    plan: Plan,
+    world_sizes: Sequence[int],
+) -> tuple[ScalingPoint, ...]:
+    """Predicted speed for several numbers of workers.
+
+    Args:
+        machine: The measured machine.
+        workload: One workload: every worker keeps its batch (weak scaling). A mapping by number of
+            workers: what each worker does at that number (strong scaling, when the global batch is one).
+        plan: Everything but the number of workers (and threads) is kept.
+        world_sizes: Numbers of workers.
+
+    Raises:
+        PlanError: no number is given, or the mapping lacks one.
+        MachineError: the profile lacks what a number of workers needs.
+    """
+    if not world_sizes:
+        raise PlanError(
+            "wanted numbers of workers for a scaling curve, got none; give at least one"
+        )
+    points: list[ScalingPoint] = []
+    base = 0.0
+    for workers in sorted(set(world_sizes)):
+        if isinstance(workload, Workload):
+            load = workload
+        elif workers in workload:
+            load = workload[workers]
+        else:
+            raise PlanError(
+                f"wanted a workload for {workers} workers, got workloads for {sorted(workload)}; trace "
+                "the step with that worker's batch"
+            )
+        timeline = simulate(machine, load, plan, world_size=workers, details=False)
+        step_s = timeline.step_ns * 1e-9
+        rate = workers * load.samples / step_s if step_s else 0.0
+        base = base or rate / workers
+        speedup = rate / base if base else 0.0
+        points.append(
+            ScalingPoint(
+                workers=workers,
+                step_s=step_s,
+                samples_per_s=rate,
+                speedup=speedup,
+                efficiency=speedup / workers,
+                notes=timeline.notes,
+            )
+        )
+    return tuple(points)

@@ -1,0 +1,145 @@
+"""What if: the same machine with faster links, more computing, or no dispatch cost."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ridgeline.errors import MachineError
+from ridgeline.machine import (
+    Ceiling,
+    CurvePoint,
+    Machine,
+    OperatorTiming,
+    Quantity,
+    Setting,
+    SizePoint,
+)
+from ridgeline.simulator.costs import COMPUTE_FAMILIES, op_seconds
+from ridgeline.workload import Workload
+
+PARTS = ("compute", "memory", "dispatch", "links", "collectives")
+
+
+def parse_what_if(text: str) -> dict[str, float]:
+    """The factors in a text such as `links=2x,compute=1.5x`.
+
+    Raises:
+        MachineError: an unknown part, or a factor that is not a positive number.
+
+    Example:
+        >>> parse_what_if("links=2x,compute=1.5")
+        {'links': 2.0, 'compute': 1.5}
+    """
+    factors: dict[str, float] = {}
+    for item in text.split(","):
+        part, _, factor = item.strip().partition("=")
+        try:
+            value = float(factor.strip().removesuffix("x"))
+        except ValueError:
+            value = 0.0
+        if part not in PARTS or not 0.0 < value < float("inf"):
+            raise MachineError(
+                f"wanted PART=FACTORx with a part of {', '.join(PARTS)} and a factor above 0, got "
+                f"{item.strip()!r} in the what-if; for example links=2x"
+            )
+        factors[part] = value
+    return factors
+
+
+def what_if(
+    machine: Machine, factors: Mapping[str, float], workload: Workload | None = None
+) -> Machine:
+    """The machine with parts of it `factor` times as fast.
+
+    `compute` are the ceilings in FLOP/s, `memory` those in B/s, `dispatch` what issuing costs,
+    `collectives` the tables of collectives, `links` these and the copies between host and device.
+    Operator timings follow what limits the operator, which the workload tells; without one they stay.
+
+    Args:
+        machine: The measured machine.
+        factors: Part to factor; 2.0 is twice as fast.
+        workload: Whose operators the timings belong to.
+
+    Raises:
+        MachineError: an unknown part, or a factor that is not positive.
+    """
+    for part, factor in factors.items():
+        if part not in PARTS or not 0.0 < factor < float("inf"):
+            raise MachineError(
+                f"wanted a part of {', '.join(PARTS)} and a factor above 0, got {part}={factor:g} in "
+                "the what-if; for example links=2x"
+            )
+    links = factors.get("links", 1.0)
+    collectives = links * factors.get("collectives", 1.0)
+    text = ",".join(f"{part}={factor:g}x" for part, factor in factors.items())
+    warnings = [*machine.warnings, f"not a real machine: what if {text}"]
+    rates = {p: factors.get(p, 1.0) for p in ("compute", "memory", "dispatch")}
+    if workload is None and machine.timings and any(f != 1.0 for f in rates.values()):
+        warnings.append("operator timings were left as measured: no workload told what limits them")
+    return msgspec.structs.replace(
+        machine,
+        fingerprint=f"{machine.fingerprint}?{text}",
+        warnings=tuple(warnings),
+        ceilings=tuple(_faster_ceiling(entry, rates) for entry in machine.ceilings),
+        dispatch=tuple(
+            msgspec.structs.replace(e, seconds=_scaled(e.seconds, 1 / rates["dispatch"]))
+            for e in machine.dispatch
+        ),
+        collectives=tuple(
+            msgspec.structs.replace(e, table=_faster_table(e.table, collectives))
+            for e in machine.collectives
+        ),
+        links=tuple(
+            msgspec.structs.replace(e, table=_faster_table(e.table, links)) for e in machine.links
+        ),
+        timings=_faster_timings(machine, rates, workload),
+    )
+
+
+def _faster_ceiling(entry: Ceiling, rates: Mapping[str, float]) -> Ceiling:
+    factor = rates["compute" if entry.family in COMPUTE_FAMILIES else "memory"]
+    return msgspec.structs.replace(
+        entry,
+        rate=_scaled(entry.rate, factor),
+        curve=tuple(CurvePoint(work=p.work, rate=p.rate * factor) for p in entry.curve),
+    )
+
+
+def _faster_table(table: tuple[SizePoint, ...], factor: float) -> tuple[SizePoint, ...]:
+    return tuple(
+        SizePoint(num_bytes=p.num_bytes, seconds=_scaled(p.seconds, 1 / factor)) for p in table
+    )
+
+
+def _faster_timings(
+    machine: Machine, rates: Mapping[str, float], workload: Workload | None
+) -> tuple[OperatorTiming, ...]:
+    if workload is None or all(factor == 1.0 for factor in rates.values()):
+        return machine.timings
+    ops = {op.key: op for op in workload.ops}
+    faster = []
+    bounds: dict[tuple[Setting, str], str] = {}
+    for entry in machine.timings:
+        op = ops.get(entry.key)
+        if op is None:
+            faster.append(entry)
+            continue
+        place = (entry.setting, entry.key)
+        if place not in bounds:
+            bounds[place] = op_seconds(machine, op, entry.setting).bound
+        factor = rates[bounds[place]]
+        faster.append(msgspec.structs.replace(entry, seconds=_scaled(entry.seconds, 1 / factor)))
+    return tuple(faster)
+
+
+def _scaled(quantity: Quantity, factor: float) -> Quantity:
+    """A number multiplied; it is no longer a measurement."""
+    if factor == 1.0:
+        return quantity
+    return msgspec.structs.replace(
+        quantity,
+        value=quantity.value * factor,
+        low=quantity.low * factor,
+        high=quantity.high * factor,
+        source="assumed",
+    )

@@ -1,0 +1,10 @@
+"""The verdict: prediction against measurement, where the time went, and what to do next."""
+
+from ridgeline.verdict.verify import FrameError as FrameError
+from ridgeline.verdict.verify import LaneError as LaneError
+from ridgeline.verdict.verify import Verdict as Verdict
+from ridgeline.verdict.verify import step_spread as step_spread
+from ridgeline.verdict.verify import verify as verify
+from ridgeline.verdict.waterfall import Part as Part
+
+__all__ = ("FrameError", "LaneError", "Part", "Verdict", "step_spread", "verify")

@@ -1,0 +1,224 @@
+"""The way from the physical limit to the measured step, in parts that add up.
+
+The measured step is first divided by what its lanes did, by priority: computing, then communication,
+then waiting for input, then the rest. The computing is divided further by the operators of the
+prediction: what the FLOP need at the ceiling, what memory adds, what kernels lose, what launching costs.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ridgeline.codec import Value
+from ridgeline.errors import MachineError
+from ridgeline.machine import Machine, Setting
+from ridgeline.simulator.pieces import price_step
+from ridgeline.timeline import Span, Timeline
+from ridgeline.workload import Workload
+
+IDEAL = "ideal compute"
+MEMORY = "memory-bound work"
+KERNEL = "kernel inefficiency"
+LAUNCH = "launch gaps"
+EXPOSED = "exposed communication"
+INPUT = "input wait"
+OTHER = "other"
+
+Interval = tuple[int, int]
+
+
+class Part(Value, frozen=True, kw_only=True):
+    """One part of the measured step; all parts of a step add up to it exactly."""
+
+    name: str
+    ns: int
+    why: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The part in seconds."""
+        return self.ns * 1e-9
+
+
+class Estimate(NamedTuple):
+    """Nanoseconds that the computing of a step needs, as far as a prediction tells."""
+
+    ideal_ns: int
+    memory_ns: int
+    kernel_ns: int
+    launch_ns: int
+    slowed_ns: int
+    """Computing made slower by communication beside it."""
+
+
+class Waterfall(NamedTuple):
+    """The parts, the notes on how they were found, and the limit (None when nothing tells it)."""
+
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...]
+    limit_ns: int | None
+
+
+def waterfall(
+    predicted: Timeline,
+    measured: Timeline,
+    machine: Machine | None = None,
+    workload: Workload | None = None,
+) -> Waterfall:
+    """The parts of the measured step.
+
+    Args:
+        predicted: Its operator spans tell what computing needs.
+        measured: Its frames are divided.
+        machine: With `workload`, tells the same when `predicted` has no operator spans.
+        workload: See `machine`.
+
+    Source: priority breakdown as in the TensorBoard profiler plugin, so that parts sum to wall time.
+    """
+    compute, communication, waiting, rest = divide(measured)
+    notes: list[str] = []
+    estimate = estimate_of(predicted) or _priced(measured, machine, workload, notes)
+    if estimate is None:
+        notes.append("nothing tells what limits the operators: all computing counts as other")
+        estimate = Estimate(0, 0, 0, 0, 0)
+        limit = None
+    else:
+        limit = estimate.ideal_ns + estimate.memory_ns
+    fitted = _fit(estimate, compute, notes)
+    unexplained = compute - sum(fitted)
+    slowed = min(estimate.slowed_ns, unexplained)
+    parts = (
+        Part(name=IDEAL, ns=fitted[0], why="FLOP at the measured ceilings"),
+        Part(name=MEMORY, ns=fitted[1], why="bytes that cannot move faster, beyond the FLOP"),
+        Part(name=KERNEL, ns=fitted[2], why="kernels below the roofline"),
+        Part(name=LAUNCH, ns=fitted[3], why="issuing operators while nothing computes"),
+        Part(name=EXPOSED, ns=communication, why="communication that computing does not hide"),
+        Part(name=INPUT, ns=waiting, why="waiting for the next batch"),
+        Part(
+            name=OTHER,
+            ns=rest + unexplained,
+            why=f"of it {slowed} ns of computing slowed by communication" if slowed > 0 else "",
+        ),
+    )
+    if limit is not None:
+        limit = fitted[0] + fitted[1]
+    return Waterfall(parts, tuple(notes), limit)
+
+
+def divide(timeline: Timeline) -> tuple[int, int, int, int]:
+    """Nanoseconds of the step that compute, else communicate, else wait for input, else none of it.
+
+    The first that applies counts, so the four add up to the step.
+    """
+    step: Interval = (0, timeline.step_ns)
+    compute = _union([s for s in timeline.lane("compute") if s.name != "wait"], step)
+    communicating = [
+        *timeline.lane("communication"),
+        *(s for s in timeline.lane("compute") if s.name == "wait"),
+    ]
+    # `wait` blocks the host, so an `input` frame cannot run beneath it.
+    loading = [s for s in timeline.frames if s.lane in ("host", "loader", "copy-in", "disk")]
+    first = _length(compute)
+    both = _union([*_spans(compute), *communicating], step)
+    all_three = _union([*_spans(both), *loading], step)
+    second = _length(both) - first
+    third = _length(all_three) - first - second
+    return first, second, third, timeline.step_ns - first - second - third
+
+
+def estimate_of(predicted: Timeline) -> Estimate | None:
+    """What the operator spans of a prediction say; None when there are none."""
+    details = [s for s in predicted.spans if s.detail and s.lane == "compute"]
+    known = [s for s in details if "roofline_ns" in s.attributes]
+    if not known:
+        return None
+    ideal = memory = kernel = launch = slowed = 0
+    for span in known:
+        values = {
+            name: int(span.attributes.get(name, 0))
+            for name in ("alone_ns", "ideal_ns", "roofline_ns", "dispatch_ns")
+        }
+        lost = max(0, values["alone_ns"] - values["roofline_ns"])
+        issuing = min(lost, values["dispatch_ns"])
+        ideal += values["ideal_ns"]
+        memory += values["roofline_ns"] - values["ideal_ns"]
+        launch += issuing
+        kernel += lost - issuing
+        slowed += max(0, span.duration_ns - values["alone_ns"])
+    frames = [s for s in predicted.lane("compute") if s.name != "wait"]
+    gaps = sum(s.duration_ns for s in frames) - sum(s.duration_ns for s in details)
+    return Estimate(ideal, memory, kernel, launch + max(0, gaps), slowed)
+
+
+def _priced(
+    measured: Timeline, machine: Machine | None, workload: Workload | None, notes: list[str]
+) -> Estimate | None:
+    """The estimate from the price list, when the prediction carries no operators."""
+    if machine is None or workload is None:
+        return None
+    workers = measured.workers
+    threads = 0 if workload.device == "cuda" else max(1, machine.host.cores // workers)
+    setting = Setting(device=workload.device, workers=workers, threads=threads)
+    try:
+        priced = price_step(machine, workload, setting)
+    except MachineError as error:
+        notes.append(f"the machine profile does not tell what limits the operators: {error}")
+        return None
+    notes += priced.notes
+    ideal = memory = kernel = launch = 0.0
+    for piece in (*priced.forward, *priced.backward, *priced.optimizer):
+        lost = max(0.0, piece.lane_s - piece.roofline_s)
+        ideal += piece.ideal_s
+        memory += piece.roofline_s - piece.ideal_s
+        launch += min(lost, piece.fixed_s)
+        kernel += max(0.0, lost - piece.fixed_s)
+    return Estimate(
+        ideal_ns=round(1e9 * ideal),
+        memory_ns=round(1e9 * memory),
+        kernel_ns=round(1e9 * kernel),
+        launch_ns=round(1e9 * launch),
+        slowed_ns=0,
+    )
+
+
+def _fit(estimate: Estimate, compute_ns: int, notes: list[str]) -> tuple[int, int, int, int]:
+    """The four parts of computing, made no more than was measured.
+
+    What is least certain gives way first: losses, and only then the limit itself.
+    """
+    ideal, memory, kernel, launch, _ = estimate
+    limit, losses = ideal + memory, kernel + launch
+    if limit + losses <= compute_ns:
+        return ideal, memory, kernel, launch
+    if limit <= compute_ns:
+        share = (compute_ns - limit) / losses
+        notes.append(
+            f"predicted losses exceed the measured computing: scaled by {share:.2f} to fit"
+        )
+        return ideal, memory, int(kernel * share), int(launch * share)
+    share = compute_ns / limit
+    notes.append(
+        f"computing was measured faster than the ceilings allow: the limit was scaled by {share:.2f}"
+    )
+    return int(ideal * share), int(memory * share), 0, 0
+
+
+def _union(spans: Sequence[Span], within: Interval) -> list[Interval]:
+    """Sorted, disjoint intervals covered by the spans, clipped."""
+    found: list[Interval] = []
+    for span in sorted(spans, key=lambda s: s.start_ns):
+        start, end = max(span.start_ns, within[0]), min(span.end_ns, within[1])
+        if end <= start:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _spans(intervals: Sequence[Interval]) -> list[Span]:
+    return [Span(name="", lane="host", start_ns=start, end_ns=end) for start, end in intervals]
+
+
+def _length(intervals: Sequence[Interval]) -> int:
+    return sum(end - start for start, end in intervals)

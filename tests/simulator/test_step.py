@@ -1,0 +1,412 @@
+"""Predicted steps: the analytic cases, the frames, GPUs, and the laws of every prediction."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline import laws
+from ridgeline.errors import MachineError, PlanError, WorkloadError
+from ridgeline.machine import Setting
+from ridgeline.plan import Plan, Sync
+from ridgeline.simulator.frames import step_frames
+from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
+from ridgeline.simulator.replay import replay
+from ridgeline.simulator.step import scaling_curve, simulate
+from ridgeline.simulator.what_if import parse_what_if, what_if
+from ridgeline.timeline import Timeline
+from strategies import (
+    machines,
+    make_machine,
+    make_timeline,
+    make_workload,
+    timelines,
+    workloads,
+)
+
+MS = 1_000_000
+TWO = Plan(workers=2, threads=1)
+
+
+def _buckets(*limits: int) -> Plan:
+    return Plan(workers=2, threads=1, sync=Sync(bucket_bytes=limits))
+
+
+def _spans(timeline: Timeline) -> dict[str, tuple[int, int]]:
+    return {span.name: (span.start_ns, span.end_ns) for span in timeline.frames}
+
+
+def test_a_worker_alone_is_the_sum_of_its_operators() -> None:
+    """On the CPU a step is the time of its operators plus their dispatch."""
+    timeline = simulate(make_machine(dispatch_s=1e-4), make_workload(), Plan())
+    assert _spans(timeline) == {
+        "input": (0, 0),
+        "forward": (0, 4_400_000),
+        "backward": (4_400_000, 12_800_000),
+        "optimizer": (12_800_000, 13_400_000),
+    }
+    assert timeline.step_ns == 13_400_000
+    assert timeline.notes == ()
+    assert timeline.workers == 1
+
+
+@pytest.mark.parametrize("has_buffers", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_frames_are_exactly_those_of_the_contract(has_buffers: bool, accumulate: int) -> None:
+    """Names and lanes are those of `step_frames`, each once."""
+    workload = make_workload(buffer_bytes=64 if has_buffers else 0)
+    plan = Plan(workers=2, threads=1, accumulate=accumulate, sync=Sync(bucket_bytes=(2 << 20,)))
+    timeline = simulate(make_machine(), workload, plan)
+    wanted = step_frames(workers=2, num_buckets=2, accumulate=accumulate, has_buffers=has_buffers)
+    assert sorted((s.name, s.lane) for s in timeline.frames) == sorted(
+        (frame.name, frame.lane) for frame in wanted
+    )
+
+
+def test_communication_hides_beneath_backward() -> None:
+    """When every bucket but the last is reduced before the next, only the last is exposed."""
+    machine = make_machine(latency_s=0.0, bandwidth=1e9)
+    workload = make_workload(backward=[20 * MS] * 4, gradient_bytes=[1 << 20] * 4)
+    copy_ns = 2 * (1 << 20)  # read and written at 1 GB/s
+    reduce_ns = 1 << 20
+    spans = _spans(simulate(machine, workload, _buckets(1 << 20)))
+    assert spans["all_reduce/0"] == (
+        spans["backward/0"][1],
+        spans["backward/0"][1] + reduce_ns,
+    )
+    assert spans["backward/1"][0] == spans["backward/0"][1]
+    assert spans["backward/3"][1] == 4 * MS + 80 * MS + 4 * copy_ns
+    assert spans["wait"][1] - spans["wait"][0] == pytest.approx(reduce_ns, abs=2)
+
+
+def test_buckets_queue_on_a_slow_link() -> None:
+    """start_k = max(ready_k, end_{k-1}): a slow link exposes everything but the first wait."""
+    machine = make_machine(latency_s=0.0, bandwidth=1e7)
+    workload = make_workload(backward=[MS] * 4, gradient_bytes=[1 << 20] * 4)
+    spans = _spans(simulate(machine, workload, _buckets(1 << 20)))
+    each = round((1 << 20) / 1e7 * 1e9)
+    first = spans["all_reduce/0"][0]
+    for number in range(4):
+        assert spans[f"all_reduce/{number}"][1] == pytest.approx(first + (number + 1) * each, abs=5)
+    assert spans["wait"][1] == spans["all_reduce/3"][1]
+    assert spans["optimizer"][0] == spans["wait"][1]
+
+
+def test_the_last_bucket_is_always_exposed() -> None:
+    """However fast the rest, a step waits at least for the reduction of its last bucket."""
+    machine = make_machine(latency_s=2e-3, bandwidth=1e12)
+    timeline = simulate(machine, make_workload(), TWO)
+    assert timeline.total_ns("wait") >= 2 * MS
+
+
+def test_overlap_slows_both_sides() -> None:
+    """Slowdown makes backward longer than without, by what the rates say."""
+    workload = make_workload(backward=[50 * MS] * 2, gradient_bytes=[10_000_000] * 2)
+    free = simulate(make_machine(latency_s=0.0, bandwidth=1e9), workload, _buckets(10_000_000))
+    slow = simulate(
+        make_machine(latency_s=0.0, bandwidth=1e9, slowdown=(1.25, 2.0)),
+        workload,
+        _buckets(10_000_000),
+    )
+    # 10 ms of communication takes 20 ms, in which computing does 16 ms: backward/1 loses 4 ms.
+    before, after = (_spans(t)["backward/1"] for t in (free, slow))
+    assert (after[1] - after[0]) - (before[1] - before[0]) == pytest.approx(4 * MS, rel=1e-3)
+    alone = sum(s.attributes["alone_ns"] for s in slow.spans if s.detail)
+    shown = sum(s.duration_ns for s in slow.spans if s.detail)
+    assert shown - alone == pytest.approx(4 * MS, rel=1e-2)
+
+
+def test_accumulation_repeats_the_dispatch_but_not_the_work() -> None:
+    """N micro-batches do the work of the whole batch and pay the dispatch n times."""
+    machine, workload = make_machine(dispatch_s=1e-4), make_workload()
+    once = simulate(machine, workload, Plan())
+    thrice = simulate(machine, workload, Plan(accumulate=3))
+    assert thrice.step_ns - once.step_ns == pytest.approx(2 * 8 * 100_000, abs=10)
+    assert [s.name for s in thrice.frames][:3] == ["input", "micro/0", "micro/1"]
+
+
+def test_accumulation_keeps_the_dispatch_inside_timings() -> None:
+    """A timing contains its dispatch once, so a third of the batch takes more than a third of it."""
+    workload = make_workload(forward=[MS], backward=[MS])
+    timings = {op.key: 1e-3 for op in workload.ops}
+    machine = make_machine(timings=timings, dispatch_s=1e-4)
+    once = simulate(machine, workload, Plan())
+    twice = simulate(machine, workload, Plan(accumulate=2))
+    assert once.step_ns == 3 * MS
+    assert twice.step_ns - once.step_ns == 2 * 100_000
+
+
+def test_operators_are_shown_inside_their_frames() -> None:
+    """Details nest in frames, carry what is known, and name their operator."""
+    timeline = simulate(make_machine(), make_workload(), _buckets(1 << 20))
+    frames = {s.name: s for s in timeline.frames}
+    details = [s for s in timeline.spans if s.detail]
+    assert {s.attributes["op"] for s in details if "op" in s.attributes} == set(range(9))
+    first = details[0]
+    assert (first.name, first.attributes["module"]) == ("aten.mm.default", "layer0")
+    assert first.attributes["flops"] == MS
+    assert first.attributes["bound"] == "compute"
+    assert first.attributes["source"] == "roofline"
+    for span in details:
+        assert any(f.start_ns <= span.start_ns and span.end_ns <= f.end_ns for f in frames.values())
+    assert not [
+        s for s in simulate(make_machine(), make_workload(), TWO, details=False).spans if s.detail
+    ]
+
+
+def test_world_size_overrides_the_plan() -> None:
+    """`world_size` is the number of workers that is simulated."""
+    timeline = simulate(make_machine(), make_workload(), Plan(), world_size=2)
+    assert timeline.workers == 2
+    assert timeline.named("wait") is not None
+
+
+def test_unused_parameters_travel_with_the_last_bucket() -> None:
+    """A trainable parameter without gradient is reduced too, after backward."""
+    workload = make_workload(gradient_bytes=[1 << 20] * 4)
+    unused = msgspec.structs.replace(
+        workload.parameters[0], name="unused", ready_op=-1, num_bytes=4 << 20
+    )
+    more = msgspec.structs.replace(workload, parameters=(*workload.parameters, unused))
+    spans = _spans(simulate(make_machine(), more, _buckets(4 << 20)))
+    assert "all_reduce/1" in spans
+    assert spans["all_reduce/1"][0] >= spans["backward/1"][1]
+
+
+def _gpu(**more: float) -> tuple:
+    machine = make_machine(device="cuda", **more)
+    return machine, make_workload(device="cuda")
+
+
+def test_a_busy_gpu_hides_its_launches() -> None:
+    """When the device is the slower side the step is what the device does."""
+    machine, workload = _gpu(dispatch_s=1e-5, launch_s=1e-5)
+    timeline = simulate(machine, workload, Plan())
+    assert timeline.step_ns == 12_500_000
+    issuing = [s for s in timeline.spans if s.lane == "host" and s.detail]
+    assert sum(s.duration_ns for s in issuing) == 9 * 20_000
+
+
+def test_a_slow_host_sets_the_step() -> None:
+    """When issuing takes longer than computing the step takes as long as issuing."""
+    machine, workload = _gpu(dispatch_s=4e-3, launch_s=1e-3)
+    timeline = simulate(machine, workload, Plan())
+    assert timeline.step_ns == 9 * 5 * MS
+    kernels = [s for s in timeline.spans if s.detail and s.lane == "compute"]
+    assert sum(s.duration_ns for s in kernels) == 12_500_000
+    assert [s.name for s in timeline.lane("compute")] == ["forward", "backward", "optimizer"]
+    reached = 0
+    for frame in timeline.lane("compute"):
+        assert frame.start_ns == reached
+        reached = frame.end_ns
+    assert reached == timeline.step_ns
+
+
+def test_a_slow_host_with_two_gpus() -> None:
+    """Host-bound, the collectives wait for their launch, and the frames stay those of the contract."""
+    machine, workload = _gpu(dispatch_s=4e-3, launch_s=1e-3)
+    timeline = simulate(machine, workload, _buckets(2 << 20))
+    wanted = step_frames(workers=2, num_buckets=2)
+    assert {(s.name, s.lane) for s in timeline.frames} == {(f.name, f.lane) for f in wanted}
+    # 9 operators and the copies into 2 buckets, at a launch each.
+    assert timeline.step_ns == pytest.approx(9 * 5 * MS + 2 * MS, rel=1e-6)
+
+
+def test_a_graph_replaces_launches_by_gaps() -> None:
+    """Whole-step graph: device times plus the gap of every kernel, one replay on the host."""
+    machine, workload = _gpu(dispatch_s=4e-3, launch_s=1e-3, graph_gap_s=1e-6, replay_s=1e-4)
+    timeline = simulate(machine, workload, Plan(execution="graph"))
+    assert timeline.step_ns == 12_500_000 + 9 * 1000
+    assert [s.name for s in timeline.spans if s.lane == "host" and s.detail] == ["issue graph"]
+    slow = msgspec.structs.replace(
+        machine, dispatch=make_machine(device="cuda", replay_s=1.0).dispatch
+    )
+    assert simulate(slow, workload, Plan(execution="graph")).step_ns == 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (
+            Plan(execution="graph"),
+            "wanted a CUDA workload for execution='graph', got one traced for the cpu; use "
+            "execution='eager' there",
+        ),
+        (
+            Plan(execution="compiled"),
+            "wanted execution to be one of 'eager', 'graph', got 'compiled' in the plan; this release "
+            "predicts no other",
+        ),
+    ],
+)
+def test_what_is_not_modelled_is_refused(plan: Plan, message: str) -> None:
+    """No prediction is made for a mode that the simulator does not know."""
+    with pytest.raises(PlanError) as error:
+        simulate(make_machine(), make_workload(), plan)
+    assert str(error.value) == message
+
+
+def test_an_empty_workload_is_refused() -> None:
+    """There is no step without operators."""
+    with pytest.raises(WorkloadError) as error:
+        simulate(make_machine(), msgspec.structs.replace(make_workload(), ops=()), Plan())
+    assert str(error.value) == (
+        "wanted a workload with operators, got none in toy; trace the step again"
+    )
+
+
+def test_assumptions_are_noted() -> None:
+    """A setting, a world size or an overlap that was not measured is said in the timeline."""
+    machine = make_machine(settings=[Setting(device="cpu", workers=2, threads=1)])
+    machine = msgspec.structs.replace(machine, overlaps=())
+    notes = simulate(machine, make_workload(), Plan(workers=4, threads=1)).notes
+    assert notes == (
+        "ceilings at 4 x 1 cpu threads were not measured: assumed as at 2 x 1 cpu threads",
+        "all_reduce over 4 workers was not measured: assumed by the ring law from 2 workers",
+        "overlap was not measured: assumed that computing and communicating do not slow each other",
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(machines, workloads, st.integers(1, 8 << 20))
+def test_laws_of_every_prediction(machine, workload, limit: int) -> None:
+    """Deterministic; lanes never overlap; the step is at least every lane's work; replay agrees."""
+    plan = _buckets(limit)
+    timeline = simulate(machine, workload, plan)
+    assert timeline == simulate(machine, workload, plan)
+    for lane in ("compute", "communication", "host"):
+        spans = timeline.lane(lane)
+        for before, after in zip(spans, spans[1:], strict=False):
+            assert before.end_ns <= after.start_ns
+        assert timeline.step_ns >= sum(span.duration_ns for span in spans)
+    assert replay(timeline).step_ns == pytest.approx(timeline.step_ns, abs=2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(workloads, st.floats(1.1, 10.0))
+def test_faster_links_never_slow_a_step(workload, factor: float) -> None:
+    """More bandwidth with the same buckets and no contention never makes a step longer."""
+    machine = make_machine(latency_s=1e-4, bandwidth=1e8)
+    faster = what_if(machine, {"links": factor}, workload)
+    assert simulate(faster, workload, TWO).step_ns <= simulate(machine, workload, TWO).step_ns
+
+
+def test_replay_returns_the_recorded_step() -> None:
+    """Recorded durations on the virtual clock give back the recorded step exactly."""
+    recorded = make_timeline(
+        [
+            ("input", "host", 0, 5),
+            ("forward", "compute", 5, 105),
+            ("backward/0", "compute", 105, 155),
+            ("backward/1", "compute", 155, 205),
+            ("backward/2", "compute", 205, 225),
+            ("all_reduce/0", "communication", 155, 255),
+            ("all_reduce/1", "communication", 255, 305),
+            ("wait", "compute", 225, 305),
+            ("optimizer", "compute", 305, 355),
+        ],
+        workers=2,
+    )
+    assert replay(recorded).step_ns == recorded.step_ns == 355
+    assert _spans(replay(recorded)) == _spans(recorded)
+
+
+@given(timelines())
+def test_replay_never_exceeds_the_sum_of_its_frames(timeline: Timeline) -> None:
+    """Whatever was recorded, no lane waits for nothing."""
+    assert replay(timeline).step_ns <= sum(s.duration_ns for s in timeline.frames)
+
+
+def test_scaling_curve_weak_and_strong() -> None:
+    """One workload is weak scaling; a mapping is what each number of workers does."""
+    machine = make_machine(latency_s=0.0, bandwidth=1e15)
+    plan = Plan()
+    weak = scaling_curve(machine, make_workload(gradient_bytes=[4] * 4), plan, [2, 1])
+    assert [p.workers for p in weak] == [1, 2]
+    assert weak[1].efficiency == pytest.approx(1.0, rel=1e-3)
+    half = make_workload(
+        forward=[MS // 2] * 4, backward=[MS] * 4, samples=4, gradient_bytes=[4] * 4
+    )
+    strong = scaling_curve(
+        machine, {1: make_workload(gradient_bytes=[4] * 4), 2: half}, plan, [1, 2]
+    )
+    # The optimizer (0.5 of 12.5 ms) does not shrink: Amdahl.
+    assert strong[1].speedup == pytest.approx(laws.amdahl(12 / 12.5, 2), rel=1e-3)
+
+
+def test_scaling_curve_messages() -> None:
+    """It says which number of workers it has nothing for."""
+    with pytest.raises(PlanError) as error:
+        scaling_curve(make_machine(), {1: make_workload()}, Plan(), [2])
+    assert str(error.value) == (
+        "wanted a workload for 2 workers, got workloads for [1]; trace the step with that worker's batch"
+    )
+    with pytest.raises(PlanError) as error:
+        scaling_curve(make_machine(), make_workload(), Plan(), [])
+    assert str(error.value) == (
+        "wanted numbers of workers for a scaling curve, got none; give at least one"
+    )
+
+
+def test_what_if_scales_what_it_names() -> None:
+    """Each part makes its own share of the step faster and leaves the rest."""
+    machine, workload = make_machine(dispatch_s=1e-3, latency_s=1e-3), make_workload()
+    plain = simulate(machine, workload, TWO)
+    compute = simulate(what_if(machine, {"compute": 2.0}), workload, TWO)
+    assert plain.step_ns - compute.step_ns == pytest.approx(12_500_000 / 2, abs=10)
+    links = simulate(what_if(machine, {"links": 2.0}), workload, TWO)
+    assert links.total_ns("all_reduce") == pytest.approx(plain.total_ns("all_reduce") / 2, abs=2)
+    dispatch = simulate(what_if(machine, {"dispatch": 1e9}), workload, Plan())
+    assert dispatch.step_ns == 12_500_000
+    both = what_if(machine, {"links": 2.0, "collectives": 2.0})
+    assert simulate(both, workload, TWO).total_ns("all_reduce") == pytest.approx(
+        plain.total_ns("all_reduce") / 4, abs=2
+    )
+
+
+def test_what_if_scales_timings_by_what_limits_them() -> None:
+    """Timings of computing operators follow `compute`; without a workload they stay, and it is said."""
+    workload = make_workload()
+    machine = make_machine(timings={op.key: 1e-3 for op in workload.ops})
+    faster = what_if(machine, {"compute": 4.0}, workload)
+    assert simulate(faster, workload, Plan()).step_ns == 9 * MS // 4
+    blind = what_if(machine, {"compute": 4.0})
+    assert simulate(blind, workload, Plan()).step_ns == 9 * MS
+    assert blind.warnings[-1] == (
+        "operator timings were left as measured: no workload told what limits them"
+    )
+    assert blind.fingerprint == "test?compute=4x"
+
+
+@pytest.mark.parametrize("text", ["link=2x", "links", "links=0x", "links=fast", "", "links=infx"])
+def test_what_if_messages(text: str) -> None:
+    """What-ifs say which parts there are."""
+    with pytest.raises(MachineError) as error:
+        parse_what_if(text)
+    assert str(error.value) == (
+        "wanted PART=FACTORx with a part of compute, memory, dispatch, links, collectives and a factor "
+        f"above 0, got {text!r} in the what-if; for example links=2x"
+    )
+
+
+def test_parse_what_if() -> None:
+    """Factors may end in x, parts are separated by commas."""
+    assert parse_what_if("links=2x, compute=1.5") == {"links": 2.0, "compute": 1.5}
+
+
+def test_peak_memory_counts_buckets_and_micro_batches() -> None:
+    """Gradients live in buckets for the whole step; activations shrink with the micro-batch."""
+    workload = make_workload(gradient_bytes=[100] * 4, activation_bytes=1000)
+    assert peak_memory_bytes(workload, Plan()) == 400 + 400 + 1000
+    assert peak_memory_bytes(workload, Plan(workers=2)) == 400 + 1000 + 400 + 100
+    assert peak_memory_bytes(workload, Plan(accumulate=4)) == 400 + 250 + 400 + 100
+
+
+def test_capacity_is_a_gpu_or_a_share_of_the_host() -> None:
+    """Workers on the CPU share the memory of the host; an unknown size prunes nothing."""
+    host = make_machine(memory_bytes=1000)
+    assert memory_capacity_bytes(host, make_workload(), Plan(workers=2)) == 450
+    gpu = make_machine(device="cuda", memory_bytes=1000)
+    assert memory_capacity_bytes(gpu, make_workload(device="cuda"), Plan(workers=2)) == 900
+    assert not fits(host, make_workload(), Plan())
+    assert fits(make_machine(memory_bytes=0), make_workload(), Plan())

@@ -1,0 +1,95 @@
+"""The public TrainStep: the loop closed around a user's own script, alone and with two workers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ridgeline as rl
+from ridgeline.errors import PlanError
+
+SCRIPT = Path(__file__).parent / "auto_worker.py"
+
+
+def run_script(prefix: list[str], directory: Path) -> list[dict[str, Any]]:
+    """What each worker wrote."""
+    done = subprocess.run(
+        [sys.executable, *prefix, str(SCRIPT), str(directory)],
+        env={
+            **os.environ,
+            "XDG_CACHE_HOME": str(directory),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(path.read_text()) for path in sorted(directory.glob("?.json"))]
+
+
+def losses_by_hand() -> list[float]:
+    """The plain loop on worker 0's data."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    # The batches are drawn first, as the script does, from a generator of their own.
+    batches = [
+        (torch.randn(32, 16, generator=generator), torch.randint(0, 4, (32,), generator=generator))
+        for _ in range(12)
+    ]
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_choosing_leaves_no_trace_in_the_maths(tmp_path: Path) -> None:
+    """After measuring, tracing and trials the losses have the bits of the plain loop."""
+    [alone] = run_script([], tmp_path)
+    assert alone["losses"] == losses_by_hand()
+    assert alone["plan"].startswith("rl.Plan(")
+    assert "execution" in alone["reasons"]
+    assert alone["predicted_ns"] > 0
+    assert alone["measured_ns"] > 0
+
+
+def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
+    """Two workers choose the same plan and end with the same parameters."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    first, second = run_script(launch, tmp_path)
+    assert first["plan"] == second["plan"]
+    assert "workers=2" in first["plan"]
+    assert first["parameters"] == second["parameters"]
+    assert first["losses"] != second["losses"]
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch).square().mean()
+
+
+def test_a_given_plan_runs_without_measuring() -> None:
+    """A plan by hand is in force at once; an automatic one only after a batch."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with rl.TrainStep(model, loss_fn, optimizer, rl.Plan(), device="cpu") as step:
+        assert step.plan == rl.Plan()
+        step(torch.ones(8, 4))
+        assert step.machine is None
+    with (
+        rl.TrainStep(model, loss_fn, optimizer, device="cpu") as step,
+        pytest.raises(PlanError, match=r"got a step that has seen no batch yet; call step\(batch\)"),
+    ):
+        _ = step.plan

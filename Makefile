@@ -3,7 +3,7 @@
 PYTHON ?= python3
 EPOCHS ?= 3
 WORKERS ?= 2
-RUN_DIR ?= runs/demo
+DEMO := runs/demo
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,8 +20,9 @@ help:
 	@echo "make bench   run the experiments in benchmarks/ on this machine"
 
 demo: $(STAMP)
-	$(BIN)/ridgeline train resnet18 --workers $(WORKERS) --epochs $(EPOCHS) -o $(RUN_DIR)
-	@echo "Open the report in a browser: $(CURDIR)/$(RUN_DIR)/report.html"
+	@rm -rf $(DEMO)  # a run directory is never written over
+	$(BIN)/ridgeline train resnet18 --workers $(WORKERS) --epochs $(EPOCHS) -o $(DEMO)
+	@echo "Open the report in a browser: $(CURDIR)/$(DEMO)/report.html"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q

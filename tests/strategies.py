@@ -6,6 +6,7 @@ ceiling of 1 GFLOP/s or 1 GB/s takes as many nanoseconds as it has FLOP or bytes
 
 from collections.abc import Mapping, Sequence
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from ridgeline.machine import (
@@ -25,6 +26,10 @@ from ridgeline.machine import (
 from ridgeline.simulator.events import SimTask
 from ridgeline.timeline import LANES, Span, Timeline
 from ridgeline.workload import MemoryPoint, Op, Parameter, TensorSpec, Workload
+
+# A statement about results, never about speed: no deadline for an example.
+settings.register_profile("ridgeline", deadline=None, max_examples=60)
+settings.load_profile("ridgeline")
 
 GIGA = 1e9
 
@@ -205,11 +210,12 @@ def make_workload(
 
     The last op of forward is the first whose gradient is ready, as in a chain of layers.
     """
-    ops = [
-        make_op(phase, flops=flops, number=number)
-        for phase, sizes in (("forward", forward), ("backward", backward), ("optimizer", optimizer))
-        for number, flops in enumerate(sizes)
+    phased = [
+        *(("forward", flops) for flops in forward),
+        *(("backward", flops) for flops in backward),
+        *(("optimizer", flops) for flops in optimizer),
     ]
+    ops = [make_op(phase, flops=flops, number=n) for n, (phase, flops) in enumerate(phased)]
     sizes = (1 << 20,) * len(backward) if gradient_bytes is None else tuple(gradient_bytes)
     first = len(forward)
     parameters = tuple(
@@ -324,7 +330,7 @@ def timelines(draw: st.DrawFn, origin: str = "measured") -> Timeline:
             at = start + draw(st.integers(0, 100_000))
             spans.append((name, lane, start, at))
         ends.append(at)
-    step = max(max(ends), 1) + draw(st.integers(0, 1000))
+    step = max(*ends, 1) + draw(st.integers(0, 1000))
     others = draw(st.lists(st.integers(0, 1000), max_size=3))
     return make_timeline(
         spans,

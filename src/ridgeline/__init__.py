@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ridgeline.reporting.report import report as report
     from ridgeline.runtime.engine import Engine as Engine
     from ridgeline.runtime.feed import feed as feed
-    from ridgeline.session import TrainStep as TrainStep
     from ridgeline.runtime.task import Task as Task
+    from ridgeline.session import TrainStep as TrainStep
     from ridgeline.simulator.step import simulate as simulate
     from ridgeline.timeline import Timeline as Timeline
     from ridgeline.tracing.capture import trace as trace

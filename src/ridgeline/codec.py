@@ -137,7 +137,7 @@ def _leaves(value: Any, path: str = "$") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}")
-    elif isinstance(value, list | tuple) and value:
+    elif isinstance(value, (list, tuple)) and value:
         for index, inner in enumerate(value):
             yield from _leaves(inner, f"{path}[{index}]")
     else:

@@ -6,6 +6,7 @@ measured step differs from the predicted one by a fixed pattern of a few per cen
 
 import math
 
+import msgspec
 import pytest
 
 from ridgeline.history import EpochPoint, History, StepPoint
@@ -22,8 +23,10 @@ from ridgeline.machine import (
     Setting,
     SizePoint,
 )
-from ridgeline.plan import Plan, Sync, cut_buckets
+from ridgeline.plan import Alternative, Choice, Plan, Sync, cut_buckets
+from ridgeline.planner import Candidate, Ranking
 from ridgeline.timeline import Span, Timeline
+from ridgeline.verdict import Verdict, verify
 from ridgeline.workload import MemoryPoint, Op, Parameter, TensorSpec, Workload
 
 SETTING = Setting(device="cpu", workers=2, threads=1)
@@ -331,6 +334,38 @@ def make_history() -> History:
     return History(task="resnet18", steps=steps, epochs=epochs)
 
 
+def scaled(timeline: Timeline, factor: float) -> Timeline:
+    steps = tuple(int(step * factor) for step in timeline.steps_ns)
+    return msgspec.structs.replace(timeline, steps_ns=steps)
+
+
+def make_ranking(predicted: Timeline, measured: Timeline) -> Ranking:
+    """Six plans: two tried, one of which failed."""
+    choice = Choice(
+        knob="bucket_bytes",
+        value="6291456",
+        origin="search",
+        reason="measured 1.03 x as fast as the best plan with 26214400",
+        alternatives=(Alternative(value="26214400", step_s=0.589, is_measured=True),),
+    )
+    plans = [msgspec.structs.replace(PLAN, choices=(choice,))]
+    plans += [msgspec.structs.replace(PLAN, sync=Sync(bucket_bytes=(b << 20,))) for b in (1, 25)]
+    plans += [Plan(workers=1, threads=2), Plan(workers=1, threads=1)]
+    factors = (1.0, 1.013, 1.034, 1.38, 1.93)
+    candidates = [
+        Candidate(
+            plan=plan,
+            timeline=scaled(predicted, factor),
+            why=f"reason {index}",
+            measured=scaled(measured, factor) if index == 0 else None,
+            failure="failed when tried" if index == 4 else "",
+            samples=256,
+        )
+        for index, (plan, factor) in enumerate(zip(plans, factors, strict=True))
+    ]
+    return Ranking(candidates=tuple(candidates), error=0.05, notes=("links were not measured",))
+
+
 @pytest.fixture(scope="session")
 def machine() -> Machine:
     return make_machine()
@@ -354,3 +389,15 @@ def measured(workload: Workload) -> Timeline:
 @pytest.fixture(scope="session")
 def history() -> History:
     return make_history()
+
+
+@pytest.fixture(scope="session")
+def verdict(
+    machine: Machine, workload: Workload, predicted: Timeline, measured: Timeline
+) -> Verdict:
+    return verify(predicted, measured, machine=machine, workload=workload)
+
+
+@pytest.fixture(scope="session")
+def ranking(predicted: Timeline, measured: Timeline) -> Ranking:
+    return make_ranking(predicted, measured)

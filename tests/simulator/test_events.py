@@ -1,5 +1,7 @@
 """The virtual clock: laws of any schedule, and cases worked out by hand."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def test_a_lane_runs_one_task_at_a_time(tasks: list[SimTask], slowdown: dict) ->
     spans = run_tasks(tasks, slowdown)
     for lane in {span.lane for span in spans}:
         ordered = sorted((s for s in spans if s.lane == lane), key=lambda s: (s.start_ns, s.end_ns))
-        for before, after in zip(ordered, ordered[1:], strict=False):
+        for before, after in itertools.pairwise(ordered):
             assert before.end_ns <= after.start_ns
 
 

@@ -57,7 +57,10 @@ def test_convolution_backward_is_twice_forward(groups: int, is_transposed: bool)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), kind(4, 8, 3, 2, groups=groups), nn.Flatten())
     workload = rl.trace(model, lambda m, b: m(b[0]).mean(), sgd(model), image_batch(2, side=9))
     ops = [op for op in workload.ops if op.module == "1" and op.flops]
-    assert [op.name for op in ops] == ["aten.convolution.default", "aten.convolution_backward.default"]
+    assert [op.name for op in ops] == [
+        "aten.convolution.default",
+        "aten.convolution_backward.default",
+    ]
     assert ops[1].flops == 2 * ops[0].flops
     positions = 9 * 9 if is_transposed else 4 * 4
     assert ops[0].flops == 2 * 2 * positions * (4 * 8 // groups) * 9
@@ -66,9 +69,7 @@ def test_convolution_backward_is_twice_forward(groups: int, is_transposed: bool)
 def test_frozen_input_saves_half_of_backward() -> None:
     """A layer whose input needs no gradient pays for the weight's gradient only."""
     model = nn.Sequential(nn.Linear(6, 5))
-    workload = rl.trace(
-        model, lambda m, b: m(b).sum(), sgd(model), torch.zeros(8, 6)
-    )
+    workload = rl.trace(model, lambda m, b: m(b).sum(), sgd(model), torch.zeros(8, 6))
     forward = sum(op.flops for op in workload.phase("forward"))
     assert forward == 2 * 8 * 6 * 5
     assert sum(op.flops for op in workload.phase("backward")) == forward
@@ -124,7 +125,9 @@ def test_recurrent_layers_meet_every_token_with_every_weight() -> None:
 
     model = Last()
     batch = torch.zeros(8, 10, 6)
-    workload = rl.trace(model, lambda m, b: F.mse_loss(m(b), b[:, 0, :1].expand(-1, 7)), sgd(model), batch)
+    workload = rl.trace(
+        model, lambda m, b: F.mse_loss(m(b), b[:, 0, :1].expand(-1, 7)), sgd(model), batch
+    )
     weights = 4 * 7 * (6 + 7)
     assert sum(op.flops for op in workload.phase("forward")) == 2 * 8 * 10 * weights
     assert sum(op.flops for op in workload.phase("backward")) == 4 * 8 * 10 * weights
@@ -136,4 +139,6 @@ def test_unknown_contractions_are_named() -> None:
     workload = rl.trace(
         model, lambda m, b: torch.fft.rfft(m(b)).abs().sum(), sgd(model), torch.zeros(8, 6)
     )
-    assert any("operators without a FLOP formula, counted 0: aten._fft_r2c" in n for n in workload.notes)
+    assert any(
+        "operators without a FLOP formula, counted 0: aten._fft_r2c" in n for n in workload.notes
+    )

@@ -55,7 +55,7 @@ def test_parts_add_up_to_the_measured_step(measured: Timeline, predicted: Timeli
     assert min(_parts(verdict).values()) >= 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(machines, workloads, timelines())
 def test_parts_add_up_with_a_prediction(machine, workload, measured: Timeline) -> None:
     """Estimates that exceed what was measured are scaled, so the sum still holds."""
@@ -144,7 +144,7 @@ def test_losses_give_way_before_the_limit() -> None:
     machine = make_machine(timings={op.key: 2e-3 for op in workload.ops})
     predicted = simulate(machine, workload, Plan())
     verdict = verify(predicted, _measured(predicted, 15 / 18))
-    assert _parts(verdict)["ideal compute"] == 12_500_000 - 4 * 0
+    assert _parts(verdict)["ideal compute"] == 12_500_000
     assert _parts(verdict)["kernel inefficiency"] == 2_500_000
     assert verdict.notes[-1] == (
         "predicted losses exceed the measured computing: scaled by 0.45 to fit"

@@ -8,7 +8,7 @@ measure and try in place, and take what rank 0 finds.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -147,7 +147,8 @@ def decide_in_group(
     if wishes.machine_file is not None:
         machine = Machine.load(wishes.machine_file)
     else:
-        here = Setting(device=world.device.type, workers=world.size, threads=world.threads)
+        kind: Literal["cpu", "cuda"] = "cuda" if world.device.type == "cuda" else "cpu"
+        here = Setting(device=kind, workers=world.size, threads=world.threads)
         machine = measure(workload=workload, settings=(here,), progress=quiet)
 
     def attempt(plan: Plan) -> Timeline:

@@ -8,7 +8,6 @@ import datetime
 from pathlib import Path
 
 from ridgeline.errors import CheckpointError, RidgelineError
-from ridgeline.runtime import checkpoint
 
 HOME = Path("runs")
 MACHINE = "machine.json"
@@ -79,6 +78,8 @@ def check_unfinished(run_dir: Path, epochs: int) -> Path | None:
     Raises:
         CheckpointError: all epochs are done already.
     """
+    from ridgeline.runtime import checkpoint  # needs torch
+
     last = checkpoint.latest(run_dir / checkpoint.DIRECTORY)
     if last is None:
         return None

@@ -21,9 +21,8 @@ from ridgeline.cli.decision import Decision, decide
 from ridgeline.cli.inputs import add_machine_argument, add_task_arguments, positive
 from ridgeline.cli.order import EPOCHS, Order, order_from, wishes_from
 from ridgeline.cli.report import PAGE_NAME, write_report
-from ridgeline.cli.watch import Watch
+from ridgeline.cli.watch import Watch, metric_text
 from ridgeline.history import History
-from ridgeline.plan import Plan
 from ridgeline.reporting.text import ranking_text, title
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
@@ -76,6 +75,8 @@ class Command:
             from ridgeline.cli.train_in_group import train_in_group
 
             return train_in_group(args, output)
+        from ridgeline.runtime.launch import check_plan
+
         order = order_from(args)
         wishes = wishes_from(args)
         if wishes.plan is not None:
@@ -93,21 +94,6 @@ class Command:
         prepare(order, decision, output)
         _launch(Path(order.run_dir), decision, output)
         return conclude(Path(order.run_dir), task.name, decision, output)
-
-
-def check_plan(plan: Plan, device: str | None = None) -> None:
-    """Refuse what this release cannot run, before anything is started.
-
-    Raises:
-        PlanError: names the field.
-    """
-    import torch
-
-    from ridgeline.runtime.step import check_supported
-    from ridgeline.runtime.world import World
-
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_supported(plan, World(0, plan.workers, 0, torch.device(kind)))
 
 
 def num_steps(task: "Task", epochs: int) -> int:
@@ -199,7 +185,7 @@ def _summary(
     last = history.epochs[-1]
     overhead = "" if overhead_ns is None else f"{units.nanoseconds(overhead_ns)} a step"
     return [
-        title(task, f"test metric {units.percent(last.metric)} after {last.epoch + 1} epochs"),
+        title(task, f"test metric {metric_text(last.metric)} after {last.epoch + 1} epochs"),
         Panel(Text(verdict.text), box=box.ROUNDED, expand=False),
         Text(
             f"predicted {units.nanoseconds(verdict.predicted_ns)} a step, measured "

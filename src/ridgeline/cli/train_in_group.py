@@ -19,7 +19,6 @@ from ridgeline.cli.command import FINE, USER_ERROR, Output
 from ridgeline.cli.decision import decide_in_group
 from ridgeline.cli.order import Order, order_from, wishes_from
 from ridgeline.cli.train import (
-    check_plan,
     conclude,
     limit_samples_per_s,
     num_steps,
@@ -47,6 +46,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
     Raises:
         RidgelineError: see `ridgeline.cli.train`; of several workers, each tells and ends at once.
     """
+    from ridgeline.runtime.launch import check_plan
     from ridgeline.runtime.world import World
 
     wishes = wishes_from(args)

@@ -93,5 +93,10 @@ def describe(reading: Progress, limit_samples_per_s: float | None) -> str:
     if reading.exposed_s is not None:
         parts.append(f"{units.seconds(reading.exposed_s)} of communication exposed")
     if reading.metric is not None:
-        parts.append(f"test {units.percent(reading.metric)}")
+        parts.append(f"test {metric_text(reading.metric)}")
     return ", ".join(parts)
+
+
+def metric_text(value: float) -> str:
+    """A mean metric: shares (accuracies) as a percentage, anything else as a number."""
+    return units.percent(value) if 0.0 <= value <= 1.0 else units.digits3(value)

@@ -14,6 +14,8 @@ Job = tuple[float, Callable[[], object]]
 """Work of one call (FLOP or bytes) and the call."""
 
 _MIB = 1 << 20
+QUICK_S, FULL_S = 0.03, 0.2
+"""Seconds spent on each point of a curve."""
 SLOW_S = 0.12
 """A curve ends with the first size that takes longer than this: larger ones would tell nothing new."""
 
@@ -24,7 +26,7 @@ def measure_ceilings(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Ce
     Source: rates are medians over samples of the best size; elementwise counts two reads and one
     write, copies one read and one write.
     """
-    seconds = 0.03 if quick else 0.2
+    seconds = QUICK_S if quick else FULL_S
     found = []
     for dtype in _dtypes(setting):
         with _precision(dtype):

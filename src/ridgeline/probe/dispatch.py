@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -32,8 +32,9 @@ def measure_dispatch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ..
     for _ in range(60 if quick else 300):
         for phase, taken in zip(PHASES, tiny.step(), strict=True):
             samples[phase].append(taken / len(tiny.calls[phase]))
+    kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     return tuple(
-        Dispatch(device=device.type, phase=phase, seconds=Quantity.measured(samples[phase], "s"))
+        Dispatch(device=kind, phase=phase, seconds=Quantity.measured(samples[phase], "s"))
         for phase in PHASES
     )
 

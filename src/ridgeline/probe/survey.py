@@ -89,9 +89,10 @@ def measure_here(request: Request) -> Findings:
     try:
         for setting in request.settings:
             # Every rank must take part in making a group, also those that are not in it.
-            group: dist.ProcessGroup | None = None
+            group = None
             if 1 < setting.workers < size:
-                group = dist.new_group(list(range(setting.workers)))
+                made = dist.new_group(list(range(setting.workers)))
+                group = made if isinstance(made, dist.ProcessGroup) else None
             if rank < setting.workers:
                 if setting.threads:
                     torch.set_num_threads(setting.threads)

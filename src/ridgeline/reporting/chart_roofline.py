@@ -25,6 +25,8 @@ _LARGEST = 36.0
 
 _CROWDED = 1.5
 """Roofs closer than this factor would have their names on each other."""
+_PLACES = ((0.0, "bottom"), (0.0, "top"), (0.4, "bottom"), (0.4, "top"))
+"""Where a roof's name stands: share of the line left of it, and the edge of the text on the line."""
 
 
 def roofs(machine: Machine, setting: Setting) -> tuple[list[Ceiling], Ceiling | None]:
@@ -71,7 +73,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
             ),
             yaxis=axis("FLOP/s", **(scale | {"dtick": "D2"}), range=bounds),
             showlegend=True,
-            legend=layout(0)["legend"] | {"y": -0.16, "yanchor": "top"},
+            legend=layout(0)["legend"] | {"y": -0.16, "yanchor": "top", "itemsizing": "constant"},
             annotations=annotations,
             hovermode="closest",
             margin={"l": 8, "r": 12, "t": 12, "b": 92},
@@ -96,30 +98,30 @@ def _roof_lines(
     if memory is not None:
         slope = memory.rate.value
         end = top / slope if top else right
-        data.append(
-            line([left, end], [left * slope, end * slope], "@soft", showlegend=False, hoverinfo="skip",
-                 line={"width": 1.5, "color": "@soft"})
-        )  # fmt: skip
+        lowest = compute[-1].rate.value / slope if compute else end
+        data.append(_roof([left, end], [left * slope, end * slope], "solid"))
         label = f"memory {units.quantity(slope, memory.rate.unit)}"
-        # Level text: the angle of the slope on screen changes with the width of the page.
-        x = end / 10 ** (0.45 * min(1.0, math.log10(end / left)))
-        annotations.append(_label(label, x * 1.08, x * slope, "left", "top"))
-    steps = 0
+        # Level text below the slope: its angle on screen changes with the width of the page.
+        x = left * max(1.0, lowest / left) ** 0.3
+        annotations.append(_label(label, x * 1.1, x * slope, "left", "top"))
+    place = 0
     for index, ceiling in enumerate(compute):
         value = ceiling.rate.value
         start = value / memory.rate.value if memory else left
         dash = "solid" if ceiling.dtype in used else "dot"
-        data.append(
-            line([start, right], [value, value], "@soft", showlegend=False, hoverinfo="skip",
-                 line={"width": 1.5, "color": "@soft", "dash": dash})
-        )  # fmt: skip
+        data.append(_roof([start, right], [value, value], dash))
         label = f"{ceiling.family} {ceiling.dtype} {units.quantity(value, ceiling.rate.unit)}"
-        # Names of roofs that lie close together stand side by side instead of on each other.
+        # Names of roofs that lie close together go to different sides and places of their lines.
         crowded = index > 0 and compute[index - 1].rate.value / value < _CROWDED
-        steps = (steps + 1) % 3 if crowded else 0
-        x = right / (right / start) ** (0.36 * steps)
-        annotations.append(_label(label, x, value, "right", "bottom"))
+        place = (place + 1) % len(_PLACES) if crowded else 0
+        shift, side = _PLACES[place]
+        annotations.append(_label(label, right / (right / start) ** shift, value, "right", side))
     return data, annotations
+
+
+def _roof(x: Sequence[float], y: Sequence[float], dash: str) -> dict[str, Any]:
+    style = {"width": 1.5, "color": "@soft", "dash": dash}
+    return line(x, y, "@soft", showlegend=False, hoverinfo="skip", line=style)
 
 
 def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
@@ -139,7 +141,7 @@ def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
                 "color": family_colour(family),
                 "opacity": 0.78,
                 "size": [
-                    max(5.0, _LARGEST * math.sqrt(group.seconds / longest))
+                    max(7.0, _LARGEST * math.sqrt(group.seconds / longest))
                     for group in groups
                     if group.family == family
                 ],
@@ -175,7 +177,5 @@ def _label(text: str, x: float, y: float, xanchor: str, yanchor: str) -> dict[st
         "xanchor": xanchor,
         "yanchor": yanchor,
         "showarrow": False,
-        "bgcolor": "@card",
-        "borderpad": 1,
         "font": {"size": 12, "color": "@soft"},
     }

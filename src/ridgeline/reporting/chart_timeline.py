@@ -161,7 +161,7 @@ def _trace(name: str, shade: str, rank: int, is_detail: bool) -> dict[str, Any]:
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
-        "textfont": {"size": 11, "color": f"@on-{shade[1:]}"},
+        "textfont": {"size": 11, "color": "@ink" if is_detail else f"@on-{shade[1:]}"},
         "hovertemplate": "%{customdata}<extra></extra>",
         "marker": {"color": shade, "line": {"width": 0 if is_detail else 1, "color": "@card"}},
     }
@@ -194,4 +194,4 @@ def plain(text: str) -> str:
 def _short(name: str) -> str:
     """The label inside a bar: `all_reduce/3` is 3 on its lane, the rest keep their word."""
     head, _, number = name.partition("/")
-    return number if number and head in ("all_reduce", "backward") else head
+    return number if number and head in ("all_reduce", "backward") else plain(head)

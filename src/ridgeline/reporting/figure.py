@@ -44,7 +44,7 @@ def layout(height: int, **settings: Any) -> dict[str, Any]:
             "y": 1.02,
             "yanchor": "bottom",
             "font": {"size": 12, "color": "@soft"},
-            "itemsizing": "constant",
+            "itemsizing": "trace",
         },
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "@faint", "activecolor": "@ink"},
         "showlegend": False,

@@ -7,7 +7,7 @@ from ridgeline.plan import Choice
 from ridgeline.planner import Candidate, Ranking
 from ridgeline.reporting.html import Content, Markup, join, table, tag
 from ridgeline.reporting.labels import plan_label, plan_words
-from ridgeline.reporting.sections import Bar, bars, section
+from ridgeline.reporting.sections import Bar, as_sentence, bars, section
 
 MOST_PLANS = 12
 """Plans drawn as bars; the embedded ranking has all."""
@@ -43,14 +43,18 @@ def plan_reading(ranking: Ranking) -> str:
     best, *others = ranking.candidates
     tried = sum(candidate.measured is not None for candidate in ranking.candidates)
     count = len(ranking.candidates)
-    text = f"{count} plan{'s were' if count > 1 else ' was'} simulated and {tried} tried for real"
+    text = f"{count} plan{'s were' if count > 1 else ' was'} simulated and {tried or 'none'} tried for real"
     rivals = [candidate for candidate in others if not candidate.failure]
     if not rivals:
         return f"{text}; no other was allowed or possible."
-    gap = rivals[0].sample_s / best.sample_s - 1 if best.sample_s else 0.0
+    rival = rivals[0]
+    how = "measured" if best.measured is not None and rival.measured is not None else "predicted"
+    mine, other = (_sample_ns(candidate, how) for candidate in (best, rival))
+    gap = other / mine - 1 if mine else 0.0
     word = "ahead of" if gap >= 0 else "behind"
-    sure = "" if tried > 1 else f", predictions being right within {units.percent(ranking.error)}"
-    return f"{text}; the chosen one is {units.percent(abs(gap))} {word} the next{sure}."
+    sure = f"; predictions are taken to be right within {units.percent(ranking.error)}"
+    end = sure if how == "predicted" else ""
+    return f"{text}; the chosen one is {units.percent(abs(gap))} {word} the next as {how}{end}."
 
 
 def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
@@ -88,6 +92,12 @@ def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
     return rows
 
 
+def _sample_ns(candidate: Candidate, how: str) -> float:
+    """Time per sample, like compared with like: measured with measured, predicted with predicted."""
+    timeline = candidate.measured if how == "measured" else candidate.timeline
+    return timeline.step_ns / max(candidate.samples, 1) if timeline is not None else 0.0
+
+
 def _measured_ns(candidate: Candidate) -> int:
     return candidate.measured.step_ns if candidate.measured is not None else 0
 
@@ -99,7 +109,7 @@ def _legend(ranking: Ranking) -> Markup | None:
         parts.append("Tick: measured step of the plans that were tried.")
     if hidden > 0:
         parts.append(f"{hidden} slower plans are not drawn.")
-    parts += [f"{note}." if not note.endswith(".") else note for note in ranking.notes[:MOST_NOTES]]
+    parts += [as_sentence(note) for note in ranking.notes[:MOST_NOTES]]
     return tag("p", " ".join(parts), class_="quiet small", style="margin-top:14px")
 
 

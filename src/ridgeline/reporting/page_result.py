@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ridgeline import units
 from ridgeline.reporting.html import Content, Markup, join, tag
-from ridgeline.reporting.sections import Bar, bars, bound_units, section
+from ridgeline.reporting.sections import Bar, as_sentence, bars, bound_units, section
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, step_spread
 from ridgeline.verdict.waterfall import EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
@@ -31,8 +31,8 @@ def verdict_section(
             tag("h2", bound_units(verdict.verdict), class_="line", id="verdict-title"),
             tag(
                 "dl",
-                tag("div", tag("dt", "Why"), tag("dd", bound_units(verdict.why))),
-                tag("div", tag("dt", "Next"), tag("dd", bound_units(verdict.next))),
+                tag("div", tag("dt", "Why"), tag("dd", bound_units(as_sentence(verdict.why)))),
+                tag("div", tag("dt", "Next"), tag("dd", bound_units(as_sentence(verdict.next)))),
                 class_="whynext",
             ),
         ]
@@ -53,10 +53,10 @@ def _notes(notes: Sequence[str]) -> Markup | None:
     if not notes:
         return None
     first, rest = notes[:MOST_NOTES], notes[MOST_NOTES:]
-    shown = tag("ul", *(tag("li", note) for note in first), class_="notes")
+    shown = tag("ul", *(tag("li", as_sentence(note)) for note in first), class_="notes")
     if not rest:
         return shown
-    more = tag("ul", *(tag("li", note) for note in rest), class_="notes")
+    more = tag("ul", *(tag("li", as_sentence(note)) for note in rest), class_="notes")
     return join((shown, tag("details", tag("summary", f"{len(rest)} more notes"), more)))
 
 
@@ -94,15 +94,15 @@ def result_tiles(
         tiles.append(("Prediction error", f"{100 * verdict.error:+.1f} %", within))
         if verdict.share_of_ceiling is not None:
             share = units.percent(verdict.share_of_ceiling)
-            tiles.append(("Share of the ceiling", share, "physical limit / measured step"))
+            tiles.append(("Share of the ceiling", share, "limit / measured step"))
     if measured is not None:
         count = len(measured.steps_ns)
         if count > 1:
-            remark = f"between quartiles, {count} steps"
+            remark = f"quartiles, {count} steps"
             tiles.append(("Spread of the step", units.percent(step_spread(measured)), remark))
         overhead = measured.counters.get("overhead_ns")
         if overhead is not None and measured.step_ns:
-            remark = f"{100 * overhead / measured.step_ns:.2g} % of a step, included"
+            remark = f"{100 * overhead / measured.step_ns:.2g} % of a step"
             tiles.append(("Ridgeline's overhead", units.nanoseconds(overhead), remark))
     return tiles
 

@@ -14,6 +14,7 @@ from ridgeline.codec import VERSION, Noun, write_atomically
 from ridgeline.errors import RidgelineError
 from ridgeline.history import History
 from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.reporting.html import Markup, asset, join, tag
 from ridgeline.reporting.labels import settings_of
@@ -36,6 +37,7 @@ from ridgeline.reporting.page_step import (
     roofline_section,
     timeline_section,
 )
+from ridgeline.simulator.costs import nearest_setting
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
 from ridgeline.workload import Workload
@@ -140,23 +142,17 @@ def setting_of(
     ranking: Ranking | None,
     timeline: Timeline | None,
 ) -> Setting | None:
-    """The setting of the machine that the reported step ran under; None if the profile lacks it."""
+    """The setting of the profile that is most like that of the reported step; None without any."""
     if machine is None:
         return None
     device = workload.device if workload is not None else machine.device_kind
-    plan = ranking.best.plan if ranking is not None and ranking.candidates else None
-    workers = (
-        timeline.workers if timeline is not None else plan.workers if plan is not None else None
-    )
-    threads = plan.threads if plan is not None and device == "cpu" else 0
-    found = [
-        setting
-        for setting in settings_of(machine)
-        if setting.device == device
-        and (workers is None or setting.workers == workers)
-        and (not threads or setting.threads == threads)
-    ]
-    return found[0] if found else None
+    plan = ranking.best.plan if ranking is not None and ranking.candidates else Plan()
+    workers = timeline.workers if timeline is not None else plan.workers
+    threads = plan.threads if plan.workers == workers else 0
+    if device == "cpu":
+        threads = threads or max(1, machine.host.cores // workers)
+    wanted = Setting(device=device, workers=workers, threads=threads)
+    return nearest_setting(settings_of(machine), wanted)
 
 
 def _groups(

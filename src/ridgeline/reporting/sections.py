@@ -46,6 +46,12 @@ def sentence(reading: str) -> Markup:
     return tag("p", bound_units(reading), class_="reading")
 
 
+def as_sentence(text: str) -> str:
+    """The text with a capital letter and a full stop."""
+    start = f"{text[:1].upper()}{text[1:]}"
+    return start if not start or start[-1] in ".!?" else f"{start}."
+
+
 def bound_units(text: str) -> str:
     """The text with numbers and units that no line break separates."""
     return _BEFORE_UNIT.sub("\\1\u00a0", text)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from ridgeline import units
@@ -15,6 +16,7 @@ from ridgeline.verdict.waterfall import EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, M
 
 LANE_WIDTH = 72
 BAR_WIDTH = 40
+BOX_WIDTH = 96
 _PART_STYLES = {
     IDEAL: "blue",
     MEMORY: "green",
@@ -76,24 +78,20 @@ def timeline_text(timelines: Sequence[Timeline], width: int = LANE_WIDTH) -> Ren
 def verdict_text(verdict: Verdict) -> RenderableType:
     """The box with verdict, why and next, prediction against measurement, and the waterfall."""
     outcome = "within" if verdict.passed else "outside"
-    lines = Text.assemble(
-        (verdict.verdict, "bold"),
-        "\n\n",
-        ("Why   ", "dim"),
-        verdict.why,
-        "\n",
-        ("Next  ", "dim"),
-        verdict.next,
-        "\n\n",
+    reasons = Table.grid(padding=(0, 2))
+    reasons.add_row(Text("Why", style="dim"), verdict.why)
+    reasons.add_row(Text("Next", style="dim"), verdict.next)
+    comparison = Text.assemble(
         f"Predicted {units.nanoseconds(verdict.predicted_ns)}, measured "
         f"{units.nanoseconds(verdict.measured_ns)} (spread {units.percent(verdict.spread)} over "
         f"{verdict.num_steps} steps): error ",
         (f"{100 * verdict.error:+.1f} %", "green" if verdict.passed else "red"),
         f", {outcome} the tolerance of {units.percent(verdict.tolerance)}",
     )
+    lines = Group(Text(verdict.verdict, style="bold"), "", reasons, "", comparison)
     notes = [Text(f"! {note}", style="yellow") for note in verdict.notes]
     return Group(
-        Panel(lines, title="Verdict", title_align="left", padding=(1, 2), expand=False),
+        Panel(lines, title="Verdict", title_align="left", padding=(1, 2), width=BOX_WIDTH),
         waterfall_text(verdict),
         *notes,
     )

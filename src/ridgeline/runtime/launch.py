@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ridgeline import errors, units
 from ridgeline.errors import LaunchError, RidgelineError
+from ridgeline.plan import Plan
 from ridgeline.runtime import checkpoint
 from ridgeline.runtime.blackbox import read_moment
 from ridgeline.runtime.worker_process import (
@@ -73,6 +74,25 @@ def launch(
     progress.write_bytes(b"")
     with _Follower(progress, on_line), _quiet_agent(), _environment(threads), _own_signals():
         _run_agent(module, request, workers, run_dir)
+
+
+def check_plan(plan: Plan, device: str | None = None) -> None:
+    """Refuse a plan that this release cannot run, before anything is started.
+
+    Args:
+        plan: For as many workers as it says.
+        device: `cpu` or `cuda`; None takes `cuda` where there is a GPU.
+
+    Raises:
+        PlanError: names the field, what it may be, and what to do.
+    """
+    import torch
+
+    from ridgeline.runtime.step import check_supported
+    from ridgeline.runtime.world import World
+
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_supported(plan, World(0, plan.workers, 0, torch.device(kind)))
 
 
 def _run_agent(module: str, request: Path, workers: int, run_dir: Path) -> None:

@@ -7,7 +7,7 @@ none is left waiting.
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,11 +154,13 @@ class _Run:
         loader = self.sampler.epoch(journal.epoch, first_step=journal.step_in_epoch)
         self.reader.start(journal.step + 1)
         journal.restart_clock()
-        with contextlib.closing(
-            feed(loader, self.world.device, depth=self.plan.feed.depth)
-        ) as batches:
+        batches = feed(loader, self.world.device, depth=self.plan.feed.depth)
+        try:
             for batch in batches:
                 self._train_step(batch)
+        finally:
+            if isinstance(batches, Generator):
+                batches.close()  # now, so that an error leaves no loading thread behind
         self._read(self.reader.drain(wants_stop=self._wants_stop))
         self.box.frame("evaluate")
         metric = evaluate(

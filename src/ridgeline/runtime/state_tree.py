@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ridgeline.errors import CheckpointError
 
+_SEQUENCES: tuple[type, ...] = (list, tuple)
 _MARKS = ("$tensor", "$tuple", "$items", "$float")
 
 
@@ -44,7 +45,7 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
             for key, item in value.items()
         ]
         return {"$items": items}
-    if isinstance(value, list | tuple):
+    if isinstance(value, _SEQUENCES):
         entries = [flatten(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
         return {"$tuple": entries} if isinstance(value, tuple) else entries
     raise CheckpointError(

@@ -106,9 +106,11 @@ def _price_op(list_: Prices, index: int, op: Op) -> Piece:
     dispatch_s = list_.dispatch(op.phase)
     work_s, fixed_s, host_s = cost.seconds, 0.0, 0.0
     if list_.setting.device == "cuda":
+        # The dispatch was measured on the device, so it contains the launch; it is a mean over all
+        # operators, and one with a kernel is never issued faster than a bare launch.
         host_s = dispatch_s
         if op.family != "view":
-            host_s += list_.dispatch("launch")
+            host_s = max(dispatch_s, list_.dispatch("launch"))
     elif cost.has_dispatch:
         # A timed call contains its dispatch, which a smaller batch would pay as well.
         fixed_s = min(dispatch_s, cost.seconds)

@@ -27,7 +27,8 @@ References = tuple[int, int]
 def references(tensor: Tensor) -> References:
     """How many hold this tensor and how many its storage, the caller included."""
     storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return torch._C.TensorBase._use_count(tensor), storage
+    # pyrefly: ignore[missing-attribute] - torch's stubs leave this method out
+    return tensor._use_count(), storage
 
 
 def lone_references(mode: FakeTensorMode) -> References:

@@ -1,0 +1,16 @@
+"""Makes the tests' shared modules importable, and gives them a machine profile of round numbers."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+
+@pytest.fixture
+def machine_file(tmp_path: Path) -> Path:
+    """A profile of this kind of machine, so that no test has to measure one."""
+    from strategies import make_machine
+
+    return make_machine().save(tmp_path / "profile.json")

@@ -1,0 +1,131 @@
+"""Text for the terminal: plain when piped, complete, and true to the data."""
+
+import io
+
+import pytest
+
+from ridgeline.reporting.operators import times_from_timeline
+from ridgeline.reporting.text import (
+    as_text,
+    bar,
+    console,
+    machine_text,
+    ranking_text,
+    scaling_text,
+    workload_text,
+)
+from ridgeline.reporting.text_step import timeline_text, verdict_text, waterfall_text
+from ridgeline.simulator.step import ScalingPoint
+
+
+def test_piped_output_has_no_control_characters(
+    machine, workload, ranking, verdict, measured
+) -> None:
+    """A file gets the same columns without a single escape sequence."""
+    buffer = io.StringIO()
+    target = console(buffer)
+    for part in (
+        machine_text(machine),
+        workload_text(workload),
+        ranking_text(ranking),
+        verdict_text(verdict),
+        timeline_text([measured]),
+    ):
+        target.print(part)
+    assert "\x1b" not in buffer.getvalue()
+    assert "resnet18" in buffer.getvalue()
+
+
+def test_terminals_without_unicode_show_question_marks() -> None:
+    """Printing never fails for lack of characters."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console(stream).print("█ é")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"? ?\n"
+
+
+def test_machine_table_has_spread_and_source(machine) -> None:
+    """Every number comes with its spread, its samples, and where it is from."""
+    lines = as_text(machine_text(machine)).splitlines()
+    row = next(line for line in lines if line.startswith("convolution float32"))
+    assert row.split() == [
+        "convolution", "float32", "2", "x", "1", "cpu", "threads",
+        "48.0", "GFLOP/s", "3.0", "%", "9", "measured",
+    ]  # fmt: skip
+    assert next(line for line in lines if "optimizer dispatch" in line).split()[-1] == "assumed"
+    assert next(line for line in lines if line.startswith(" 256 KiB")).split() == [
+        "256", "KiB", "714", "us", "714", "us",
+    ]  # fmt: skip
+    assert "! clock frequency varied by 4 % during the probe" in lines
+
+
+def test_operator_table_needs_no_times(workload, predicted) -> None:
+    """Without times the table is by FLOP; with them it says what bounds each operator."""
+    bare = as_text(workload_text(workload))
+    assert "Bound by" not in bare
+    timed = as_text(workload_text(workload, times_from_timeline(workload, predicted)))
+    first = next(line for line in timed.splitlines() if line.startswith("convolution_backward"))
+    assert first.split()[-1] == "compute"
+    assert "Operator time 552 ms; bound by: compute 95.7 %, memory 4.3 %" in timed
+
+
+def test_ranking_shows_reasons_and_failures(ranking) -> None:
+    """Plans come best first, with their reasons; a failed trial is called that."""
+    text = as_text(ranking_text(ranking))
+    rows = [line for line in text.splitlines() if "reason " in line]
+    assert [line.split()[-1] for line in rows] == ["0", "1", "2", "3", "4"]
+    assert "failed" in rows[4]
+    assert "rl.Plan(workers=2, threads=1, sync=rl.Sync(bucket_bytes=(6291456,)))" in text
+    assert "26214400: 589 ms measured" in text
+    assert "! links were not measured" in text
+
+
+def test_verdict_box_has_verdict_why_next(verdict) -> None:
+    """The box says verdict, why and next, and both times with error and spread."""
+    text = as_text(verdict_text(verdict))
+    flat = " ".join(text.replace("│", " ").split())
+    assert verdict.verdict in flat
+    assert f"Why {verdict.why}" in flat
+    assert f"Next {verdict.next}" in flat
+    assert f"error {100 * verdict.error:+.1f} %" in flat
+
+
+def test_waterfall_lists_every_part_once(verdict) -> None:
+    """Each part has a row, the sum comes last."""
+    lines = as_text(waterfall_text(verdict)).splitlines()
+    names = [part.name for part in verdict.waterfall]
+    rows = [line for line in lines if line.startswith(tuple(names))]
+    assert len(rows) == len(names)
+    assert lines[-1].startswith("step")
+    assert lines[-1].rstrip().endswith("100.0 %")
+
+
+def test_lanes_are_as_wide_as_the_step(predicted, measured) -> None:
+    """The longest step fills the width; every lane is a row on the same scale."""
+    lines = as_text(timeline_text([predicted, measured], width=50)).splitlines()
+    rows = [line[15:] for line in lines if line.strip().startswith(("compute", "communication"))]
+    assert len(rows) == 4
+    assert {len(row.rstrip(" ")) for row in rows} == {50}
+    assert rows[2].startswith("FFF")
+    assert rows[2].rstrip().endswith("O")
+    assert rows[0].rstrip().endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "length"), [(0.0, 0), (0.001, 1), (0.5, 5), (1.0, 10), (3.0, 10)]
+)
+def test_bars_show_anything_that_is_there(fraction: float, length: int) -> None:
+    """A bar has at least one character when there is anything, and never more than its width."""
+    assert bar(fraction, 10) == "█" * length
+
+
+def test_scaling_lists_efficiency() -> None:
+    """One row a number of workers, with speed-up and efficiency."""
+    points = [
+        ScalingPoint(
+            workers=n, step_s=0.1, samples_per_s=100.0 * n, speedup=0.9 * n, efficiency=0.9
+        )
+        for n in (1, 2)
+    ]
+    rows = as_text(scaling_text(points)).splitlines()
+    assert rows[-1].split()[:8] == ["2", "100", "ms", "200", "1.80", "x", "90.0", "%"]

@@ -30,7 +30,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
@@ -73,7 +72,7 @@ class WholeBatch:
         self._batch = make_batches(world, arguments.batch * world.size, arguments.side)[0]
         self._threads = torch.get_num_threads()
 
-    def __call__(self, batch: tuple[Tensor, Tensor]) -> Tensor:  # noqa: ARG002 - it has its own
+    def __call__(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """One training step on the global batch."""
         if not self._is_running:
             return torch.zeros(())
@@ -160,7 +159,9 @@ def close(steps: dict[str, Any]) -> None:
             step.close()
 
 
-def largest_difference(steps: dict[str, Any], batches: list[Any], reference: str) -> dict[str, float]:
+def largest_difference(
+    steps: dict[str, Any], batches: list[Any], reference: str
+) -> dict[str, float]:
     """Parameters after some equal steps against the reference's, relative to their change."""
     initial = [p.detach().clone() for p in steps[reference].model.parameters()]
     for step in steps.values():
@@ -169,7 +170,8 @@ def largest_difference(steps: dict[str, Any], batches: list[Any], reference: str
     wanted = [p.detach() for p in steps[reference].model.parameters()]
     change = squared_distance(wanted, initial)
     return {
-        name: (squared_distance([p.detach() for p in step.model.parameters()], wanted) / change) ** 0.5
+        name: (squared_distance([p.detach() for p in step.model.parameters()], wanted) / change)
+        ** 0.5
         for name, step in steps.items()
     }
 
@@ -263,28 +265,33 @@ def publish(
         "seconds_per_step": {name: summary(values) for name, values in samples.items()},
         f"times_faster_than_{base}": ratios(samples, base),
         "overhead_s_per_step": {
-            step.plan.execution: step.timeline().counters.get("overhead_ns", 0.0) * 1e-9 for step in ours
+            step.plan.execution: step.timeline().counters.get("overhead_ns", 0.0) * 1e-9
+            for step in ours
         },
     }
-    print(f"{'':18} {'ms per step':>12} {'quartiles':>17} {'x ' + base:>8}  difference")  # noqa: T201
+    print(f"{'':18} {'ms per step':>12} {'quartiles':>17} {'x ' + base:>8}  difference")
     for name, row in result["seconds_per_step"].items():
         faster = result[f"times_faster_than_{base}"][name]["median_s"]
         spread = f"{row['low_s'] * 1e3:.2f} .. {row['high_s'] * 1e3:.2f}"
         gap = f"{differences[name]:.1e}" if name in differences else ""
-        print(f"{name:18} {row['median_s'] * 1e3:12.3f} {spread:>17} {faster:8.2f}  {gap}")  # noqa: T201
+        print(f"{name:18} {row['median_s'] * 1e3:12.3f} {spread:>17} {faster:8.2f}  {gap}")
     if arguments.output:
         path = Path(arguments.output)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"written to {path}")  # noqa: T201
+        print(f"written to {path}")
 
 
 def main() -> int:
     """Start the workers, or be one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--workers", type=int, default=torch.cuda.device_count() or 2)
-    parser.add_argument("--threads", type=int, default=0 if on_gpu else 1, help="per worker, on CPUs")
+    parser.add_argument(
+        "--threads", type=int, default=0 if on_gpu else 1, help="per worker, on CPUs"
+    )
     parser.add_argument("--batch", type=int, default=32, help="samples per worker")
     parser.add_argument("--side", type=int, default=28 if on_gpu else 8, help="height and width")
     parser.add_argument("--precision", choices=("as-is", "bf16"), default="as-is")
@@ -296,7 +303,13 @@ def main() -> int:
     if "RANK" in os.environ or arguments.workers == 1:
         work(arguments)
         return 0
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.workers))
+    launch = (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(arguments.workers),
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads or 1)}
     return subprocess.run(
         [sys.executable, *launch, __file__, *sys.argv[1:]], env=environment, check=False

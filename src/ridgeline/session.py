@@ -140,7 +140,8 @@ class TrainStep:
         self._example = batch
         if self._step is None:
             self._describe()
-            assert self.machine is not None and self.workload is not None
+            assert self.machine is not None
+            assert self.workload is not None
             self.ranking = choose(
                 self.machine,
                 self.workload,
@@ -163,7 +164,8 @@ class TrainStep:
         """
         step = self._ready()
         self._describe()
-        assert self.machine is not None and self.workload is not None
+        assert self.machine is not None
+        assert self.workload is not None
         return simulate(self.machine, self.workload, step.plan, world_size=self.world.size)
 
     def verdict(self) -> Verdict:
@@ -223,7 +225,7 @@ class TrainStep:
 
     def _setting(self) -> Setting:
         return Setting(
-            device=self.world.device.type,
+            device=self.world.kind,
             workers=self.world.size,
             threads=self.world.threads,
         )

@@ -4,6 +4,7 @@ Run under torchrun; worker 0 writes, for each case, whether all parameters are b
 largest relative difference after 20 steps, over all workers.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -107,7 +108,9 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 
 
 def token_loss(model: nn.Module, batch: Any) -> Tensor:
-    return nn.functional.cross_entropy(model(batch["input"]).flatten(0, 1), batch["target"].flatten())
+    return nn.functional.cross_entropy(
+        model(batch["input"]).flatten(0, 1), batch["target"].flatten()
+    )
 
 
 def switched_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -152,7 +155,7 @@ def reference_step(
     optimizer.zero_grad()
     size = len(batch[0]) if isinstance(batch, tuple) else len(batch["input"])
     bounds = [size * i // case.accumulate for i in range(case.accumulate + 1)]
-    for index, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for index, (start, end) in enumerate(itertools.pairwise(bounds)):
         part = batch
         if case.accumulate > 1:
             part = tuple(leaf[start:end] for leaf in batch)

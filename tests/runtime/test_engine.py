@@ -1,5 +1,6 @@
 """The engine: the result is that of running everything in push order, one by one."""
 
+import itertools
 import threading
 from typing import Any
 
@@ -81,7 +82,9 @@ def test_a_failed_task_poisons_what_it_writes() -> None:
         first, second = engine.variable("first"), engine.variable("second")
         engine.push(fail, writes=(first,), lane="disk", name="checkpoint")
         engine.push(lambda: ran.append(1), reads=(first,), writes=(second,), lane="loader")
-        with pytest.raises(EngineError, match=r"^OSError: no room \(in task 'checkpoint' on lane disk"):
+        with pytest.raises(
+            EngineError, match=r"^OSError: no room \(in task 'checkpoint' on lane disk"
+        ):
             engine.wait(second)
         engine.wait(second)
     assert ran == []
@@ -96,10 +99,12 @@ def test_an_error_nobody_waited_for_is_raised_at_the_end() -> None:
 def test_unknown_lane_and_closed_engine_are_refused() -> None:
     """Messages say what was wanted, got, where, and what next."""
     engine = Engine()
-    with pytest.raises(EngineError, match="wanted a lane of .* got 'gpu' for work; use one"):
+    with pytest.raises(EngineError, match=r"wanted a lane of .* got 'gpu' for work; use one"):
         engine.push(lambda: None, lane="gpu", name="work")  # type: ignore[arg-type]
     engine.close()
-    with pytest.raises(EngineError, match=r"wanted an open engine for task 'late' \(.*test_engine.py:\d+\)"):
+    with pytest.raises(
+        EngineError, match=r"wanted an open engine for task 'late' \(.*test_engine.py:\d+\)"
+    ):
         engine.push(lambda: None, name="late")
     with pytest.raises(EngineError, match="wanted max_pending >= 1, got 0"):
         Engine(max_pending=0)
@@ -114,7 +119,10 @@ def test_pushes_block_at_the_bound() -> None:
         engine.push(lambda: gate.wait(30), writes=(line,), lane="loader")
         engine.push(lambda: None, writes=(line,), lane="loader")
         blocked = threading.Thread(
-            target=lambda: (engine.push(lambda: None, writes=(line,), lane="loader"), seen.append(1))
+            target=lambda: (
+                engine.push(lambda: None, writes=(line,), lane="loader"),
+                seen.append(1),
+            )
         )
         blocked.start()
         blocked.join(0.05)
@@ -160,4 +168,4 @@ def test_the_timeline_has_a_span_for_every_task() -> None:
         engine.wait(v)
         spans = sorted(engine.timeline().spans, key=lambda s: s.start_ns)
     assert [s.name for s in spans] == ["a", "b", "c"]
-    assert all(x.end_ns <= y.start_ns for x, y in zip(spans, spans[1:], strict=False))
+    assert all(x.end_ns <= y.start_ns for x, y in itertools.pairwise(spans))

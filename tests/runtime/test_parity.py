@@ -61,9 +61,7 @@ def test_two_workers_equal_ddp_bitwise(two: dict[str, Any], case: str, optimizer
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("case", CASES)
-def test_three_workers_equal_ddp_closely(
-    three: dict[str, Any], case: str, optimizer: str
-) -> None:
+def test_three_workers_equal_ddp_closely(three: dict[str, Any], case: str, optimizer: str) -> None:
     """A third is no binary fraction: DDP rounds each share, we round the sum once; they stay close."""
     # AdamW divides by the root of tiny second moments, which magnifies the last bit at first.
     assert three[f"{case} / {optimizer}"]["gap"] < (1e-5 if optimizer == "sgd" else 1e-3)

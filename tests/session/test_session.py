@@ -90,6 +90,8 @@ def test_a_given_plan_runs_without_measuring() -> None:
         assert step.machine is None
     with (
         rl.TrainStep(model, loss_fn, optimizer, device="cpu") as step,
-        pytest.raises(PlanError, match=r"got a step that has seen no batch yet; call step\(batch\)"),
+        pytest.raises(
+            PlanError, match=r"got a step that has seen no batch yet; call step\(batch\)"
+        ),
     ):
         _ = step.plan

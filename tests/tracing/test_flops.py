@@ -6,7 +6,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_models import ViT, alexnet, image_batch, image_loss, resnet, sgd, vgg16
+from reference_models import (
+    TiedLanguageModel,
+    ViT,
+    alexnet,
+    image_batch,
+    image_loss,
+    language_batch,
+    language_loss,
+    resnet,
+    sgd,
+    vgg16,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -110,6 +121,22 @@ def test_products_cost_two_mnk(m: int, k: int, n: int, b: int) -> None:
     assert flops(aten.mv.default, (meta(m, k), meta(k)), {}, None) == 2 * m * k
     linear = (meta(b, m, k), meta(n, k))
     assert flops(aten.linear.default, linear, {}, meta(b, m, n)) == 2 * b * m * n * k
+
+
+@settings(max_examples=5, deadline=None)
+@given(words=st.integers(9, 50), width=st.integers(1, 4), depth=st.integers(1, 3), size=sizes)
+def test_transformers_cost_six_flop_for_each_weight_and_token(
+    words: int, width: int, depth: int, size: int
+) -> None:
+    """Products of a language model: 6 (12 L d^2 + V d) FLOP a token, attention apart."""
+    dim = 4 * width
+    model = TiedLanguageModel(words, dim, heads=2, depth=depth)
+    workload = rl.trace(model, language_loss, sgd(model), language_batch(size, 7, words))
+    products = sum(op.flops for op in workload.ops if op.family == "matmul")
+    assert products == 6 * (12 * depth * dim**2 + words * dim) * size * 7
+    attention = sum(op.flops for op in workload.ops if op.family == "attention")
+    assert attention == (4 + 10) * depth * size * dim * (7 * 8 // 2)
+    assert workload.flops == products + attention
 
 
 def test_recurrent_layers_meet_every_token_with_every_weight() -> None:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import torch
@@ -48,7 +48,9 @@ def time_operators(
     peers = peers or Peers(rank=0, size=1, device=device)
     with torch.no_grad():
         replay = Replay(workload.ops, device)
-        samples = _sample(replay, workload, peers, budget_s)
+        passes = _sample(replay, workload, peers, budget_s)
+    samples = _settled(passes, [op.key for op in workload.ops])
+    tail = _tail(passes, samples)
     excess: dict[Phase, float] = {}
     if setting.device == "cpu":
         excess = reissue_excess(device)
@@ -59,7 +61,9 @@ def time_operators(
     by_key: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for index, seconds in samples.items():
         op = workload.ops[index]
-        by_key[op.key][index] = [max(0.0, s + excess.get(op.phase, 0.0)) for s in seconds]
+        by_key[op.key][index] = [
+            max(0.0, tail * taken + excess.get(op.phase, 0.0)) for taken in seconds
+        ]
     timings = {
         key: OperatorTiming(setting=setting, key=key, seconds=_merge(by_index))
         for key, by_index in by_key.items()
@@ -73,12 +77,10 @@ def time_operators(
 
 def _sample(
     replay: Replay, workload: Workload, peers: Peers, budget_s: float
-) -> dict[int, list[float]]:
-    """Seconds of every op by index, the first pass left out where there are later ones."""
+) -> list[dict[int, float]]:
+    """Seconds of every op by index, pass by pass; at least two passes."""
     clock = _Clock(peers.device)
-    first: dict[int, list[float]] = {}
-    later: dict[int, list[float]] = defaultdict(list)
-    counts: dict[str, int] = defaultdict(int)
+    counts: Counter[str] = Counter()
     keys = [op.key for op in workload.ops]
     end = time.monotonic() + budget_s
 
@@ -88,30 +90,44 @@ def _sample(
         counts[keys[index]] += 1
         return True
 
-    passes = 0
-    while peers.agree(passes < LEAST_SAMPLES or (time.monotonic() < end and passes < MOST_PASSES)):
+    passes: list[dict[int, float]] = []
+    while peers.agree(
+        len(passes) < LEAST_SAMPLES or (time.monotonic() < end and len(passes) < MOST_PASSES)
+    ):
         peers.barrier()
-        for index, seconds in clock.run(replay, wanted).items():
-            if passes:
-                later[index].append(seconds)
-            else:
-                first[index] = [seconds]
-        passes += 1
-    timed_later = {keys[index] for index in later}
-    warm_up = {keys[index]: index for index in reversed(first)}
-    return {
-        **{
-            index: seconds
-            for index, seconds in first.items()
-            if keys[index] not in timed_later
-            and (
-                index != warm_up[keys[index]]
-                or seconds[0] >= LONG_S
-                or keys.count(keys[index]) == 1
-            )
-        },
-        **later,
+        passes.append(clock.run(replay, wanted))
+    return passes
+
+
+def _settled(passes: list[dict[int, float]], keys: list[str]) -> dict[int, list[float]]:
+    """The samples of every op by index, without those that only warmed up."""
+    first, later = passes[0], passes[1:]
+    samples = {
+        index: [taken[index] for taken in later if index in taken]
+        for index in {index for taken in passes for index in taken}
     }
+    has_later = {keys[index] for index, seconds in samples.items() if seconds}
+    warm_up = {keys[index]: index for index in sorted(first, reverse=True)}
+    numbers = Counter(keys[index] for index in first)
+    for index, seconds in first.items():
+        key = keys[index]
+        is_spare = key in has_later or (warm_up[key] == index and numbers[key] > 1)
+        if seconds >= LONG_S or not is_spare:
+            samples[index].append(seconds)
+    return {index: seconds for index, seconds in samples.items() if seconds}
+
+
+def _tail(passes: list[dict[int, float]], samples: dict[int, list[float]]) -> float:
+    """What a whole pass takes, over the sum of its ops' medians; 1.0 where no whole pass is known.
+
+    The median of an op leaves out rare delays (interrupts, other programs, pages that the system
+    takes back), but a step of hundreds of ops meets some of them every time.
+    """
+    totals = [sum(taken.values()) for taken in passes[1:] if len(taken) == len(samples)]
+    medians = sum(statistics.median(seconds) for seconds in samples.values())
+    if len(totals) < LEAST_SAMPLES or medians <= 0.0:
+        return 1.0
+    return max(1.0, statistics.median(totals) / medians)
 
 
 class _Clock:

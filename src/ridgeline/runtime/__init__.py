@@ -1,0 +1,1 @@
+"""Running: the step under a plan, and everything around it on real devices."""

@@ -1,5 +1,7 @@
 """Batches: any nest of tuples, lists and dicts of tensors (and constants)."""
 
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -8,8 +10,11 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError
 
-Signature = tuple[str, tuple[tuple[tuple[int, ...], str] | str, ...]]
-"""Structure of a batch, and per leaf the shape and dtype, or the text of a constant."""
+Leaf = tuple[tuple[int, ...], str] | str
+"""Shape and dtype of a tensor, or the text of a constant."""
+
+Signature = tuple[str, tuple[Leaf, ...]]
+"""Structure of a batch, and its leaves."""
 
 
 def leaves(batch: Any) -> list[Any]:
@@ -37,7 +42,9 @@ def num_samples(batch: Any) -> int:
     Raises:
         BatchError: there is no such tensor, or they disagree.
     """
-    sizes = [int(leaf.shape[0]) for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+    sizes = [
+        int(leaf.shape[0]) for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()
+    ]
     if not sizes or len(set(sizes)) > 1:
         raise BatchError(
             f"wanted a batch whose tensors share their leading dimension, got sizes {sizes or 'of none'}; "
@@ -63,12 +70,12 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
         )
     bounds = [total * index // parts for index in range(parts + 1)]
 
-    def piece(leaf: Any, start: int, end: int) -> Any:
+    def piece(start: int, end: int, leaf: Any) -> Any:
         return leaf[start:end] if isinstance(leaf, Tensor) and leaf.dim() else leaf
 
     return [
-        (pytree.tree_map(lambda x, s=start, e=end: piece(x, s, e), batch), (end - start) / total)
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        (pytree.tree_map(partial(piece, start, end), batch), (end - start) / total)
+        for start, end in pairwise(bounds)
     ]
 
 
@@ -98,13 +105,20 @@ def check_compatible(wanted: Signature, got: Signature) -> bool:
             "make another TrainStep for other batches"
         )
     for index, (old, new) in enumerate(zip(wanted[1], got[1], strict=True)):
-        if old == new:
-            continue
-        same_kind = isinstance(old, tuple) and isinstance(new, tuple) and old[1] == new[1]
-        if same_kind and old[0][1:] == new[0][1:] and 0 < len(new[0]) and new[0][0] < old[0][0]:
+        if old == new or _is_shorter(old, new):
             continue
         raise BatchError(
             f"wanted leaf {index} of the batch as {old}, got {new}; only the leading dimension may "
             "shrink (a last batch): pad the batch or use execution='eager'"
         )
     return False
+
+
+def _is_shorter(old: Leaf, new: Leaf) -> bool:
+    """Whether only the leading dimension differs, and is smaller."""
+    if isinstance(old, str) or isinstance(new, str):
+        return False
+    (old_shape, old_dtype), (new_shape, new_dtype) = old, new
+    if old_dtype != new_dtype or not new_shape or len(old_shape) != len(new_shape):
+        return False
+    return old_shape[1:] == new_shape[1:] and new_shape[0] < old_shape[0]

@@ -73,8 +73,8 @@ class Bucket:
         """Copy all gradients that arrived into their places with one launch (on GPUs)."""
         positions = [i for i, arrived in enumerate(self.arrived) if arrived]
         views = [self.views[i] for i in positions]
-        gradients = [self.parameters[i].grad for i in positions]
-        torch._foreach_copy_(views, gradients)  # noqa: SLF001 - the only multi-tensor copy
+        gradients = [g for i in positions if (g := self.parameters[i].grad) is not None]
+        torch._foreach_copy_(views, gradients)
         for i in positions:
             self.parameters[i].grad = self.views[i]
 

@@ -40,9 +40,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ..
         elif group["lr"].device != device:
             group["lr"] = group["lr"].to(device)
         form = "capturable" if "capturable" in group else "fused"
-        changed.append(
-            f"optimizer group {number} uses its {form} form, learning rate in a tensor"
-        )
+        changed.append(f"optimizer group {number} uses its {form} form, learning rate in a tensor")
     for state in optimizer.state.values():
         for key, value in state.items():
             if isinstance(value, Tensor) and value.device != device:

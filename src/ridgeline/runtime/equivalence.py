@@ -102,7 +102,9 @@ def _difference(
     replayed: tuple[float, list[Tensor]],
 ) -> float:
     """Norm of the difference over the norm of the update, or the losses' relative difference."""
-    change = sum(float((a - b).double().square().sum()) for a, b in zip(eager[1], before, strict=True))
+    change = sum(
+        float((a - b).double().square().sum()) for a, b in zip(eager[1], before, strict=True)
+    )
     gap = sum(
         float((a - b).double().square().sum()) for a, b in zip(eager[1], replayed[1], strict=True)
     )

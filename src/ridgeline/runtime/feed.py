@@ -59,7 +59,9 @@ class _Mover:
         pinned = pytree.tree_map(_pin, batch)
         with torch.cuda.stream(self._stream):
             moved = pytree.tree_map(self._move, pinned)
-            return moved, self._stream.record_event()
+            arrived = torch.cuda.Event()
+            arrived.record()
+            return moved, arrived
 
     def receive(self, sent: tuple[Any, torch.cuda.Event]) -> Any:
         """Make the current stream wait for the arrival, and own the tensors."""

@@ -33,9 +33,7 @@ class GraphRunner:
         notes: Receives what was changed or done differently, and why.
     """
 
-    def __init__(
-        self, body: StepBody, recorder: Recorder, world: World, notes: list[str]
-    ) -> None:
+    def __init__(self, body: StepBody, recorder: Recorder, world: World, notes: list[str]) -> None:
         self._body = body
         self._recorder = recorder
         self._world = world
@@ -100,8 +98,9 @@ class GraphRunner:
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
         self._inputs = [leaf.clone() for leaf in leaves]
         static = iter(self._inputs)
-        self._static_batch = pytree.tree_map(
-            lambda leaf: next(static) if isinstance(leaf, Tensor) else leaf, batch
+        flat, structure = pytree.tree_flatten(batch)
+        self._static_batch = pytree.tree_unflatten(
+            [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
         )
         self._captured_guards = self._guards()
         self._body.optimizer.zero_grad(set_to_none=True)
@@ -129,7 +128,7 @@ class GraphRunner:
 
     def _load(self, batch: Any) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-        torch._foreach_copy_(self._inputs, leaves)  # noqa: SLF001 - one launch for all inputs
+        torch._foreach_copy_(self._inputs, leaves)
 
     def _replay(self) -> None:
         assert self._graph is not None

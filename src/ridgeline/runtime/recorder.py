@@ -182,7 +182,6 @@ class Recorder:
             | {name: total / max(1, self._num_summed) for name, total in self.sums.items()},
         )
 
-
     def _median_spans(self, resolved: Sequence[tuple[int, StepRecord]]) -> tuple[Span, ...]:
         """Frames of the step with the (lower) median duration, of those whose frames are known."""
         ordered = sorted(resolved, key=lambda pair: pair[0])
@@ -224,8 +223,7 @@ def step_spans(record: StepRecord, clock: Clock) -> tuple[Span, ...]:
     reached: dict[Lane, int] = {}
     pairs = zip(rest[0::2], rest[1::2], strict=True)
     for (name, lane, _, _), (start, end) in zip(record.closed, pairs, strict=True):
-        start = max(start, reached.get(lane, start))
-        end = max(start, end)
-        reached[lane] = end
-        spans.append(Span(name=name, lane=lane, start_ns=start, end_ns=end))
+        begin = max(start, reached.get(lane, start))
+        reached[lane] = max(begin, end)
+        spans.append(Span(name=name, lane=lane, start_ns=begin, end_ns=reached[lane]))
     return tuple(spans)

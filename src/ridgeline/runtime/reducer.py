@@ -219,7 +219,7 @@ class Reducer:
                     dist.broadcast(flat, src=0)
         else:
             works = [dist.broadcast(flat, src=0, async_op=True) for flat in self._buffers.flats]
-            future = torch.futures.collect_all([work.get_future() for work in works])
+            future = torch.futures.collect_all([work.get_future() for work in works if work])
         self._call_ns = time.perf_counter_ns() - begin
         return future
 

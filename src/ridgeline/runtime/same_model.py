@@ -17,7 +17,9 @@ def check_same_model(model: nn.Module, world: World) -> None:
 
     Cost: Two small all-gathers.
     """
-    entries = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()]
+    entries = [
+        (n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()
+    ]
     entries += [(n, tuple(b.shape), str(b.dtype), False) for n, b in model.named_buffers()]
     digests = gather_bytes(hashlib.sha256(repr(entries).encode()).digest(), world)
     others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]

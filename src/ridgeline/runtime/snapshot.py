@@ -68,9 +68,11 @@ def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _copy(value: Any) -> Any:
-    return pytree.tree_map(
-        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), value
-    )
+    return pytree.tree_map(_copy_leaf, value)
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
 def _put_back(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:

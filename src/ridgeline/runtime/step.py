@@ -41,8 +41,12 @@ class Runner(Protocol):
         """Whether it is bound to the shapes of one batch by now."""
         ...
 
-    def __call__(self, batch: Any) -> Tensor: ...
-    def close(self) -> None: ...
+    def __call__(self, batch: Any) -> Tensor:
+        """One step; the detached loss."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
 
 
 class EagerRunner:

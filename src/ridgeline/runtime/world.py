@@ -7,6 +7,7 @@ environment names rank and size, and joining initialises the process group over 
 import atexit
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -61,6 +62,11 @@ class World:
         if not dist.is_initialized():
             return World(0, 1, local_rank, place)
         return World(dist.get_rank(), dist.get_world_size(), local_rank, place)
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """The kind of the device."""
+        return "cuda" if self.device.type == "cuda" else "cpu"
 
     @property
     def threads(self) -> int:

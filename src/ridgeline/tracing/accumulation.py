@@ -31,15 +31,19 @@ def references(tensor: Tensor) -> References:
     return tensor._use_count(), storage
 
 
-def lone_references(mode: FakeTensorMode) -> References:
+def lone_references(mode: FakeTensorMode, device: torch.device) -> References:
     """The counts of a fake gradient that only the engine holds, found by making one.
 
     What is counted beside the engine (the call's own arguments, wrappers) differs between releases of
     torch, so it is measured and not assumed.
+
+    Args:
+        mode: The fake mode of the trace.
+        device: Where the model is: backward has a thread of its own for each GPU.
     """
     probe = _Probe()
     with mode, torch.enable_grad(), probe:
-        value = torch.empty(2, requires_grad=True)
+        value = torch.empty(2, device=device, requires_grad=True)
         (value.sin() * value.cos()).sum().backward()
     return probe.counts
 

@@ -58,7 +58,7 @@ def trace(
             tensors, or model, optimizer or batch are not what a step needs. What `loss_fn` raises on
             its own account passes through.
 
-    Cost: two passes through the model on fake tensors: host time of a few eager steps, no device work.
+    Cost: `loss_fn` is called twice on fake tensors: host time of a few eager steps, no device work.
     """
     _check(model, batch)
     with _untouched_random_state(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
@@ -138,7 +138,7 @@ def _run(model: nn.Module, loss_fn: LossFn, optimizer: Optimizer, batch: Any) ->
 
 def _recorder(twin: Twin, in_place: AbstractSet[int] | None) -> tuple[Recorder, dict[str, int]]:
     """A recorder for a twin that knows its tensors, and the ready order that will fill up."""
-    alone = lone_references(twin.mode)
+    alone = lone_references(twin.mode, next(twin.model.parameters()).device)
     storages = Storages()
     for parameter in twin.model.parameters():
         storages.assign(parameter, "parameter")

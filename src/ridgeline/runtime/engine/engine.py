@@ -209,7 +209,9 @@ class Engine:
         ready: list[Task] = []
         with self._changed:
             if error is not None and task.error is None:
-                error.add_note(f"in task {task.name!r} on lane {task.lane}, pushed at {task.origin}")
+                error.add_note(
+                    f"in task {task.name!r} on lane {task.lane}, pushed at {task.origin}"
+                )
                 task.error = error
                 self._unraised.append(error)
             if task.error is not None:

@@ -10,6 +10,7 @@ import heapq
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -141,7 +142,7 @@ class WorkLane(_InOrder):
         except Exception as error:  # noqa: BLE001 - whatever a task raises travels to its waiters
             self._finish(task, error)
             return
-        future.add_done_callback(lambda done: self._done(task, done))
+        future.add_done_callback(partial(self._done, task))
 
     def _done(self, task: Task, future: Any) -> None:
         error: BaseException | None = None

@@ -14,7 +14,7 @@ from ridgeline.errors import WorkloadError
 from ridgeline.machine import Setting
 from ridgeline.probe import rebuild
 from ridgeline.probe.dispatch import PHASES, measure_dispatch, reissue_excess
-from ridgeline.probe.operators import time_operators
+from ridgeline.probe.operators import _settled, _tail, time_operators
 from ridgeline.probe.replay import Replay
 from ridgeline.workload import Op, TensorSpec, Workload
 
@@ -248,3 +248,20 @@ def test_indices_are_valid_for_the_smallest_table() -> None:
     """The bound of random integers is the smallest that any indexing op of the step allows."""
     assert rebuild.index_limit(workload_of().ops) == 10
     assert rebuild.index_limit(()) == 2
+
+
+def test_first_samples_only_warm_up() -> None:
+    """The first pass does not count where there are others, except for calls too long to matter."""
+    keys = ["a", "a", "b", "c"]
+    passes = [{0: 9.0, 1: 1e-3, 2: 1e-2, 3: 0.2}, {0: 1e-3, 2: 2e-3}]
+    assert _settled(passes, keys) == {0: [1e-3, 9.0], 2: [2e-3], 3: [0.2]}
+    assert _settled([{0: 1e-3, 1: 2e-3, 2: 3e-3}], keys) == {1: [2e-3], 2: [3e-3]}
+
+
+def test_rare_delays_count_in_the_sum() -> None:
+    """Delays that meet another op in every pass are in no median, but in the total of every step."""
+    passes = [{0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}, {0: 1.5, 1: 1.0}, {0: 1.0, 1: 1.5}]
+    passes += [{0: 1.5, 1: 1.0}, {0: 1.0, 1: 1.5}, {0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.5}]
+    samples = {index: [taken[index] for taken in passes[1:]] for index in (0, 1)}
+    assert _tail(passes, samples) == pytest.approx(2.5 / 2.0)
+    assert _tail(passes[:2], samples) == 1.0

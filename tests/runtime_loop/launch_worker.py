@@ -25,6 +25,7 @@ def act(what: str, run_dir: Path, rank: int) -> None:
     from ridgeline.runtime.blackbox import BlackBox
 
     box = BlackBox(run_dir / "blackbox" / f"rank-{rank}.bin")
+    os.write(1, f"hello from {rank}, threads {os.environ.get('OMP_NUM_THREADS')}\n".encode())
     (run_dir / f"pid.{rank}").write_text(str(os.getpid()))
     if what == "tell":
         with (run_dir / "logs" / "progress.jsonl").open("ab", buffering=0) as file:

@@ -74,6 +74,7 @@ class Ask(Value, frozen=True, kw_only=True):
     checkpoint_every: int | None = None
     bad_sample: int | None = None
     lr: float = 0.05
+    bad_gradient: bool = False
 
 
 class Told(Value, frozen=True, kw_only=True):
@@ -81,6 +82,7 @@ class Told(Value, frozen=True, kw_only=True):
 
     losses: list[float] = []
     metrics: list[float] = []
+    mean_losses: list[float] = []
     errors: list[str] = []
 
 
@@ -105,7 +107,10 @@ def run_here(ask: Ask, world: World) -> Told:
         calls += 1
         if calls == ask.stop_at:
             raise StopHereError
-        return loss_fn(model, batch)
+        loss = loss_fn(model, batch)
+        if ask.bad_gradient:  # zero forward, without a finite slope
+            loss = loss + torch.sqrt(0 * next(model.parameters()).sum())
+        return loss
 
     made = Task(**{**{f: getattr(made, f) for f in made.__dataclass_fields__}, "loss_fn": counted})
     try:
@@ -131,4 +136,5 @@ def run_here(ask: Ask, world: World) -> Told:
     return Told(
         losses=[point.loss for point in result.history.steps],
         metrics=[point.metric for point in result.history.epochs],
+        mean_losses=[point.mean_loss for point in result.history.epochs],
     )

@@ -68,9 +68,7 @@ def test_rows_masked_whole_are_found_at_the_softmax() -> None:
 
     found = find_non_finite(Net(attend), loss_fn, {"x": torch.randn(8, 4)})
     assert found is not None
-    assert found.startswith(
-        "operator _softmax in module `head` (forward) makes NaN"
-    )
+    assert found.startswith("operator _softmax in module `head` (forward) makes NaN")
 
 
 def test_bad_batch_is_named() -> None:

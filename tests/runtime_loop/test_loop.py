@@ -119,6 +119,17 @@ def test_bad_state_is_never_saved(tmp_path: Path) -> None:
     assert f"Last good checkpoint: {saved[-1] if saved else 'none'};" in error
 
 
+def test_bad_gradient_is_found_before_saving(tmp_path: Path) -> None:
+    """A finite loss with a gradient that is not: the spoilt weights are not saved, the operator is named."""
+    ask = Ask(run_dir="slope", epochs=1, bad_gradient=True, checkpoint_every=1)
+    (error,) = trained(ask, tmp_path).errors
+    assert error.startswith(
+        "NonFiniteError: wanted finite parameters, got NaN or infinity at step 1 (epoch 0) on rank 0: with "
+        "the initial weights already, operator div in the loss or the outermost module (backward) makes inf"
+    ), error
+    assert checkpoint.complete(tmp_path / "slope" / "checkpoints") == []
+
+
 def test_runaway_weights_are_told_from_bad_batches(tmp_path: Path) -> None:
     """When the batch is finite with the last good weights, the message says that the weights ran away."""
     (error,) = trained(Ask(run_dir="fast", epochs=3, lr=1e30), tmp_path).errors

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from ridgeline.errors import MachineError
 from ridgeline.machine import Ceiling, Collective, OperatorTiming, Setting, SizePoint
 from ridgeline.simulator.communication import collective_seconds, ring_latency
-from ridgeline.simulator.costs import Prices, nearest_setting, op_seconds
+from ridgeline.simulator.costs import Prices, op_seconds
 from ridgeline.simulator.curves import interpolate, table_seconds
+from ridgeline.simulator.settings import nearest_setting
 from strategies import (
     make_ceilings,
     make_collective,
@@ -191,6 +192,9 @@ def test_other_world_sizes_follow_the_ring() -> None:
     eight = Setting(device="cpu", workers=8, threads=1)
     cost = collective_seconds(machine, "all_reduce", 1 << 28, eight)
     assert cost.seconds == pytest.approx(7e-3 + 1.75 * (1 << 28) / 1e9, rel=0.02)
+    assert collective_seconds(machine, "all_reduce", 1, eight).seconds == pytest.approx(
+        7e-3, rel=0.01
+    )
     assert cost.note == (
         "all_reduce over 8 workers was not measured: assumed by the ring law from 2 workers"
     )

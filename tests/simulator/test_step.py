@@ -13,6 +13,7 @@ from ridgeline.machine import Setting
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
+from ridgeline.simulator.pieces import cut_workload
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.step import scaling_curve, simulate
 from ridgeline.simulator.what_if import parse_what_if, what_if
@@ -175,6 +176,16 @@ def test_unused_parameters_travel_with_the_last_bucket() -> None:
     assert spans["all_reduce/1"][0] >= spans["backward/1"][1]
 
 
+def test_buckets_close_in_launch_order() -> None:
+    """A bucket waits for those before it: what is left of one dtype closes no earlier than they do."""
+    workload = make_workload(gradient_bytes=[100, 1000, 1000, 1000])
+    first = msgspec.structs.replace(workload.parameters[-1], dtype="bfloat16")
+    mixed = msgspec.structs.replace(workload, parameters=(*workload.parameters[:-1], first))
+    cuts = cut_workload(mixed, (1000,))
+    assert [cut.num_bytes for cut in cuts] == [1000, 1000, 1000, 100]
+    assert [cut.closing_op for cut in cuts] == [5, 6, 7, 7]
+
+
 def _gpu(**more: float) -> tuple:
     machine = make_machine(device="cuda", **more)
     return machine, make_workload(device="cuda")
@@ -194,6 +205,8 @@ def test_a_slow_host_sets_the_step() -> None:
     machine, workload = _gpu(dispatch_s=4e-3, launch_s=1e-3)
     timeline = simulate(machine, workload, Plan())
     assert timeline.step_ns == 9 * 4 * MS
+    # Four launches of 4 ms and a kernel of 1 ms, less the 0.5 ms that the last step still ran.
+    assert timeline.named("forward").duration_ns == 4 * 4 * MS + MS - MS // 2
     kernels = [s for s in timeline.spans if s.detail and s.lane == "compute"]
     assert sum(s.duration_ns for s in kernels) == 12_500_000
     assert [s.name for s in timeline.lane("compute")] == ["forward", "backward", "optimizer"]

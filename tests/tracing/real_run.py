@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.profiler import profile
+from torch.profiler import ProfilerActivity, profile
 
 from ridgeline.workload import Op
 
@@ -16,10 +16,11 @@ def profile_step(
 ) -> list[Any]:
     """The outermost profiler events of one training step, in order."""
     optimizer.zero_grad()
-    with profile() as profiler:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         loss_fn(model, batch).backward()
         type(optimizer).step(optimizer)
-    return [event for event in profiler.events() if event.cpu_parent is None]
+    outermost = [event for event in profiler.events() if event.cpu_parent is None]
+    return sorted(outermost, key=lambda event: event.time_range.start)  # backward may have a thread
 
 
 def differences(events: Sequence[Any], ops: Sequence[Op]) -> list[str]:

@@ -21,6 +21,7 @@ PARTS = (
     "input wait",
     "other",
 )
+MS = 1_000_000
 TWO = Plan(workers=2, threads=1)
 
 
@@ -117,6 +118,15 @@ def test_the_waterfall_of_a_prediction() -> None:
         "other": 0,
     }
     assert verdict.share_of_ceiling == pytest.approx(21 / 29)
+
+
+def test_dispatch_is_a_loss_only_beyond_the_limit() -> None:
+    """A dispatch that the roofline already covers is not counted twice."""
+    workload = make_workload(forward=[MS], backward=[MS], optimizer=[MS])
+    machine = make_machine(timings={op.key: 1.2e-3 for op in workload.ops}, dispatch_s=1e-3)
+    parts = _parts(verify(*[simulate(machine, workload, Plan())] * 2))
+    assert parts["ideal compute"] == 3 * MS
+    assert (parts["launch gaps"], parts["kernel inefficiency"]) == (600_000, 0)
 
 
 def test_launch_gaps_of_a_host_bound_gpu() -> None:

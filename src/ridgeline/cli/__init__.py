@@ -1,0 +1,1 @@
+"""The `ridgeline` command: one file a verb."""

@@ -6,6 +6,7 @@ by more than the tolerance.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,6 +33,8 @@ VERBS = {
 
 _INTERRUPTED = 130
 """Exit status after Ctrl-C, by the custom of shells: 128 plus the number of the signal."""
+_UNREAD = 141
+"""Exit status when the reader of the output went away; likewise."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), NOT_VERIFIED)
     except RidgelineError as error:
         return _fail(str(error), USER_ERROR)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; what Python still flushes at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
     except OSError as error:
         return _fail(_os_error(error), USER_ERROR)
     except KeyboardInterrupt:

@@ -92,4 +92,5 @@ def _ranking(
     only = Candidate(
         plan=plan, timeline=predicted, why="the plan that was given", measured=measured
     )
-    return Ranking(candidates=(only,))
+    miss = abs(predicted.step_ns / measured.step_ns - 1.0) if measured and measured.step_ns else 0.0
+    return Ranking(candidates=(only,), error=miss)

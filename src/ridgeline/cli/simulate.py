@@ -66,7 +66,7 @@ class Command:
         if factors:
             faster = _faster(machine, factors, workload, plan)
             value["what_if"] = {"factors": factors, "timeline": faster}
-            shown += [_gain(args.what_if, timeline, faster), timeline_text([timeline, faster])]
+            shown += [_gain(str(args.what_if), timeline, faster), timeline_text([timeline, faster])]
         else:
             shown.append(timeline_text([timeline]))
         output.result(value, *shown, scaling_text(points))

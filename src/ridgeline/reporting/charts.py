@@ -110,7 +110,8 @@ def training_figures(history: History) -> list[tuple[str, Figure]]:
 
 def smooth(values: Sequence[float], weight: float = 0.7) -> list[float]:
     """Exponential moving average without the pull towards zero at its start."""
-    average, total, result = 0.0, 0.0, []
+    average = total = 0.0
+    result: list[float] = []
     for value in values:
         average = weight * average + (1 - weight) * value
         total = weight * total + (1 - weight)

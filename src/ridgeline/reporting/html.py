@@ -103,7 +103,9 @@ def raw_data_script(name: str, text: str, **attributes: str) -> Markup:
 
 def asset(name: str) -> str:
     """The text of a file that ships inside this package."""
-    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return (
+        importlib.resources.files("ridgeline.reporting").joinpath(name).read_text(encoding="utf-8")
+    )
 
 
 def _safe(part: str) -> str:

@@ -34,11 +34,17 @@
     return layout;
   };
 
+  // Width of A4 less its margins, in CSS pixels: what is drawn wider would be cut off.
+  const PAPER = 680;
+
   const draw = (chart) => {
     const style = getComputedStyle(document.documentElement);
     const figure = resolve(read(chart.dataset.figure), style);
     figure.layout.font = { ...figure.layout.font, family: getComputedStyle(document.body).fontFamily };
-    const layout = adapt(figure.layout, chart.clientWidth);
+    const printing = document.documentElement.classList.contains("print");
+    const layout = adapt(figure.layout, printing ? PAPER : chart.clientWidth);
+    if (printing) layout.width = PAPER;
+    else layout.autosize = true;
     return Plotly.react(chart, figure.data, layout, config);
   };
 
@@ -49,6 +55,7 @@
     const chart = event.currentTarget;
     const step = { ArrowLeft: "a", ArrowRight: "d", ArrowUp: "w", ArrowDown: "s" };
     const key = step[event.key] || event.key.toLowerCase();
+    if (event.target !== chart || event.ctrlKey || event.metaKey || event.altKey) return;
     const [low, high] = chart.layout.xaxis.range;
     const span = high - low;
     const next = {
@@ -57,7 +64,6 @@
       w: [low + span / 6, high - span / 6],
       s: [low - span / 4, high + span / 4],
     }[key];
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (next) Plotly.relayout(chart, { "xaxis.range": next });
     else if (key === "0" || key === "escape") Plotly.relayout(chart, { "xaxis.range": chart.dataset.range.split(",").map(Number) });
     else return;
@@ -74,8 +80,12 @@
 
   drawAll();
   dark.addEventListener("change", drawAll);
-  addEventListener("beforeprint", () => charts.forEach((chart) => Plotly.Plots.resize(chart)));
-  addEventListener("afterprint", () => charts.forEach((chart) => Plotly.Plots.resize(chart)));
+  const onPaper = (isPaper) => () => {
+    document.documentElement.classList.toggle("print", isPaper);
+    drawAll();
+  };
+  addEventListener("beforeprint", onPaper(true));
+  addEventListener("afterprint", onPaper(false));
   document.querySelectorAll(".chart[data-keys]").forEach((chart) => chart.addEventListener("keydown", onKey));
   document.querySelectorAll("button[data-source]").forEach((button) => button.addEventListener("click", save));
 })();

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ridgeline import units
 from ridgeline.codec import Noun, encode
 from ridgeline.history import History
-from ridgeline.machine import Machine, Setting
+from ridgeline.machine import Ceiling, Machine, Setting
 from ridgeline.reporting.chart_rates import collectives_figure, efficiency_figure, links_figure
 from ridgeline.reporting.charts import training_figures
 from ridgeline.reporting.html import Content, Markup, join, raw_data_script, table, tag
@@ -198,12 +198,32 @@ def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
             ("FLOP/s", "Rate by operation size"),
             ("B/s", "Bandwidth by operation size"),
         ):
-            if any(
-                c.curve and c.setting == setting and c.rate.unit == unit for c in machine.ceilings
-            ):
-                text = f"What one worker reaches while {at_work(setting)}: small operations do not fill it."
+            curved = [
+                c
+                for c in machine.ceilings
+                if c.curve and c.setting == setting and c.rate.unit == unit
+            ]
+            if curved:
+                text = _curve_reading(curved[0])
                 add(f"efficiency-{unit[0]}", title, text, efficiency_figure(machine, setting, unit))
     return tag("div", join(boxes), class_="grid2") if boxes else None
+
+
+def _curve_reading(ceiling: Ceiling) -> str:
+    """Where a curve is highest, and what is left of that at its smallest and largest size."""
+    best = max(ceiling.curve, key=lambda point: point.rate)
+    work = ceiling.rate.unit.partition("/")[0]
+    ends = [
+        f"{units.percent(point.rate / best.rate)} at {units.quantity(point.work, work)}"
+        for point in (ceiling.curve[0], ceiling.curve[-1])
+        if point != best
+    ]
+    rate = units.quantity(best.rate, ceiling.rate.unit)
+    rest = f", with {' and '.join(ends)} of that left" if ends else ""
+    return (
+        f"{ceiling.family} in {ceiling.dtype} is fastest at {units.quantity(best.work, work)} with "
+        f"{rate}{rest}, while {at_work(ceiling.setting)}."
+    )
 
 
 def _collectives_reading(machine: Machine) -> str:

@@ -150,7 +150,8 @@ def waterfall_reading(verdict: Verdict) -> str:
 def waterfall_bars(verdict: Verdict) -> list[Bar]:
     """One floating bar a part, each from where the last one ended, and the sum."""
     total = verdict.measured_ns or 1
-    rows, reached = [], 0
+    rows: list[Bar] = []
+    reached = 0
     for part in verdict.waterfall:
         rows.append(
             Bar(

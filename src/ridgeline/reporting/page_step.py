@@ -114,10 +114,34 @@ def roofline_reading(machine: Machine, setting: Setting, groups: Sequence[OpGrou
             f"In {top.dtype} the processor limits above {units.digits3(value)} FLOP per byte, "
             "below it memory does. "
         )
-    text = f"{ridge}{units.percent(most / total)} of the operator time is bound by {bound or 'unknown'}"
+    text = (
+        f"{ridge}{units.percent(most / total)} of the operator time is bound by {bound or 'unknown'}, and "
+        f"what has a dot runs at {units.percent(share_of_roof(machine, setting, groups))} of the roof above it"
+    )
     if unplaced > 0.005 * total:
         text += f"; {units.percent(unplaced / total)} is in operators that compute nothing and have no dot"
     return f"{text}."
+
+
+def share_of_roof(machine: Machine, setting: Setting, groups: Sequence[OpGroup]) -> float:
+    """Mean over the time of how much of the roof above it each group reaches.
+
+    The roof of a group is the lower of the highest ceiling of its dtype and its intensity times the
+    memory ceiling.
+
+    Source: Williams, Waterman, Patterson 2009, with measured ceilings.
+    """
+    compute, memory = roofs(machine, setting)
+    weighted = total = 0.0
+    for group in placed(groups):
+        tops = [c.rate.value for c in compute if c.dtype == group.dtype]
+        tops = tops or [compute[0].rate.value]
+        roof = max(tops)
+        if memory is not None:
+            roof = min(roof, group.intensity * memory.rate.value)
+        weighted += group.seconds * group.rate / roof
+        total += group.seconds
+    return weighted / total if total else 0.0
 
 
 def operator_table(groups: Sequence[OpGroup]) -> Markup:

@@ -5,8 +5,7 @@ then the roofline of the ceilings. What was not measured at the setting is taken
 that was, and says so.
 """
 
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Generic, Literal, TypeVar
 
@@ -15,6 +14,8 @@ from ridgeline.errors import MachineError
 from ridgeline.machine import Ceiling, Machine, Setting
 from ridgeline.plan import Precision
 from ridgeline.simulator.curves import Point, interpolate
+from ridgeline.simulator.settings import nearest_setting as nearest_setting
+from ridgeline.simulator.settings import resolve
 from ridgeline.workload import Op, Phase
 
 Bound = Literal["compute", "memory", "dispatch"]
@@ -108,10 +109,10 @@ class Prices:
         self.setting = setting
         self.precision = precision
         self._notes: dict[str, None] = {}
-        timed, self._timing_note = _resolve(
+        timed, self._timing_note = resolve(
             {entry.setting for entry in machine.timings}, setting, "operator timings"
         )
-        rated, self._ceiling_note = _resolve(
+        rated, self._ceiling_note = resolve(
             {entry.setting for entry in machine.ceilings}, setting, "ceilings"
         )
         if self._timing_note and rated == setting:
@@ -279,32 +280,3 @@ class _Limit:
         if not self.points:
             return self.rate
         return min(self.rate, interpolate(self.points, work))
-
-
-def nearest_setting(settings: Collection[Setting], wanted: Setting) -> Setting | None:
-    """The setting of the same device that is most like `wanted`; None when there is none.
-
-    On GPUs the number of workers is secondary; on the CPU workers and threads count as ratios.
-    """
-    like = [setting for setting in settings if setting.device == wanted.device]
-    if not like:
-        return None
-    distance: Callable[[Setting], tuple[float, int, int]] = lambda s: (  # noqa: E731 - a key
-        abs(math.log2(s.workers / wanted.workers))
-        + abs(math.log2(max(s.threads, 1) / max(wanted.threads, 1))),
-        s.workers,
-        s.threads,
-    )
-    return min(like, key=distance)
-
-
-def _resolve(
-    settings: Collection[Setting], wanted: Setting, what: str
-) -> tuple[Setting | None, str]:
-    """The setting to read, and a note when it is not the wanted one (on GPUs every one serves)."""
-    if wanted in settings:
-        return wanted, ""
-    nearest = nearest_setting(settings, wanted)
-    if nearest is None or wanted.device == "cuda":
-        return nearest, ""
-    return nearest, f"{what} at {wanted} were not measured: assumed as at {nearest}"

@@ -13,7 +13,7 @@ from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.simulator.communication import find_table, table_cost
-from ridgeline.simulator.costs import nearest_setting, prices
+from ridgeline.simulator.costs import prices
 from ridgeline.simulator.frames import Frame, step_frames
 from ridgeline.simulator.pieces import (
     BucketCut,
@@ -22,6 +22,7 @@ from ridgeline.simulator.pieces import (
     cut_workload,
     price_step,
 )
+from ridgeline.simulator.settings import nearest_setting
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 

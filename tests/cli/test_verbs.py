@@ -1,0 +1,200 @@
+"""The verbs: what they write, what they print, as text and as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ridgeline.codec import decode
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan
+from ridgeline.planner import Ranking
+from ridgeline.timeline import Timeline
+from ridgeline.verdict import Verdict
+from ridgeline.workload import Workload
+
+
+def test_measure_passes_its_flags_on(run, monkeypatch, machine_file, tmp_path) -> None:
+    """`--full` and `--refresh` reach the probe; the profile is written and printed."""
+    machine = Machine.load(machine_file)
+    asked = []
+
+    def measure(**given: object) -> Machine:
+        given.pop("progress")("probing")
+        asked.append(given)
+        return machine
+
+    monkeypatch.setattr("ridgeline.probe.measure.measure", measure)
+    ran = run("measure", "--full", "--refresh", "-o", tmp_path / "out.json")
+    assert asked == [{"quick": False, "refresh": True}]
+    assert ran.status == 0
+    assert "matmul float32" in ran.out
+    assert ran.err == f"probing\nwrote {tmp_path / 'out.json'}\n"
+    assert Machine.load(tmp_path / "out.json") == machine
+    ran = run("measure", "-q", "--json")
+    assert asked[1] == {"quick": True, "refresh": False}
+    assert ran.err == ""
+    assert decode(Machine, ran.out.encode(), where="stdout") == machine
+
+
+def test_trace_shows_and_writes_the_workload(run, task_file, tmp_path) -> None:
+    """The operator table of one worker's share of the batch; JSON is the file's content."""
+    ran = run("trace", task_file, "--workers", "2", "-o", tmp_path / "w.json")
+    assert ran.status == 0
+    assert "Workload tiny  4 samples" in ran.out
+    assert "Bound by" not in ran.out
+    workload = Workload.load(tmp_path / "w.json")
+    assert workload.samples == 4
+    again = run("trace", task_file, "--batch-size", "12", "--json", "-q")
+    assert decode(Workload, again.out.encode(), where="stdout").samples == 12
+    assert again.err == ""
+
+
+def test_trace_tells_bounds_on_a_machine(run, task_file, machine_file) -> None:
+    """With a profile every operator has a time there and what bounds it."""
+    ran = run("trace", task_file, "--machine", machine_file)
+    assert "Bound by" in ran.out
+    assert "Operator time" in ran.out
+
+
+def test_trace_of_too_small_a_batch(run, task_file) -> None:
+    """A batch that cannot be shared is the user's to mend."""
+    ran = run("trace", task_file, "--workers", "9", "-q")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("ridgeline: wanted at least one sample per worker, got batch_size=8")
+
+
+def test_plan_ranks_without_measuring(run, task_file, machine_file, tmp_path) -> None:
+    """On a given profile plans are ranked with reasons; the best one is written."""
+    path = tmp_path / "plan.json"
+    ran = run("plan", task_file, "--machine", machine_file, "-o", path, "-q")
+    assert (ran.status, ran.err) == (0, "")
+    assert "Chosen" in ran.out
+    best = Plan.load(path)
+    printed = run("plan", task_file, "--machine", machine_file, "--json", "-q").out
+    ranking = decode(Ranking, printed.encode(), where="stdout")
+    assert ranking.best.plan == best
+    assert {candidate.plan.workers for candidate in ranking.candidates} == {1, 2}
+
+
+def test_plan_keeps_to_the_devices(run, task_file, machine_file) -> None:
+    """`--devices 1` compares only plans of one worker."""
+    words = ("plan", task_file, "--machine", machine_file, "--devices", "1", "--json", "-q")
+    ranking = decode(Ranking, run(*words).out.encode(), where="stdout")
+    assert {candidate.plan.workers for candidate in ranking.candidates} == {1}
+
+
+def test_plan_explains_a_knob(run, task_file, machine_file) -> None:
+    """`--explain` prints one knob with its reason; an unknown knob is named with the known ones."""
+    ran = run("plan", task_file, "--machine", machine_file, "--explain", "workers", "-q")
+    assert ran.status == 0
+    assert ran.out.splitlines()[1].startswith("workers = ")
+    words = ("plan", task_file, "--machine", machine_file, "--explain", "workers", "--json", "-q")
+    assert json.loads(run(*words).out)["choice"]["knob"] == "workers"
+    wrong = run("plan", task_file, "--machine", machine_file, "--explain", "colour", "-q")
+    assert wrong.status == 1
+    assert "got 'colour'; name one of them" in wrong.err
+
+
+def test_simulate_predicts_step_and_scaling(run, task_file, machine_file) -> None:
+    """The prediction comes with its waterfall and with every number of workers up to the wanted."""
+    words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q")
+    ran = run(*words)
+    assert (ran.status, ran.err) == (0, "")
+    for heading in ("Plan", "Where the step goes", "Predicted", "Scaling"):
+        assert heading in ran.out
+    value = json.loads(run(*words, "--json").out)
+    assert set(value) == {"plan", "timeline", "waterfall", "scaling"}
+    step = value["timeline"]["steps_ns"][0]
+    assert sum(part["ns"] for part in value["waterfall"]) == step
+    assert [point["workers"] for point in value["scaling"]] == [1, 2]
+
+
+def test_simulate_what_if(run, task_file, machine_file) -> None:
+    """Faster parts make the same step faster, and the result says so."""
+    words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q")
+    ran = run(*words, "--what-if", "links=1000x,compute=2x")
+    assert "What if links=1000x,compute=2x" in ran.out
+    value = json.loads(run(*words, "--what-if", "links=1000x", "--json").out)
+    assert value["what_if"]["factors"] == {"links": 1000.0}
+    before, after = (
+        part["steps_ns"][0] for part in (value["timeline"], value["what_if"]["timeline"])
+    )
+    assert after < before
+    wrong = run(*words, "--what-if", "luck=2x")
+    assert wrong.status == 1
+    assert "got 'luck=2x' in the what-if" in wrong.err
+
+
+@pytest.mark.parametrize(("tolerance", "status"), [("0.15", 0), ("0.05", 3)])
+def test_verify_exits_with_3_when_off(run, run_dir: Path, tolerance: str, status: int) -> None:
+    """The status says whether prediction and measurement agree; the verdict is printed either way."""
+    words = (
+        "verify",
+        run_dir / "predicted.json",
+        run_dir / "measured.json",
+        "--tolerance",
+        tolerance,
+    )
+    ran = run(*words)
+    assert ran.status == status
+    assert "error -9.1 %" in " ".join(ran.out.replace("│", "").split())
+    assert ran.err == ""
+    printed = run(*words, "--json")
+    assert printed.status == status
+    assert decode(Verdict, printed.out.encode(), where="stdout").passed is (status == 0)
+
+
+def test_verify_wants_timelines(run, machine_file, run_dir) -> None:
+    """Another kind of file is refused by name."""
+    ran = run("verify", run_dir / "predicted.json", machine_file)
+    assert ran.status == 1
+    assert ran.err == (
+        f"ridgeline: wanted a timeline file, got kind 'machine' in {machine_file}; "
+        "give the path of a file written as timeline\n"
+    )
+
+
+def test_report_writes_page_and_trace(run, run_dir: Path) -> None:
+    """Both files are made from what the directory holds, and named."""
+    ran = run("report", run_dir, "--json")
+    assert ran.status == 0
+    files = [str(run_dir / "trace.json.gz"), str(run_dir / "report.html")]
+    assert json.loads(ran.out) == {"files": files}
+    page = (run_dir / "report.html").read_text()
+    assert '<section id="timeline"' in page
+    assert '<section id="plan"' not in page
+    assert 'href="trace.json.gz"' in page
+
+
+def test_report_shows_a_given_plan(run, run_dir: Path) -> None:
+    """A run whose plan was given has no ranking; its plan is shown all the same."""
+    Plan(workers=1, threads=2).save(run_dir / "plan.json")
+    assert run("report", run_dir).status == 0
+    page = (run_dir / "report.html").read_text()
+    assert "1 plan was simulated and 1 tried for real; no other was allowed or possible." in page
+
+
+def test_report_of_an_empty_directory(run, tmp_path) -> None:
+    """A directory without a run is refused, and nothing is written there."""
+    ran = run("report", tmp_path)
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == (
+        "ridgeline: wanted the directory of a run, got none of machine.json, workload.json, plan.json, "
+        f"predicted.json, measured.json, verdict.json, history.json in {tmp_path}; give the directory "
+        "that `ridgeline train -o` wrote\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_report_names_the_damaged_file(run, run_dir: Path) -> None:
+    """A damaged file stops the report with its path."""
+    (run_dir / "verdict.json").write_text("{")
+    ran = run("report", run_dir)
+    assert ran.status == 1
+    assert str(run_dir / "verdict.json") in ran.err
+
+
+def test_timelines_survive_the_round_trip(run_dir: Path) -> None:
+    """What train writes is what verify and report read."""
+    assert Timeline.load(run_dir / "measured.json").step_ns == 1_100_000

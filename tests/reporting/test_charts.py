@@ -14,13 +14,14 @@ from ridgeline.reporting.chart_roofline import placed, roofline_figure
 from ridgeline.reporting.chart_timeline import timeline_figure
 from ridgeline.reporting.charts import memory_figure, parity_figure, smooth, training_figures
 from ridgeline.reporting.operators import group_ops, short_name, times_from_timeline
-from ridgeline.reporting.page_machine import machine_reading, training_reading
+from ridgeline.reporting.page_machine import machine_reading, machine_section, training_reading
 from ridgeline.reporting.page_plan import plan_bars, plan_reading
 from ridgeline.reporting.page_result import result_tiles, waterfall_bars, waterfall_reading
 from ridgeline.reporting.page_step import (
     frames_reading,
     memory_reading,
     roofline_reading,
+    share_of_roof,
     timeline_reading,
 )
 from ridgeline.reporting.sections import as_sentence, bound_units
@@ -253,3 +254,33 @@ def test_intensity_and_rate_of_nothing_are_zero(groups) -> None:
     empty = msgspec.structs.replace(groups[0], num_bytes=0, seconds=0.0)
     assert (empty.intensity, empty.rate) == (0.0, 0.0)
     assert math.isfinite(groups[0].rate)
+
+
+def test_curves_are_read_at_their_best_and_ends(machine) -> None:
+    """A curve may fall as well as rise with size; the sentence says what it does."""
+    from ridgeline.machine import CurvePoint
+
+    ceiling = msgspec.structs.replace(
+        machine.ceilings[4],
+        curve=tuple(
+            CurvePoint(work=w, rate=r) for w, r in ((2**16, 1e10), (2**20, 2e10), (2**26, 5e9))
+        ),
+    )
+    page = machine_section(msgspec.structs.replace(machine, ceilings=(ceiling,)), SETTING)
+    assert bound_units(
+        "While 2 workers of 1 thread run, memory in float32 is fastest at 1.00 MiB with 20.0 GB/s; "
+        "it keeps 50.0 % at 64.0 KiB and 25.0 % at 64.0 MiB."
+    ) in str(page)
+
+
+def test_share_of_roof_is_one_on_the_roof(machine, groups) -> None:
+    """Operators that run at the ceiling reach all of it; at half the rate, half of it."""
+    top = machine.ceilings[0].rate.value
+    seconds = 1e12 / top
+    on_roof = msgspec.structs.replace(
+        groups[0], flops=10**12, num_bytes=1000, seconds=seconds, dtype="float32"
+    )
+    slow = msgspec.structs.replace(on_roof, seconds=2 * seconds)
+    assert share_of_roof(machine, SETTING, [on_roof]) == pytest.approx(1.0)
+    assert share_of_roof(machine, SETTING, [slow]) == pytest.approx(0.5)
+    assert share_of_roof(machine, SETTING, []) == 0.0

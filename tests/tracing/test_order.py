@@ -148,6 +148,8 @@ SUMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "transposed": lambda h, p, q: (h.t() @ h) * p * q,
     "views": lambda h, p, q: h[:, :2] * h[:, 2:] + (h.t().relu().t() * p * q)[:, :2],
     "custom function": lambda h, p, q: Adding.apply(h) * Adding.apply(h.relu()) * p * q,
+    "formula that adds": lambda h, p, q: torch.var_mean(h * p * q, 0)[0] * torch.var_mean(h, 0)[1],
+    "both moments": lambda h, p, q: sum(torch.var_mean(h * p * q, 0)) * torch.ones(4, 1),
     "fused formula": lambda h, p, q: torch.addcdiv(h, h, h.exp()) + h.std() + p * q,
 }
 

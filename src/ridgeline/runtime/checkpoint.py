@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value, encode, write_atomically
@@ -181,6 +181,8 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     if not tensors:
         return
     writer = HuggingFaceStorageWriter(str(folder))
+    # The tensors are on the host already; copying ahead would synchronise a CUDA stream from this thread.
+    writer.per_thread_copy_ahead = 0
     planner = DefaultSavePlanner()
     planner.set_up_planner(dict(tensors), writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)

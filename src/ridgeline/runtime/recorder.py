@@ -6,7 +6,7 @@ The recorder is on the hot path of every step, so it only appends stamps to a li
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -34,6 +34,10 @@ class Clock(Protocol):
         """Nanoseconds of each stamp after the first one."""
         ...
 
+    def recycle(self, stamps: Iterable[Stamp]) -> None:
+        """Take back stamps that nobody will resolve."""
+        ...
+
 
 class HostClock:
     """`time.perf_counter_ns`; for work that runs on the CPU."""
@@ -46,18 +50,31 @@ class HostClock:
         """Differences to the first stamp."""
         return [int(stamp) - int(stamps[0]) for stamp in stamps]  # type: ignore[arg-type]
 
+    def recycle(self, stamps: Iterable[Stamp]) -> None:
+        """Numbers need no care."""
+
 
 class DeviceClock:
     """CUDA events on the current stream; `external` ones can be captured into a graph and read."""
 
     def __init__(self, *, external: bool = False) -> None:
         self._external = external
+        self._free: list[torch.cuda.Event] = []
 
     def stamp(self) -> torch.cuda.Event:
         """An event recorded on the current stream; does not wait."""
-        event = torch.cuda.Event(enable_timing=True, external=self._external)
+        # Making an event costs the host more than recording one, so those of forgotten steps serve again.
+        event = (
+            self._free.pop()
+            if self._free
+            else torch.cuda.Event(enable_timing=True, external=self._external)
+        )
         event.record()
         return event
+
+    def recycle(self, stamps: Iterable[Stamp]) -> None:
+        """Take back events that nobody will resolve."""
+        self._free.extend(stamp for stamp in stamps if isinstance(stamp, torch.cuda.Event))
 
     def resolve(self, stamps: Sequence[Stamp]) -> list[int]:
         """Device time after the first event.
@@ -109,8 +126,14 @@ class Recorder:
     def begin_step(self) -> None:
         """The next batch is there: `input` (since the last step's end) is over."""
         self.overhead_ns = 0
-        self.current.marks.append(("input", "host", self.current.begin))
-        self.current.marks.append(("", "host", self.clock.stamp()))
+        if self.current.is_sampled:
+            self.current.marks.append(("input", "host", self.current.begin))
+            self.current.marks.append(("", "host", self.clock.stamp()))
+
+    def _forget(self, record: StepRecord) -> None:
+        # Its end is the begin of the step after it, which is still remembered.
+        self.clock.recycle((record.begin, *(stamp for _, _, stamp in record.marks[1:])))
+        self.clock.recycle(stamp for span in record.closed for stamp in span[2:])
 
     def count(self, name: str) -> None:
         """One more of what `name` says."""
@@ -131,6 +154,8 @@ class Recorder:
         record = self.current
         record.end = stamp
         record.is_warmup = is_warmup
+        if len(self._steps) == WINDOW:
+            self._forget(self._steps.popleft())
         self._steps.append(record)
         self._num_ended += 1
         self.current = StepRecord(stamp)

@@ -23,8 +23,8 @@ def storage_edges(records: Sequence[Record]) -> tuple[Edges, Edges]:
     """Edges from the definition and use of storages in eager order.
 
     Returns:
-        Reads after writes (with the op that made a view, for ops that take the view), and the hazards of
-        writing in place: writes after reads and writes after writes.
+        Reads and writes after writes (and after the op that made a view, for ops that take the view),
+        and the hazard of writing in place: writes after reads.
     """
     flow: Edges = []
     hazards: Edges = []
@@ -42,9 +42,9 @@ def storage_edges(records: Sequence[Record]) -> tuple[Edges, Edges]:
                 before.add(writer[use.storage])
         for storage in record.written:
             against.update(readers.pop(storage, ()))
-            if storage in writer:
-                against.add(writer[storage])
-            writer[storage] = index
+            writer[storage] = (
+                index  # what is written is among the inputs: it waits for the last writer
+            )
         taken = {use.storage for use in record.inputs}
         if not record.is_view:
             for storage in taken.difference(record.written):

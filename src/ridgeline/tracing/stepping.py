@@ -41,7 +41,7 @@ def record_optimizer(twin: Twin, recorder: Recorder) -> Stepping:
     """
     recorder.phase = "optimizer"
     recorder.scalar_of = lambda tensor: _scalar(tensor, twin.optimizer)
-    step = type(twin.optimizer).step
+    step = type(twin.optimizer).step  # schedulers wrap the bound one, around the user's optimizer
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         vars(twin.optimizer).get(hooks, {}).clear()
     first = len(recorder.records)

@@ -18,9 +18,6 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import WorkloadError
 
-_PATCHED = ("step", "zero_grad")
-"""Methods that schedulers wrap on the optimizer itself; the wrapper would step the user's optimizer."""
-
 
 @dataclass(frozen=True)
 class Twin:
@@ -67,8 +64,7 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any) -> Twin:
             twin = copy.deepcopy(model, memo)
             stepper = object.__new__(type(optimizer))
             memo[id(optimizer)] = stepper
-            attributes = {k: v for k, v in vars(optimizer).items() if k not in _PATCHED}
-            stepper.__dict__.update(copy.deepcopy(attributes, memo))
+            stepper.__dict__.update(copy.deepcopy(vars(optimizer), memo))
     except (TypeError, copy.Error) as error:
         raise WorkloadError(
             f"wanted a model and an optimizer that copy.deepcopy can copy, got {error} in "

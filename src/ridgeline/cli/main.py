@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return verb.run(args, output)
     except VerificationError as error:
-        return _fail(str(error), USER_ERROR)
+        return _fail(str(error), NOT_VERIFIED)
     except RidgelineError as error:
         return _fail(str(error), USER_ERROR)
     except BrokenPipeError:

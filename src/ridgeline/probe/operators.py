@@ -18,6 +18,8 @@ BUDGET_S = 4.0
 """Default time for one workload and setting."""
 LEAST_SAMPLES = 2
 MOST_PASSES = 40
+MOST_TAIL = 1.25
+"""Delays beyond this share are not the machine's own: it was busy with something else."""
 LONG_S = 0.05
 """A first call this long is kept as a sample: what it spends on preparation is small beside it."""
 
@@ -127,7 +129,7 @@ def _tail(passes: list[dict[int, float]], samples: dict[int, list[float]]) -> fl
     medians = sum(statistics.median(seconds) for seconds in samples.values())
     if len(totals) < LEAST_SAMPLES or medians <= 0.0:
         return 1.0
-    return max(1.0, statistics.median(totals) / medians)
+    return min(max(1.0, statistics.median(totals) / medians), MOST_TAIL)
 
 
 class _Clock:

@@ -103,6 +103,10 @@ def test_roofline_dots_stand_at_intensity_and_rate(machine, groups) -> None:
     longest = max(placed(groups), key=lambda group: group.seconds)
     largest = max(dots, key=lambda dot: dot[2])
     assert largest[:2] == (longest.intensity, longest.rate)
+    half = next(g for g in placed(groups) if g.seconds < longest.seconds / 1.5)
+    sizes = {dot[:2]: dot[2] for dot in dots}
+    ratio = (sizes[half.intensity, half.rate] / largest[2]) ** 2
+    assert ratio == pytest.approx(half.seconds / longest.seconds)
 
 
 def test_roofline_meets_at_the_ridge(machine, groups) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 
 from ridgeline.history import EpochPoint, History, StepPoint
 from ridgeline.runtime.checkpoint import Position
@@ -63,15 +64,19 @@ class Journal:
         """Epoch and step within it of the `step`-th step of the run, counted from 1."""
         return divmod(step - 1, self._sampler.steps_per_epoch)
 
-    def note(self, window: Window) -> None:
-        """Keep the losses of some steps, and the time since the last reading."""
+    def note(self, windows: Sequence[Window]) -> None:
+        """Keep the losses of some steps, and the time since the last reading, which they share."""
         now = time.perf_counter()
         elapsed_s, self._since_s = now - self._since_s, now
         self._train_s += elapsed_s
-        _, first = self.place(window.first_step)
-        samples = sum(self._sampler.samples_at(first + i) for i in range(len(window.means)))
+        losses = [
+            (window.first_step + index, mean)
+            for window in windows
+            for index, mean in enumerate(window.means)
+        ]
+        samples = sum(self._sampler.samples_at(self.place(step)[1]) for step, _ in losses)
         self._speed = samples / elapsed_s
-        for step, mean in enumerate(window.means, window.first_step):
+        for step, mean in losses:
             self._loss_sum += mean
             self._loss = mean
             if step % self._stride == 0:

@@ -238,10 +238,11 @@ class _Run:
             if window.first_bad is not None:
                 step = window.first_step + window.first_bad
                 self._stop_non_finite(step, window.mine[window.first_bad], of="loss")
-            self.journal.note(window)
+        if windows:
+            self.journal.note(windows)
             self._report()
-            if window.num_stops:
-                self.settle(wait=False)
+        if any(window.num_stops for window in windows):
+            self.settle(wait=False)
 
     def _report(self) -> None:
         if self.on_progress is not None and self.world.rank == 0:

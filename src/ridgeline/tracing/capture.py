@@ -5,7 +5,7 @@ execution would issue, in the same order, but nothing is computed and nothing la
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,7 +71,6 @@ def trace(
         notes.append(f"dependencies come from storages, because {why}")
     else:
         flow[: len(traced)] = traced
-    lifetimes = run.recorder.storages.lifetimes
     return Workload(
         name=name,
         device=_device(model),
@@ -81,20 +80,10 @@ def trace(
             _op(record, edges, run.recorder.storages)
             for record, edges in zip(records, join(flow, hazards), strict=True)
         ),
-        parameters=tuple(
-            Parameter(
-                name=parameter_name,
-                shape=tuple(parameter.shape),
-                dtype=dtype_name(parameter.dtype),
-                num_bytes=parameter.numel() * parameter.element_size(),
-                is_trainable=parameter.requires_grad,
-                ready_op=run.ready.get(parameter_name, -1),
-            )
-            for parameter_name, parameter in model.named_parameters()
-        ),
+        parameters=_parameters(model, run.ready),
         ready_order=tuple(run.ready),
         buffer_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
-        memory=memory_points(lifetimes, len(records)),
+        memory=memory_points(run.recorder.storages.lifetimes, len(records)),
         dependency_source="storage" if traced is None else "make_fx",
         notes=tuple(notes),
     )
@@ -218,6 +207,20 @@ def _data_flow(
     if len(names) != len(traced):
         return None, f"make_fx issues {len(traced)} ops where the step has {len(names)}"
     return edges[0], ""
+
+
+def _parameters(model: nn.Module, ready: Mapping[str, int]) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(
+            name=name,
+            shape=tuple(parameter.shape),
+            dtype=dtype_name(parameter.dtype),
+            num_bytes=parameter.numel() * parameter.element_size(),
+            is_trainable=parameter.requires_grad,
+            ready_op=ready.get(name, -1),
+        )
+        for name, parameter in model.named_parameters()
+    )
 
 
 def _op(record: Record, edges: tuple[int, ...], storages: Storages) -> Op:

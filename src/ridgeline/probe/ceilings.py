@@ -14,7 +14,7 @@ Job = tuple[float, Callable[[], object]]
 """Work of one call (FLOP or bytes) and the call."""
 
 _MIB = 1 << 20
-QUICK_S, FULL_S = 0.03, 0.2
+QUICK_S, FULL_S = 0.02, 0.2
 """Seconds spent on each point of a curve."""
 SLOW_S = 0.12
 """A curve ends with the first size that takes longer than this: larger ones would tell nothing new."""

@@ -11,7 +11,7 @@ from ridgeline.probe.gpu import sleep
 from ridgeline.probe.peers import Peers
 
 MESSAGE_BYTES = 4 << 20
-ROUNDS = 4
+ROUNDS = 3
 
 
 def measure_overlap(setting: Setting, peers: Peers, *, quick: bool) -> Overlap:

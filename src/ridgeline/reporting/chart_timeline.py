@@ -120,8 +120,8 @@ class _Drawing:
             self._lane("operators" if lane == "compute" else f"{lane} ops", longest, 0.4)
 
     def _lane(self, name: str, spans: Sequence[Span], thickness: float) -> None:
-        for row in rows(spans):
-            self.ticks[self.height] = name if row[0] is rows(spans)[0][0] else ""
+        for index, row in enumerate(rows(spans)):
+            self.ticks[self.height] = "" if index else name
             for span in row:
                 self._bar(span, thickness)
             self.height += 1.0 if thickness > 0.5 else 0.72

@@ -37,6 +37,7 @@ def timeline_section(predicted: Timeline | None, measured: Timeline | None) -> M
         "Timeline of one step",
         timeline_reading(timelines[-1]),
         chart("timeline", figure, "Timeline of one step", has_keys=True),
+        _left_out(timelines),
         legend([(trace["name"], trace["marker"]["color"]) for trace in figure["data"]]),
         keys,
         frame_table(timelines[-1]),
@@ -284,7 +285,14 @@ def _pair_table(pairs: Sequence[tuple[str, float, float, str]], step_s: float) -
     return table(head, rows, caption="Predicted and measured time by frame", numeric=(1, 2, 3))
 
 
-def hidden_details(timelines: Sequence[Timeline]) -> int:
-    """How many operators the drawn timeline leaves out."""
-    counts = [sum(span.detail for span in timeline.spans) for timeline in timelines]
-    return sum(max(0, count - MOST_DETAILS) for count in counts)
+def _left_out(timelines: Sequence[Timeline]) -> Markup | None:
+    """What the drawing does not show, if anything."""
+    lanes = [
+        sum(span.detail and span.lane == lane for span in timeline.spans)
+        for timeline in timelines
+        for lane in LANES
+    ]
+    hidden = sum(max(0, count - MOST_DETAILS) for count in lanes)
+    if not hidden:
+        return None
+    return tag("p", f"{hidden} of the shortest operators are not drawn.", class_="quiet small")

@@ -150,11 +150,16 @@ class Overlap(Value, frozen=True, kw_only=True):
 
 
 class OperatorTiming(Value, frozen=True, kw_only=True):
-    """Measured seconds of one operator with exact shapes; `key` is `Op.key` of the workload."""
+    """Measured seconds of one operator with exact shapes; `key` is `Op.key` of the workload.
+
+    On a GPU `seconds` are those of its kernels (0 for a view), and `issue` those that the host needs to
+    issue it, module and autograd included.
+    """
 
     setting: Setting
     key: str
     seconds: Quantity
+    issue: Quantity | None = None
 
 
 class Machine(Noun, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from ridgeline.machine import OperatorTiming, Quantity, Setting
@@ -20,6 +21,8 @@ LEAST_SAMPLES = 2
 MOST_PASSES = 40
 MOST_TAIL = 1.25
 """Delays beyond this share are not the machine's own: it was busy with something else."""
+ISSUE_PASSES = 7
+"""Passes in which only the host's time is read; they are short, and their median is quiet."""
 LONG_S = 0.05
 """A first call this long is kept as a sample: what it spends on preparation is small beside it."""
 
@@ -71,10 +74,40 @@ def time_operators(
         for key, by_index in by_key.items()
         if key not in replay.failures
     }
-    if setting.device == "cuda":  # a view launches no kernel
-        views = {op.key for op in workload.ops if op.family == "view"}
-        timings = {key: timing for key, timing in timings.items() if key not in views}
-    return _mean_of_peers(timings, workload, peers), warnings
+    merged = _mean_of_peers(timings, workload, peers)
+    if setting.device == "cuda":
+        merged = _with_issue(merged, workload, _issue_seconds(replay, workload, device))
+    return merged, warnings
+
+
+def _issue_seconds(replay: Replay, workload: Workload, device: torch.device) -> dict[str, Quantity]:
+    """Host seconds to issue each op in a real step, by key; the GPU runs behind meanwhile."""
+    excess = reissue_excess(device)
+    taken: dict[str, list[float]] = defaultdict(list)
+    with torch.no_grad():
+        for _ in range(ISSUE_PASSES):
+            torch.cuda.synchronize()
+            for index, (begin, end) in replay.run(lambda index: True).items():
+                op = workload.ops[index]
+                seconds = (end - begin) * 1e-9 + excess.get(op.phase, 0.0)
+                taken[op.key].append(max(0.0, seconds))
+    return {key: Quantity.measured(seconds, "s") for key, seconds in taken.items()}
+
+
+def _with_issue(
+    timings: tuple[OperatorTiming, ...], workload: Workload, issue: dict[str, Quantity]
+) -> tuple[OperatorTiming, ...]:
+    """The timings with what the host needs; a view launches no kernel, so nothing else is left of it."""
+    views = {op.key for op in workload.ops if op.family == "view"}
+    nothing = Quantity(value=0.0, unit="s", low=0.0, high=0.0, n=1, source="measured")
+    return tuple(
+        msgspec.structs.replace(
+            timing,
+            seconds=nothing if timing.key in views else timing.seconds,
+            issue=issue.get(timing.key),
+        )
+        for timing in timings
+    )
 
 
 def _sample(

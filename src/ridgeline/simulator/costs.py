@@ -130,6 +130,11 @@ class Prices:
             for entry in machine.dispatch
             if entry.device == setting.device
         }
+        self._issue = {
+            entry.key: entry.issue.value
+            for entry in machine.timings
+            if entry.setting == timed and entry.issue is not None
+        }
         self._on_cpu = setting.device == "cpu"
         self._known: dict[tuple[object, ...], Cost] = {}
 
@@ -143,6 +148,10 @@ class Prices:
         if phase not in self._dispatch:
             self._notes[f"dispatch of {phase} was not measured: assumed to take no time"] = None
         return self._dispatch.get(phase, 0.0)
+
+    def issue(self, op: Op) -> float | None:
+        """Host seconds to issue exactly this op on a GPU; None when they were not measured."""
+        return self._issue.get(op.key)
 
     def copy_seconds(self, num_bytes: float) -> float:
         """Seconds to read and write `num_bytes` in all, as an elementwise operator does.

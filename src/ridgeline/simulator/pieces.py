@@ -108,9 +108,9 @@ def _price_op(list_: Prices, index: int, op: Op) -> Piece:
     if list_.setting.device == "cuda":
         # The dispatch was measured on the device, so it contains the launch; it is a mean over all
         # operators, and one with a kernel is never issued faster than a bare launch.
-        host_s = dispatch_s
-        if op.family != "view":
-            host_s = max(dispatch_s, list_.dispatch("launch"))
+        least_s = list_.dispatch("launch") if op.family != "view" else 0.0
+        issue_s = list_.issue(op)
+        host_s = max(dispatch_s if issue_s is None else issue_s, least_s)
     elif cost.has_dispatch:
         # A timed call contains its dispatch, which a smaller batch would pay as well.
         fixed_s = min(dispatch_s, cost.seconds)

@@ -38,11 +38,11 @@ def test_samples_must_share_dimension_0() -> None:
     [
         (
             (torch.zeros(8, 3), torch.zeros(8, dtype=torch.int32)),
-            r"wanted leaf 1 of the batch as \(\(8,\), 'torch.int64'\), got \(\(8,\), 'torch.int32'\)",
+            r"wanted leaf 1 of the batch as \(8,\) int64, got \(8,\) int32; only the leading dimension",
         ),
         (
             (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64)),
-            r"wanted leaf 0 of the batch as \(\(8, 3\), 'torch.float32'\), got \(\(8, 4\)",
+            r"wanted leaf 0 of the batch as \(8, 3\) float32, got \(8, 4\) float32",
         ),
         (
             (torch.zeros(9, 3), torch.zeros(9, dtype=torch.int64)),

@@ -57,14 +57,17 @@ class Ruler:
     two events with nothing between them differ by is taken off.
     """
 
-    RUN = 64
+    RUN = 32
     """Operators queued per sleep."""
     SLEEP_CYCLES = 16_000_000
-    """About 8 ms: the host queues a run of operators in less."""
+    """About 8 ms: most hosts queue a run of operators in less; doubled where one does not."""
+    LONGEST_SLEEP_CYCLES = 256_000_000
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._queued = self.RUN
+        self._cycles = self.SLEEP_CYCLES
+        self._woke: torch.cuda.Event | None = None
         self.floor_s = 0.0
         self.floor_s = statistics.median(self.measure([lambda: None] * self.RUN))
 
@@ -80,8 +83,13 @@ class Ruler:
         Cost: Synchronises the device once per run.
         """
         if self._queued >= self.RUN:
+            if self._woke is not None and self._woke.query():
+                # The GPU woke up while operators were still being queued and then waited for the host.
+                self._cycles = min(2 * self._cycles, self.LONGEST_SLEEP_CYCLES)
             torch.cuda.synchronize(self._device)
-            sleep(self.SLEEP_CYCLES)
+            sleep(self._cycles)
+            self._woke = torch.cuda.Event()
+            self._woke.record()
             self._queued = 0
         self._queued += 1
 
@@ -98,7 +106,7 @@ class Ruler:
             call()
             marks.append((begin, self.mark()))
         torch.cuda.synchronize(self._device)
-        self._queued = self.RUN
+        self._queued, self._woke = self.RUN, None
         return [self.seconds(begin, end) for begin, end in marks]
 
 

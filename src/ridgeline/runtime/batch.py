@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError
 
-Leaf = tuple[tuple[int, ...], str] | str
+Leaf = tuple[torch.Size, torch.dtype] | str
 """Shape and dtype of a tensor, or the text of a constant."""
 
-Signature = tuple[str, tuple[Leaf, ...]]
+Signature = tuple[pytree.TreeSpec, tuple[Leaf, ...]]
 """Structure of a batch, and its leaves."""
 
 
@@ -81,12 +81,11 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
 
 def signature(batch: Any) -> Signature:
     """What must stay equal for a captured step to be replayed on the batch."""
-    flat, spec = pytree.tree_flatten(batch)
+    flat, structure = pytree.tree_flatten(batch)
     described = tuple(
-        (tuple(leaf.shape), str(leaf.dtype)) if isinstance(leaf, Tensor) else repr(leaf)
-        for leaf in flat
+        (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf) for leaf in flat
     )
-    return str(spec), described
+    return structure, described
 
 
 def check_compatible(wanted: Signature, got: Signature) -> bool:
@@ -108,10 +107,17 @@ def check_compatible(wanted: Signature, got: Signature) -> bool:
         if old == new or _is_shorter(old, new):
             continue
         raise BatchError(
-            f"wanted leaf {index} of the batch as {old}, got {new}; only the leading dimension may "
-            "shrink (a last batch): pad the batch or use execution='eager'"
+            f"wanted leaf {index} of the batch as {_describe(old)}, got {_describe(new)}; only the "
+            "leading dimension may shrink (a last batch): pad the batch or use execution='eager'"
         )
     return False
+
+
+def _describe(leaf: Leaf) -> str:
+    if isinstance(leaf, str):
+        return leaf
+    shape, dtype = leaf
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def _is_shorter(old: Leaf, new: Leaf) -> bool:

@@ -6,6 +6,7 @@ from the same state, and from there on a step costs the host one launch.
 """
 
 import gc
+import time
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class GraphRunner:
         Raises:
             PlanError: the step cannot be captured, or its replay differs from the eager step.
         """
+        begin = time.perf_counter_ns()
         self._rates.refresh()
         if self._num_eager < EAGER_STEPS:
             self._num_eager += 1
@@ -63,6 +65,7 @@ class GraphRunner:
         if self._graph is None or self._guards() != self._captured_guards:
             self._capture(batch)
         self._load(batch)
+        self._body.overhead_ns = time.perf_counter_ns() - begin
         self._replay()
         self._num_replays += 1
         if self._num_replays & (self._num_replays - 1) == 0:  # 1, 2, 4, 8, ...: ever more rarely

@@ -93,6 +93,10 @@ class Ruler:
             self._queued = 0
         self._queued += 1
 
+    def restart(self) -> None:
+        """What was queued is done: the next operator begins a run."""
+        self._queued, self._woke = self.RUN, None
+
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Time between two events that have happened, less that between events with nothing between."""
         return max(0.0, begin.elapsed_time(end) * 1e-3 - self.floor_s)
@@ -106,7 +110,7 @@ class Ruler:
             call()
             marks.append((begin, self.mark()))
         torch.cuda.synchronize(self._device)
-        self._queued, self._woke = self.RUN, None
+        self.restart()
         return [self.seconds(begin, end) for begin, end in marks]
 
 

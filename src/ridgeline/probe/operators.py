@@ -177,6 +177,7 @@ class _Clock:
             return {index: (end - begin) * 1e-9 for index, (begin, end) in marks.items()}
         marks = replay.run(wanted, self._ruler.mark, self._ruler.pace)
         torch.cuda.synchronize()
+        self._ruler.restart()
         return {index: self._ruler.seconds(*pair) for index, pair in marks.items()}
 
 

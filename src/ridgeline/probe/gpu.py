@@ -53,8 +53,9 @@ def sleep(cycles: int) -> None:
 class Ruler:
     """Times operators on the GPU with events, without the gaps that a slow host would leave.
 
-    The GPU first sleeps while the host queues a run of operators, so they start back to back. What
-    two events with nothing between them differ by is taken off.
+    The GPU first sleeps while the host queues a run of operators, so they start back to back. Between
+    events a kernel takes longer than among other kernels; the difference, found with the smallest
+    kernel there is, is taken off.
     """
 
     RUN = 32
@@ -69,7 +70,9 @@ class Ruler:
         self._cycles = self.SLEEP_CYCLES
         self._woke: torch.cuda.Event | None = None
         self.floor_s = 0.0
-        self.floor_s = statistics.median(self.measure([lambda: None] * self.RUN))
+        x = torch.zeros(1, device=device)
+        between_events_s = statistics.median(self.measure([lambda: x.add_(1.0)] * (4 * self.RUN)))
+        self.floor_s = max(0.0, between_events_s - _kernel_seconds(x))
 
     def mark(self) -> torch.cuda.Event:
         """An event recorded now on the current stream."""
@@ -98,7 +101,7 @@ class Ruler:
         self._queued, self._woke = self.RUN, None
 
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Time between two events that have happened, less that between events with nothing between."""
+        """Time between two events that have happened, less what the events add to a kernel's time."""
         return max(0.0, begin.elapsed_time(end) * 1e-3 - self.floor_s)
 
     def measure(self, calls: Sequence[Callable[[], object]]) -> list[float]:
@@ -132,6 +135,25 @@ def _eager_launch(x: torch.Tensor, rounds: int) -> Quantity:
 
 def _graph_costs(x: torch.Tensor, rounds: int) -> tuple[Dispatch, Dispatch]:
     """Two graphs of different length give the cost per kernel (slope) and that of issuing (host time)."""
+    slopes, issues = _replays(x, rounds)
+    # A timed operator has the cost of one kernel's start and end in it already (see `Ruler`), so only
+    # what a kernel costs beyond that is left to add.
+    ruler = Ruler(x.device)
+    kernel_s = statistics.median(ruler.measure([lambda: x.add_(1.0)] * 64))
+    gaps = [max(0.0, slope - kernel_s) for slope in slopes[1:]]
+    return (
+        Dispatch(device="cuda", phase="graph_replay", seconds=Quantity.measured(issues[2:], "s")),
+        Dispatch(device="cuda", phase="graph_kernel", seconds=Quantity.measured(gaps, "s")),
+    )
+
+
+def _kernel_seconds(x: torch.Tensor) -> float:
+    """Seconds of the smallest kernel among others of its kind."""
+    return statistics.median(_replays(x, 4)[0][1:])
+
+
+def _replays(x: torch.Tensor, rounds: int) -> tuple[list[float], list[float]]:
+    """Round by round: device seconds per kernel of a long graph beyond a short one; host seconds a replay."""
     graphs = [_graph(x, kernels) for kernels in GRAPH_KERNELS]
     slopes: list[float] = []
     issues: list[float] = []
@@ -150,15 +172,7 @@ def _graph_costs(x: torch.Tensor, rounds: int) -> tuple[Dispatch, Dispatch]:
             end.synchronize()
             seconds.append(begin.elapsed_time(end) * 1e-4)
         slopes.append((seconds[1] - seconds[0]) / (GRAPH_KERNELS[1] - GRAPH_KERNELS[0]))
-    # A timed operator has the cost of one kernel's start and end in it already (see `Ruler`), so only
-    # what a kernel costs beyond that is left to add.
-    ruler = Ruler(x.device)
-    kernel_s = statistics.median(ruler.measure([lambda: x.add_(1.0)] * 64))
-    gaps = [max(0.0, slope - kernel_s) for slope in slopes[1:]]
-    return (
-        Dispatch(device="cuda", phase="graph_replay", seconds=Quantity.measured(issues[2:], "s")),
-        Dispatch(device="cuda", phase="graph_kernel", seconds=Quantity.measured(gaps, "s")),
-    )
+    return slopes, issues
 
 
 def _graph(x: torch.Tensor, kernels: int) -> torch.cuda.CUDAGraph:

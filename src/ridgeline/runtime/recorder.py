@@ -4,6 +4,7 @@ The recorder is on the hot path of every step, so it only appends stamps to a li
 `time.perf_counter_ns()`; a device stamp is a CUDA event recorded on the current stream.
 """
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -106,21 +107,21 @@ class Recorder:
 
     Attributes:
         listener: Called with a frame's name when it begins (for the black box), or None.
-        sums: Sums over the recorded steps, such as `overhead_ns`; the timeline has their means.
+        costs: What steps cost besides, such as `overhead_ns`; the timeline has the medians, because a
+            step in which another thread held the interpreter says nothing about the others.
         counts: How often something happened, such as `eager_steps`; the timeline has them as they are.
     """
 
     def __init__(self, clock: Clock, *, starts: bool = True) -> None:
         self.clock = clock
         self.listener: Callable[[str], None] | None = None
-        self.sums: dict[str, float] = {}
+        self.costs: dict[str, deque[float]] = {}
         self.counts: dict[str, float] = {}
         self.overhead_ns = 0
         self._steps: deque[StepRecord] = deque(maxlen=WINDOW)
         self._frames: list[tuple[Span, ...]] = []
         self._sampling = DEVICE_SAMPLING if isinstance(clock, DeviceClock) else 1
         self._num_ended = 0
-        self._num_summed = 0
         self.current = StepRecord(clock.stamp() if starts else 0)
 
     def begin_step(self) -> None:
@@ -161,10 +162,9 @@ class Recorder:
         self.current = StepRecord(stamp)
         self.current.is_sampled = self._num_ended % self._sampling == 0
 
-    def add_sum(self, name: str, value: float) -> None:
-        """Add what the step just ended cost."""
-        self.sums[name] = self.sums.get(name, 0.0) + value
-        self._num_summed += 1
+    def add_cost(self, name: str, value: float) -> None:
+        """What the step just ended cost."""
+        self.costs.setdefault(name, deque(maxlen=WINDOW)).append(value)
 
     def add_frames(self, spans: tuple[Span, ...]) -> None:
         """Keep the frames of one replay of a captured step, in ns from the begin of the replay."""
@@ -174,9 +174,8 @@ class Recorder:
         """Forget all steps and restart the current one now."""
         self._steps.clear()
         self._frames.clear()
-        self.sums.clear()
+        self.costs.clear()
         self.counts.clear()
-        self._num_summed = 0
         self.current = StepRecord(self.clock.stamp())
 
     @property
@@ -204,7 +203,7 @@ class Recorder:
             steps_ns=steps_ns,
             notes=tuple(notes),
             counters=self.counts
-            | {name: total / max(1, self._num_summed) for name, total in self.sums.items()},
+            | {name: statistics.median(values) for name, values in self.costs.items()},
         )
 
     def _median_spans(self, resolved: Sequence[tuple[int, StepRecord]]) -> tuple[Span, ...]:

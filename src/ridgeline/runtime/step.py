@@ -166,7 +166,7 @@ class TrainStep:
         if not is_warmup:
             overhead += self._body.overhead_ns + recorder.overhead_ns
             overhead += time.perf_counter_ns() - begin
-            recorder.add_sum("overhead_ns", overhead)
+            recorder.add_cost("overhead_ns", overhead)
         return loss
 
     def timeline(self) -> Timeline:

@@ -25,12 +25,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ridgeline.plan import Plan, Sync
+from ridgeline.probe.measure import measure
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 from ridgeline.tasks.resnet18 import ResNet18
@@ -235,10 +237,10 @@ def work(arguments: argparse.Namespace) -> None:
     steps = contenders(world, arguments)
     base = "ddp" if world.size > 1 else "plain"
     samples = time_turns(steps, batches, world, arguments.turns, arguments.per_turn)
-    if world.rank == 0:
-        publish(arguments, world, steps, samples, differences, base)
     close(steps)
     World.leave()
+    if world.rank == 0:
+        publish(arguments, world, steps, samples, differences, base)
 
 
 def publish(
@@ -257,6 +259,7 @@ def publish(
         "what": "data_parallel",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "hardware": f"{world.size} x {hardware}" if on_gpu else hardware,
+        "machine": msgspec.to_builtins(measure(settings=())),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "arguments": vars(arguments),
         "plans": {s.plan.execution: repr(s.plan) for s in ours if s.world.size == world.size},

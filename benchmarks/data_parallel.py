@@ -259,7 +259,7 @@ def publish(
         "what": "data_parallel",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "hardware": f"{world.size} x {hardware}" if on_gpu else hardware,
-        "machine": msgspec.to_builtins(measure(settings=())),
+        "machine": msgspec.to_builtins(msgspec.structs.replace(measure(), timings=())),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "arguments": vars(arguments),
         "plans": {s.plan.execution: repr(s.plan) for s in ours if s.world.size == world.size},

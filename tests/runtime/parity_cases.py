@@ -1,7 +1,9 @@
 """Worker script: every case trains a step of ours and DistributedDataParallel side by side.
 
-Run under torchrun; worker 0 writes, for each case, whether all parameters are bitwise equal and the
-largest relative difference after 20 steps, over all workers.
+    torchrun --nproc-per-node 2 parity_cases.py OUTPUT [DEVICE] [EXECUTION]
+
+Worker 0 writes, for each case, whether all parameters are bitwise equal and the largest relative
+difference after 20 steps, over all workers.
 """
 
 import itertools
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ridgeline.plan import Plan, Sync
+from ridgeline.runtime.batch import to_device
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 
@@ -166,7 +169,12 @@ def reference_step(
     optimizer.step()
 
 
-def run(case: Case, optimizer: Callable[[nn.Module], torch.optim.Optimizer], world: World) -> Any:
+def run(
+    case: Case,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    world: World,
+    execution: str = "eager",
+) -> Any:
     """Train both, from different seeds a worker so that the initial broadcast matters."""
     loss_fn = case.loss or cross_entropy
     make_batch = case.batch or images
@@ -175,15 +183,19 @@ def run(case: Case, optimizer: Callable[[nn.Module], torch.optim.Optimizer], wor
     torch.manual_seed(world.rank)
     theirs = case.make()
     for model in (ours, theirs):
+        model.to(world.device)
         if case.prepare:
             case.prepare(model)
     our_optimizer, their_optimizer = optimizer(ours), optimizer(theirs)
     plan = Plan(
+        execution=execution,
         workers=world.size,
         accumulate=case.accumulate,
         sync=Sync(bucket_bytes=case.bucket_bytes),
     )
-    step = TrainStep(ours, loss_fn, our_optimizer, plan, clip_norm=case.clip_norm)
+    step = TrainStep(
+        ours, loss_fn, our_optimizer, plan, clip_norm=case.clip_norm, device=world.kind
+    )
     ddp = DistributedDataParallel(theirs, find_unused_parameters=True)
     schedulers = [
         torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS)
@@ -192,7 +204,7 @@ def run(case: Case, optimizer: Callable[[nn.Module], torch.optim.Optimizer], wor
     ]
     generator = torch.Generator().manual_seed(50 + world.rank)
     for index in range(STEPS):
-        batch = make_batch(index, world.rank, generator)
+        batch = to_device(make_batch(index, world.rank, generator), world.device)
         step(batch)
         reference_step(ddp, loss_fn, their_optimizer, batch, case)
         for scheduler in schedulers:
@@ -203,15 +215,17 @@ def run(case: Case, optimizer: Callable[[nn.Module], torch.optim.Optimizer], wor
     pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
     equal = all(torch.equal(a, b) for a, b in pairs)
     gap = max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in pairs)
-    buffers = torch.cat([b.detach().double().flatten() for b in ours.buffers()] or [torch.zeros(1)])
+    flat = [b.detach().double().flatten() for b in ours.buffers()]
+    buffers = torch.cat(flat or [torch.zeros(1, device=world.device, dtype=torch.float64)])
     first = buffers.clone()
     dist.broadcast(first, 0)
     gradients = [p.grad is None for p in ours.parameters()] == [
         p.grad is None for p in theirs.parameters()
     ]
     facts = torch.tensor([equal, torch.equal(first, buffers), gradients], dtype=torch.float64)
+    facts = facts.to(world.device)
     dist.all_reduce(facts, op=dist.ReduceOp.MIN)
-    worst = torch.tensor([gap], dtype=torch.float64)
+    worst = torch.tensor([gap], dtype=torch.float64, device=world.device)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return {
         "equal": bool(facts[0]),
@@ -258,13 +272,18 @@ def run_partly_used(world: World) -> Any:
 
 
 def main() -> None:
-    world = World.join(threads=1, device="cpu")
+    device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    execution = sys.argv[3] if len(sys.argv) > 3 else "eager"
+    world = World.join(threads=1, device=device)
+    # A captured step cannot take another way from call to call, as the switched model does.
+    cases = {n: c for n, c in CASES.items() if execution == "eager" or c.loss is not switched_loss}
     results = {
-        f"{name} / {optimizer.__name__}": run(case, optimizer, world)
-        for name, case in CASES.items()
+        f"{name} / {optimizer.__name__}": run(case, optimizer, world, execution)
+        for name, case in cases.items()
         for optimizer in (sgd, adamw)
     }
-    results["used in the first micro-batch only"] = run_partly_used(world)
+    if device == "cpu":
+        results["used in the first micro-batch only"] = run_partly_used(world)
     if world.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     World.leave()

@@ -93,6 +93,23 @@ def make_collective(
     )
 
 
+def make_settings(device: str, cores: int = 2) -> list[Setting]:
+    """One worker and two, which share the cores."""
+    if device == "cuda":
+        return [Setting(device="cuda", workers=w) for w in (1, 2)]
+    return [Setting(device="cpu", workers=w, threads=max(1, cores // w)) for w in (1, 2)]
+
+
+def make_devices(num_gpus: int, memory_bytes: int) -> tuple[Device, ...]:
+    """The processor, then the GPUs; all have as much memory."""
+    kinds = (("cpu", 1), ("cuda", num_gpus))
+    return tuple(
+        Device(kind=kind, index=i, name=name, memory_bytes=memory_bytes)
+        for (kind, count), name in zip(kinds, ("cpu", "gpu"), strict=True)
+        for i in range(count)
+    )
+
+
 def make_machine(
     *,
     device: str = "cpu",
@@ -115,12 +132,7 @@ def make_machine(
 
     `worker_rates` overrides the rate by number of workers (CPU workers share caches and memory).
     """
-    if settings is None:
-        settings = (
-            [Setting(device="cpu", workers=w, threads=max(1, cores // w)) for w in (1, 2)]
-            if device == "cpu"
-            else [Setting(device="cuda", workers=w) for w in (1, 2)]
-        )
+    settings = make_settings(device, cores) if settings is None else settings
     phases = {
         "forward": dispatch_s,
         "backward": dispatch_s,
@@ -129,16 +141,12 @@ def make_machine(
         "graph_kernel": graph_gap_s,
         "graph_replay": replay_s,
     }
-    gpus = tuple(
-        Device(kind="cuda", index=i, name="gpu", memory_bytes=memory_bytes)
-        for i in range(num_gpus if device == "cuda" else 0)
-    )
     several = [s for s in settings if s.workers > 1]
     return Machine(
         fingerprint="test",
         measured_at="2026-01-01",
         host=make_host(cores, memory_bytes),
-        devices=(Device(kind="cpu", index=0, name="cpu", memory_bytes=memory_bytes), *gpus),
+        devices=make_devices(num_gpus if device == "cuda" else 0, memory_bytes),
         ceilings=tuple(
             c for s in settings for c in make_ceilings(s, (worker_rates or {}).get(s.workers, rate))
         ),

@@ -84,6 +84,23 @@ def test_plan_keeps_to_the_devices(run, task_file, machine_file) -> None:
     assert {candidate.plan.workers for candidate in ranking.candidates} == {1}
 
 
+def test_most_devices_need_not_share_the_batch(run, task_file, machine_file) -> None:
+    """`plan --devices 3` is a limit: what shares the batch of 8 below it is compared."""
+    words = ("plan", task_file, "--machine", machine_file, "--devices", "3", "--json", "-q")
+    ranking = decode(Ranking, run(*words).out.encode(), where="stdout")
+    assert {candidate.plan.workers for candidate in ranking.candidates} == {1, 2}
+
+
+def test_simulated_devices_must_share_the_batch(run, task_file, machine_file) -> None:
+    """`simulate --devices 3` is a wish: a batch of 8 cannot be shared by 3, and nothing else is shown."""
+    ran = run("simulate", task_file, "--machine", machine_file, "--devices", "3", "-q")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == (
+        "ridgeline: wanted a global batch that 3 workers can share equally, got batch size 8; use "
+        "--batch-size 6 or 9\n"
+    )
+
+
 def test_plan_explains_a_knob(run, task_file, machine_file) -> None:
     """`--explain` prints one knob with its reason; an unknown knob is named with the known ones."""
     ran = run("plan", task_file, "--machine", machine_file, "--explain", "workers", "-q")
@@ -115,6 +132,11 @@ def test_simulate_what_if(run, task_file, machine_file) -> None:
     words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q")
     ran = run(*words, "--what-if", "links=1000x,compute=2x")
     assert "What if links=1000x,compute=2x" in ran.out
+    heads = [line for line in ran.out.splitlines() if line.startswith("Predicted")]
+    assert [head.partition("  ")[0] for head in heads] == [
+        "Predicted",
+        "Predicted with links=1000x,compute=2x",
+    ]
     value = json.loads(run(*words, "--what-if", "links=1000x", "--json").out)
     assert value["what_if"]["factors"] == {"links": 1000.0}
     before, after = (

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+import ridgeline as rl
+
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 FENCE = re.compile(r"^(<!-- run -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -96,6 +98,13 @@ def test_task_example(tmp_path: Path) -> None:
     model = task.model()
     assert task.loss_fn(model, batch).dim() == 0
     assert task.metric(model, batch).dim() == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_are_public(page: Path) -> None:
+    """Every `rl.NAME` of a page is a public name of the package."""
+    names = set(re.findall(r"(?<![\w.])rl\.(\w+)", page.read_text()))
+    assert names <= set(rl.__all__)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,8 +1,9 @@
-"""Makes the shared strategies importable, and loads their profile of hypothesis."""
+"""Makes the shared modules importable, and loads their profile of hypothesis."""
 
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parent))
 
 import strategies  # noqa: F401 - the path above makes it importable

@@ -244,6 +244,16 @@ def test_tiles_state_error_spread_and_overhead(verdict, predicted, measured, wor
     assert result_tiles(None, predicted, None, None) == []
 
 
+def test_a_hidden_overhead_has_no_share_of_the_step(measured) -> None:
+    """Where a run counts its host work as hidden behind the device, the tile says so."""
+    assert result_tiles(None, None, measured, None)[-1][2].endswith("% of a step")
+    counters = {**measured.counters, "hidden_overhead": 1.0}
+    hidden = msgspec.structs.replace(measured, counters=counters)
+    assert result_tiles(None, None, hidden, None)[-1] == (
+        "Ridgeline's overhead", "61.0 us", "a step on the host, hidden behind the device",
+    )  # fmt: skip
+
+
 def test_numbers_stay_with_their_units() -> None:
     """No line breaks between a number and its unit; sentences start and end as sentences."""
     assert bound_units("5 ms or 3 % of 8.00 GiB in 2 steps") == (

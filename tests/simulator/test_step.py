@@ -1,4 +1,4 @@
-"""Predicted steps: the analytic cases, the frames, GPUs, and the laws of every prediction."""
+"""Predicted steps: the analytic cases, the frames, and the laws of every prediction."""
 
 import itertools
 
@@ -7,16 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline import laws
-from ridgeline.errors import MachineError, PlanError, WorkloadError
+from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.machine import Setting
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.frames import step_frames
-from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
 from ridgeline.simulator.pieces import cut_workload
 from ridgeline.simulator.replay import replay
-from ridgeline.simulator.step import scaling_curve, simulate
-from ridgeline.simulator.what_if import parse_what_if, what_if
+from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import (
     machines,
@@ -186,59 +183,6 @@ def test_buckets_close_in_launch_order() -> None:
     assert [cut.closing_op for cut in cuts] == [5, 6, 7, 7]
 
 
-def _gpu(**more: float) -> tuple:
-    machine = make_machine(device="cuda", **more)
-    return machine, make_workload(device="cuda")
-
-
-def test_a_busy_gpu_hides_its_launches() -> None:
-    """When the device is the slower side the step is what the device does."""
-    machine, workload = _gpu(dispatch_s=1e-5, launch_s=1e-5)
-    timeline = simulate(machine, workload, Plan())
-    assert timeline.step_ns == 12_500_000
-    issuing = [s for s in timeline.spans if s.lane == "host" and s.detail]
-    assert sum(s.duration_ns for s in issuing) == 9 * 10_000
-
-
-def test_a_slow_host_sets_the_step() -> None:
-    """When issuing takes longer than computing the step takes as long as issuing."""
-    machine, workload = _gpu(dispatch_s=4e-3, launch_s=1e-3)
-    timeline = simulate(machine, workload, Plan())
-    assert timeline.step_ns == 9 * 4 * MS
-    # Four launches of 4 ms and a kernel of 1 ms, less the 0.5 ms that the last step still ran.
-    assert timeline.named("forward").duration_ns == 4 * 4 * MS + MS - MS // 2
-    kernels = [s for s in timeline.spans if s.detail and s.lane == "compute"]
-    assert sum(s.duration_ns for s in kernels) == 12_500_000
-    assert [s.name for s in timeline.lane("compute")] == ["forward", "backward", "optimizer"]
-    reached = 0
-    for frame in timeline.lane("compute"):
-        assert frame.start_ns == reached
-        reached = frame.end_ns
-    assert reached == timeline.step_ns
-
-
-def test_a_slow_host_with_two_gpus() -> None:
-    """Host-bound, the collectives wait for their launch, and the frames stay those of the contract."""
-    machine, workload = _gpu(dispatch_s=4e-3, launch_s=1e-3)
-    timeline = simulate(machine, workload, _buckets(2 << 20))
-    wanted = step_frames(workers=2, num_buckets=2)
-    assert {(s.name, s.lane) for s in timeline.frames} == {(f.name, f.lane) for f in wanted}
-    # 9 operators and the copies into 2 buckets, at a launch each.
-    assert timeline.step_ns == pytest.approx(9 * 4 * MS + 2 * MS, rel=1e-6)
-
-
-def test_a_graph_replaces_launches_by_gaps() -> None:
-    """Whole-step graph: device times plus the gap of every kernel, one replay on the host."""
-    machine, workload = _gpu(dispatch_s=4e-3, launch_s=1e-3, graph_gap_s=1e-6, replay_s=1e-4)
-    timeline = simulate(machine, workload, Plan(execution="graph"))
-    assert timeline.step_ns == 12_500_000 + 9 * 1000
-    assert [s.name for s in timeline.spans if s.lane == "host" and s.detail] == ["issue graph"]
-    slow = msgspec.structs.replace(
-        machine, dispatch=make_machine(device="cuda", replay_s=1.0).dispatch
-    )
-    assert simulate(slow, workload, Plan(execution="graph")).step_ns == 1_000_000_000
-
-
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
@@ -301,15 +245,6 @@ def test_laws_of_every_prediction(machine, workload, limit: int) -> None:
     assert replay(timeline).step_ns == pytest.approx(timeline.step_ns, abs=2)
 
 
-@settings(max_examples=30)
-@given(workloads, st.floats(1.1, 10.0))
-def test_faster_links_never_slow_a_step(workload, factor: float) -> None:
-    """More bandwidth with the same buckets and no contention never makes a step longer."""
-    machine = make_machine(latency_s=1e-4, bandwidth=1e8)
-    faster = what_if(machine, {"links": factor}, workload)
-    assert simulate(faster, workload, TWO).step_ns <= simulate(machine, workload, TWO).step_ns
-
-
 def test_replay_returns_the_recorded_step() -> None:
     """Recorded durations on the virtual clock give back the recorded step exactly."""
     recorded = make_timeline(
@@ -334,98 +269,3 @@ def test_replay_returns_the_recorded_step() -> None:
 def test_replay_never_exceeds_the_sum_of_its_frames(timeline: Timeline) -> None:
     """Whatever was recorded, no lane waits for nothing."""
     assert replay(timeline).step_ns <= sum(s.duration_ns for s in timeline.frames)
-
-
-def test_scaling_curve_weak_and_strong() -> None:
-    """One workload is weak scaling; a mapping is what each number of workers does."""
-    machine = make_machine(latency_s=0.0, bandwidth=1e15)
-    plan = Plan()
-    weak = scaling_curve(machine, make_workload(gradient_bytes=[4] * 4), plan, [2, 1])
-    assert [p.workers for p in weak] == [1, 2]
-    assert weak[1].efficiency == pytest.approx(1.0, rel=1e-3)
-    half = make_workload(
-        forward=[MS // 2] * 4, backward=[MS] * 4, samples=4, gradient_bytes=[4] * 4
-    )
-    strong = scaling_curve(
-        machine, {1: make_workload(gradient_bytes=[4] * 4), 2: half}, plan, [1, 2]
-    )
-    # The optimizer (0.5 of 12.5 ms) does not shrink: Amdahl.
-    assert strong[1].speedup == pytest.approx(laws.amdahl(12 / 12.5, 2), rel=1e-3)
-
-
-def test_scaling_curve_messages() -> None:
-    """It says which number of workers it has nothing for."""
-    with pytest.raises(PlanError) as error:
-        scaling_curve(make_machine(), {1: make_workload()}, Plan(), [2])
-    assert str(error.value) == (
-        "wanted a workload for 2 workers, got workloads for [1]; trace the step with that worker's batch"
-    )
-    with pytest.raises(PlanError) as error:
-        scaling_curve(make_machine(), make_workload(), Plan(), [])
-    assert str(error.value) == (
-        "wanted numbers of workers for a scaling curve, got none; give at least one"
-    )
-
-
-def test_what_if_scales_what_it_names() -> None:
-    """Each part makes its own share of the step faster and leaves the rest."""
-    machine, workload = make_machine(dispatch_s=1e-3, latency_s=1e-3), make_workload()
-    plain = simulate(machine, workload, TWO)
-    compute = simulate(what_if(machine, {"compute": 2.0}), workload, TWO)
-    assert plain.step_ns - compute.step_ns == pytest.approx(12_500_000 / 2, abs=10)
-    links = simulate(what_if(machine, {"links": 2.0}), workload, TWO)
-    assert links.total_ns("all_reduce") == pytest.approx(plain.total_ns("all_reduce") / 2, abs=2)
-    dispatch = simulate(what_if(machine, {"dispatch": 1e9}), workload, Plan())
-    assert dispatch.step_ns == 12_500_000
-    both = what_if(machine, {"links": 2.0, "collectives": 2.0})
-    assert simulate(both, workload, TWO).total_ns("all_reduce") == pytest.approx(
-        plain.total_ns("all_reduce") / 4, abs=2
-    )
-
-
-def test_what_if_scales_timings_by_what_limits_them() -> None:
-    """Timings of computing operators follow `compute`; without a workload they stay, and it is said."""
-    workload = make_workload()
-    machine = make_machine(timings={op.key: 1e-3 for op in workload.ops})
-    faster = what_if(machine, {"compute": 4.0}, workload)
-    assert simulate(faster, workload, Plan()).step_ns == 9 * MS // 4
-    blind = what_if(machine, {"compute": 4.0})
-    assert simulate(blind, workload, Plan()).step_ns == 9 * MS
-    assert blind.warnings[-1] == (
-        "operator timings were left as measured: no workload told what limits them"
-    )
-    assert blind.fingerprint == "test?compute=4x"
-
-
-@pytest.mark.parametrize("text", ["link=2x", "links", "links=0x", "links=fast", "", "links=infx"])
-def test_what_if_messages(text: str) -> None:
-    """What-ifs say which parts there are."""
-    with pytest.raises(MachineError) as error:
-        parse_what_if(text)
-    assert str(error.value) == (
-        "wanted PART=FACTORx with a part of compute, memory, dispatch, links, collectives and a factor "
-        f"above 0, got {text!r} in the what-if; for example links=2x"
-    )
-
-
-def test_parse_what_if() -> None:
-    """Factors may end in x, parts are separated by commas."""
-    assert parse_what_if("links=2x, compute=1.5") == {"links": 2.0, "compute": 1.5}
-
-
-def test_peak_memory_counts_buckets_and_micro_batches() -> None:
-    """Gradients live in buckets for the whole step; activations shrink with the micro-batch."""
-    workload = make_workload(gradient_bytes=[100] * 4, activation_bytes=1000)
-    assert peak_memory_bytes(workload, Plan()) == 400 + 400 + 1000
-    assert peak_memory_bytes(workload, Plan(workers=2)) == 400 + 1000 + 400 + 100
-    assert peak_memory_bytes(workload, Plan(accumulate=4)) == 400 + 250 + 400 + 100
-
-
-def test_capacity_is_a_gpu_or_a_share_of_the_host() -> None:
-    """Workers on the CPU share the memory of the host; an unknown size prunes nothing."""
-    host = make_machine(memory_bytes=1000)
-    assert memory_capacity_bytes(host, make_workload(), Plan(workers=2)) == 450
-    gpu = make_machine(device="cuda", memory_bytes=1000)
-    assert memory_capacity_bytes(gpu, make_workload(device="cuda"), Plan(workers=2)) == 900
-    assert not fits(host, make_workload(), Plan())
-    assert fits(make_machine(memory_bytes=0), make_workload(), Plan())

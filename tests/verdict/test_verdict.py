@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from ridgeline.errors import VerificationError
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
@@ -148,6 +148,18 @@ def test_what_the_prediction_does_not_explain_is_other() -> None:
     assert not verdict.passed
 
 
+def test_slowed_computing_is_told_in_units_for_people() -> None:
+    """What communication costs the computing beside it is a reason of `other`, in ms and not in ns."""
+    workload = make_workload(backward=[50 * MS] * 2, gradient_bytes=[10_000_000] * 2)
+    machine = make_machine(latency_s=0.0, bandwidth=1e9, slowdown=(1.25, 2.0))
+    plan = Plan(workers=2, threads=1, sync=Sync(bucket_bytes=(10_000_000,)))
+    predicted = simulate(machine, workload, plan)
+    other = verify(predicted, predicted).waterfall[-1]
+    assert other.why == "of it 4.00 ms of computing slowed by communication"
+    free = simulate(make_machine(latency_s=0.0, bandwidth=1e9), workload, plan)
+    assert verify(free, free).waterfall[-1].why == ""
+
+
 def test_losses_give_way_before_the_limit() -> None:
     """When less was measured than predicted the losses are scaled first, and the verdict says so."""
     workload = make_workload()
@@ -211,6 +223,30 @@ def test_spread_and_overhead_come_from_the_run() -> None:
     assert verdict.spread == pytest.approx(0.1)
     assert verdict.overhead_fraction == pytest.approx(0.02)
     assert verify(measured, make_timeline([("a", "compute", 0, 5)])).overhead_fraction is None
+
+
+@pytest.mark.parametrize(
+    ("overhead_ns", "counted", "line"),
+    [
+        (45_000.0, {}, "Ridgeline's own time: 4.5 % of the step"),
+        (45_000.0, {"hidden_overhead": 0.0}, "Ridgeline's own time: 4.5 % of the step"),
+        (
+            45_000.0,
+            {"hidden_overhead": 1.0},
+            "Ridgeline's own time: 45.0 us a step on the host, hidden behind the device",
+        ),
+        (1_000_000.0, {"hidden_overhead": 1.0}, "Ridgeline's own time: 100.0 % of the step"),
+    ],
+)
+def test_hidden_overhead_is_no_part_of_the_step(
+    overhead_ns: float, counted: dict, line: str
+) -> None:
+    """Host work hidden behind the device is told in time; work as long as the step cannot be hidden."""
+    counters = {"overhead_ns": overhead_ns, **counted}
+    measured = make_timeline([("forward", "compute", 0, MS)], counters=counters)
+    verdict = verify(measured, measured)
+    assert [x for x in verdict.text.splitlines() if x.startswith("Ridgeline's")] == [line]
+    assert verdict.overhead_fraction == overhead_ns / MS
 
 
 def test_notes_of_the_run_come_first() -> None:

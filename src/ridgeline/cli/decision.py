@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ridgeline import units
+from ridgeline.cli.inputs import worker_counts
 from ridgeline.cli.worker import Job, TrialRequest, try_plan
 from ridgeline.codec import Value
 from ridgeline.errors import PlanError
@@ -85,7 +86,8 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     machine = Machine.load(wishes.machine_file) if wishes.machine_file else measure(settings=())
     device = machine.device_kind
     workloads: dict[int, Workload] = {}
-    for count in worker_counts(machine, wishes, task.batch_size):
+    counts = worker_counts(machine, task.batch_size, wished=wishes.workers, threads=wishes.threads)
+    for count in counts if wishes.workers is None else (wishes.workers,):
         say(f"tracing the step of {task.name} with {count} worker{'s' * (count > 1)}")
         workloads[count] = step_workload(task, workers=count, device=device)
         if wishes.machine_file is None:
@@ -180,23 +182,6 @@ def settled(wishes: Wishes) -> Wishes:
                 f"wanted --{name} {wanted}, got {name}={planned} in the plan; give one of them"
             )
     return replace(wishes, workers=wishes.plan.workers, threads=wishes.plan.threads or None)
-
-
-def worker_counts(base: Machine, wishes: Wishes, batch_size: int) -> tuple[int, ...]:
-    """The numbers of workers to compare: what is wished, or the powers of two that this host has room for.
-
-    Raises:
-        PlanError: the batch cannot be shared equally by the wished number.
-    """
-    from ridgeline.probe.measure import MOST_WORKERS
-    from ridgeline.runtime.sampler import check_batch_size
-
-    if wishes.workers is not None:
-        check_batch_size(batch_size, wishes.workers)
-        return (wishes.workers,)
-    room = base.num_gpus or base.host.cores // (wishes.threads or 1)
-    counts = (1 << power for power in range(MOST_WORKERS.bit_length()))
-    return tuple(c for c in counts if c == 1 or (c <= room and batch_size % c == 0))
 
 
 def _choose(

@@ -65,13 +65,22 @@ def load(args: argparse.Namespace) -> "Task":
     return load_task(args.task, data_dir=args.data, batch_size=args.batch_size)
 
 
-def describe(args: argparse.Namespace, output: Output) -> tuple[Machine, dict[int, Workload]]:
+def describe(
+    args: argparse.Namespace, output: Output, *, wished: int | None = None, most: int | None = None
+) -> tuple[Machine, dict[int, Workload]]:
     """The machine that the arguments name (else this one), and the step at every number of workers.
 
     This machine is measured as far as it is not known yet: at the numbers of workers that it has room
     for, with the operators of the step.
 
+    Args:
+        args: The parsed command line.
+        output: Takes lines of progress.
+        wished: See `worker_counts`.
+        most: See `worker_counts`.
+
     Raises:
+        PlanError: the batch cannot be shared equally by the wished number of workers.
         FileFormatError: the file is no machine profile.
         TaskError: the task is unknown or its batch too small.
         WorkloadError: the step cannot be traced.
@@ -83,7 +92,7 @@ def describe(args: argparse.Namespace, output: Output) -> tuple[Machine, dict[in
     task = load(args)
     is_given = args.machine is not None
     machine = Machine.load(args.machine) if is_given else measure(settings=())
-    counts = worker_counts(args.devices or num_devices(machine), task.batch_size)
+    counts = worker_counts(machine, task.batch_size, wished=wished, most=most)
     output.progress(f"tracing a step of {task.name} for {', '.join(map(str, counts))} workers")
     workloads = step_workloads(task, counts, device=machine.device_kind)
     if not is_given:
@@ -94,10 +103,36 @@ def describe(args: argparse.Namespace, output: Output) -> tuple[Machine, dict[in
     return machine, workloads
 
 
-def worker_counts(most: int, batch_size: int) -> tuple[int, ...]:
-    """1, 2, 4 ... and `most` itself, as far as every worker gets a sample of the batch."""
-    counts = {1 << power for power in range(most.bit_length()) if 1 << power <= most} | {most}
-    return tuple(sorted(count for count in counts if count <= batch_size)) or (1,)
+def worker_counts(
+    machine: Machine,
+    batch_size: int,
+    *,
+    wished: int | None = None,
+    most: int | None = None,
+    threads: int | None = None,
+) -> tuple[int, ...]:
+    """Numbers of workers to compare: 1, 2, 4 ... and the largest, as far as they share the batch equally.
+
+    Args:
+        machine: Its room is the default for the largest: as many workers as it has GPUs, or cores for
+            `threads` each, and no more than are measured unasked.
+        batch_size: Samples per step over all workers together.
+        wished: The largest number, which must share the batch.
+        most: The largest number if it shares the batch; else one below it is the largest.
+        threads: Cores that each worker takes.
+
+    Raises:
+        PlanError: the batch cannot be shared equally by the wished number.
+    """
+    from ridgeline.probe.measure import MOST_WORKERS
+    from ridgeline.runtime.sampler import check_batch_size
+
+    if wished is not None:
+        check_batch_size(batch_size, wished)
+    room = machine.num_gpus or machine.host.cores // (threads or 1)
+    largest = wished or most or max(1, min(room, MOST_WORKERS))
+    counts = {1 << power for power in range(largest.bit_length())} | {largest}
+    return tuple(sorted(count for count in counts if batch_size % count == 0))
 
 
 def num_devices(machine: Machine) -> int:

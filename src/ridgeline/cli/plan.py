@@ -22,7 +22,10 @@ class Command:
         add_task_arguments(parser)
         add_machine_argument(parser)
         parser.add_argument(
-            "--devices", type=positive, metavar="N", help="most workers (default: all there are)"
+            "--devices",
+            type=positive,
+            metavar="N",
+            help="most workers (default: what train would compare)",
         )
         parser.add_argument(
             "--steps", type=positive, metavar="N", help="steps of the run, if known"
@@ -34,7 +37,7 @@ class Command:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, choose, show."""
-        machine, workloads = describe(args, output)
+        machine, workloads = describe(args, output, most=args.devices)
         output.progress("comparing plans")
         ranking = choose(machine, workloads, world_size=args.devices, steps=args.steps)
         if args.output is not None:

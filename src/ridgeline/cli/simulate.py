@@ -38,7 +38,10 @@ class Command:
         add_task_arguments(parser)
         add_machine_argument(parser)
         parser.add_argument(
-            "--devices", type=positive, metavar="N", help="workers (default: all there are)"
+            "--devices",
+            type=positive,
+            metavar="N",
+            help="workers (default: the most that train would compare)",
         )
         parser.add_argument(
             "--what-if",
@@ -49,7 +52,7 @@ class Command:
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, predict, show."""
         factors = parse_what_if(args.what_if) if args.what_if is not None else {}
-        machine, workloads = describe(args, output)
+        machine, workloads = describe(args, output, wished=args.devices)
         workers = max(workloads)
         workload = workloads[workers]
         plan = choose(machine, workloads, fixed={"workers": workers}).best.plan
@@ -66,7 +69,9 @@ class Command:
         if factors:
             faster = _faster(machine, factors, workload, plan)
             value["what_if"] = {"factors": factors, "timeline": faster}
-            shown += [_gain(str(args.what_if), timeline, faster), timeline_text([timeline, faster])]
+            headings = ("Predicted", f"Predicted with {args.what_if}")
+            shown.append(_gain(str(args.what_if), timeline, faster))
+            shown.append(timeline_text([timeline, faster], headings=headings))
         else:
             shown.append(timeline_text([timeline]))
         output.result(value, *shown, scaling_text(points))

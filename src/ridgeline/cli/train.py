@@ -183,7 +183,9 @@ def _summary(
     task: str, history: History, verdict: Verdict, overhead_ns: float | None, page: Path
 ) -> list[RenderableType]:
     last = history.epochs[-1]
-    overhead = "" if overhead_ns is None else f"{units.nanoseconds(overhead_ns)} a step"
+    overhead = "not measured" if overhead_ns is None else f"{units.nanoseconds(overhead_ns)} a step"
+    if verdict.hides_overhead:
+        overhead += " on the host, hidden behind the device"
     return [
         title(task, f"test metric {metric_text(last.metric)} after {last.epoch + 1} epochs"),
         Panel(Text(verdict.text), box=box.ROUNDED, expand=False),
@@ -191,6 +193,6 @@ def _summary(
             f"predicted {units.nanoseconds(verdict.predicted_ns)} a step, measured "
             f"{units.nanoseconds(verdict.measured_ns)}: error {100 * verdict.error:+.1f} %"
         ),
-        Text(f"Ridgeline's own time: {overhead or 'not measured'}"),
+        Text(f"Ridgeline's own time: {overhead}"),
         Text(f"report: {page}"),
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.machine import Machine, Setting
 from ridgeline.simulator.costs import op_seconds
@@ -15,6 +16,10 @@ class OpTime(Value, frozen=True, kw_only=True):
     seconds: float
     bound: str
     source: str = ""
+
+
+FIGURES = ("Phase", "Module", "Count", "FLOP", "Moved", "FLOP/B")
+"""Columns of `operator_figures`."""
 
 
 class OpGroup(Value, frozen=True, kw_only=True):
@@ -50,6 +55,18 @@ class OpGroup(Value, frozen=True, kw_only=True):
         if len(self.modules) <= 1:
             return self.modules[0] if self.modules else ""
         return f"{self.modules[0]} and {len(self.modules) - 1} more"
+
+
+def operator_figures(group: OpGroup) -> tuple[str, ...]:
+    """What every table says of a group under `FIGURES`; empty where there is nothing to count."""
+    return (
+        group.phase,
+        group.where,
+        str(group.count),
+        units.quantity(group.flops, "FLOP") if group.flops else "",
+        units.num_bytes(group.num_bytes),
+        units.digits3(group.intensity) if group.flops else "",
+    )
 
 
 def times_from_timeline(workload: Workload, timeline: Timeline) -> dict[int, OpTime]:

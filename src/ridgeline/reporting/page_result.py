@@ -7,6 +7,7 @@ from ridgeline.reporting.html import Content, Markup, join, tag
 from ridgeline.reporting.sections import Bar, as_sentence, bars, bound_units, section
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, step_spread
+from ridgeline.verdict.verify import hides_overhead
 from ridgeline.verdict.waterfall import EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
 from ridgeline.workload import Workload
 
@@ -103,6 +104,8 @@ def result_tiles(
         overhead = measured.counters.get("overhead_ns")
         if overhead is not None and measured.step_ns:
             remark = f"{100 * overhead / measured.step_ns:.2g} % of a step"
+            if hides_overhead(measured):
+                remark = "a step on the host, hidden behind the device"
             tiles.append(("Ridgeline's overhead", units.nanoseconds(overhead), remark))
     return tiles
 

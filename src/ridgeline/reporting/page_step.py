@@ -8,7 +8,7 @@ from ridgeline.reporting.chart_roofline import placed, roofline_figure, roofs
 from ridgeline.reporting.chart_timeline import MOST_DETAILS, frame_colour, timeline_figure
 from ridgeline.reporting.charts import memory_figure, parity_figure
 from ridgeline.reporting.html import Content, Markup, join, table, tag
-from ridgeline.reporting.operators import OpGroup, seconds_by
+from ridgeline.reporting.operators import FIGURES, OpGroup, operator_figures, seconds_by
 from ridgeline.reporting.sections import chart, legend, section, swatch
 from ridgeline.timeline import LANES, Timeline
 from ridgeline.verdict.verify import compare_frames
@@ -152,30 +152,14 @@ def operator_table(groups: Sequence[OpGroup]) -> Markup:
     rows: list[tuple[Content, ...]] = [
         (
             tag("code", group.name),
-            group.phase,
-            group.where,
-            str(group.count),
-            units.quantity(group.flops, "FLOP") if group.flops else "",
-            units.num_bytes(group.num_bytes),
-            units.digits3(group.intensity) if group.flops else "",
+            *operator_figures(group),
             units.seconds(group.seconds),
             units.percent(group.seconds / total),
             tag("span", group.bound, class_="tag") if group.bound else None,
         )
         for group in groups[:MOST_ROWS]
     ]
-    head = (
-        "Operator",
-        "Phase",
-        "Module",
-        "Count",
-        "FLOP",
-        "Moved",
-        "FLOP/B",
-        "Time",
-        "Share",
-        "Bound by",
-    )
+    head = ("Operator", *FIGURES, "Time", "Share", "Bound by")
     return table(head, rows, caption="Operators that take the longest", numeric=(3, 4, 5, 6, 7, 8))
 
 

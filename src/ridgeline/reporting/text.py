@@ -19,7 +19,14 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Choice, Plan
 from ridgeline.planner import Ranking
 from ridgeline.reporting.labels import plan_label, quantities_of
-from ridgeline.reporting.operators import OpGroup, OpTime, group_ops, seconds_by
+from ridgeline.reporting.operators import (
+    FIGURES,
+    OpGroup,
+    OpTime,
+    group_ops,
+    operator_figures,
+    seconds_by,
+)
 from ridgeline.simulator.step import ScalingPoint
 from ridgeline.workload import Workload
 
@@ -204,20 +211,10 @@ def bar(fraction: float, width: int) -> str:
 
 def _operator_table(groups: Sequence[OpGroup], *, has_times: bool) -> Table:
     total = sum(group.seconds for group in groups) or 1.0
-    head = ["Operator", "Phase", "Module", "Count", "FLOP", "Moved", "FLOP/B"]
-    rows = table(
-        head + (["Time", "Share", "Bound by"] if has_times else []), right=(3, 4, 5, 6, 7, 8)
-    )
+    timed = ("Time", "Share", "Bound by") if has_times else ()
+    rows = table(("Operator", *FIGURES, *timed), right=(3, 4, 5, 6, 7, 8))
     for group in groups[:MOST_OPS]:
-        cells = [
-            group.name,
-            group.phase,
-            group.where,
-            str(group.count),
-            units.quantity(group.flops, "FLOP") if group.flops else "",
-            units.num_bytes(group.num_bytes),
-            units.digits3(group.intensity) if group.flops else "",
-        ]
+        cells = [group.name, *operator_figures(group)]
         if has_times:
             share = units.percent(group.seconds / total)
             cells += [units.seconds(group.seconds), share, group.bound]

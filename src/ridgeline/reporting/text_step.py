@@ -47,22 +47,29 @@ _LETTERS = {
 }
 
 
-def timeline_text(timelines: Sequence[Timeline], width: int = LANE_WIDTH) -> RenderableType:
+def timeline_text(
+    timelines: Sequence[Timeline],
+    width: int = LANE_WIDTH,
+    *,
+    headings: Sequence[str] | None = None,
+) -> RenderableType:
     """Timelines below each other on one scale: a row a lane, a letter for what runs.
 
     Args:
         timelines: At least one.
         width: Characters of the longest step.
+        headings: One for each timeline (default: whether it was predicted or measured).
     """
+    headings = headings or [timeline.origin.capitalize() for timeline in timelines]
     longest = max(max((s.end_ns for s in t.frames), default=t.step_ns) for t in timelines) or 1
     parts: list[RenderableType] = []
     used: dict[str, None] = {}
-    for timeline in timelines:
+    for timeline, heading in zip(timelines, headings, strict=True):
         steps = len(timeline.steps_ns)
         line = units.nanoseconds(timeline.step_ns) + (
             f", median of {steps} steps" if steps > 1 else ""
         )
-        parts.append(title(timeline.origin.capitalize(), line))
+        parts.append(title(heading, line))
         for lane in LANES:
             frames = timeline.lane(lane)
             if frames:

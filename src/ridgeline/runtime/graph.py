@@ -67,7 +67,9 @@ class GraphRunner:
             begin = time.perf_counter_ns()  # a capture happens once; it is no cost of a step
         self._load(batch)
         self._body.overhead_ns = time.perf_counter_ns() - begin
-        self._recorder.counts["hidden_overhead"] = 1.0  # the host issues a replay while another runs
+        self._recorder.counts["hidden_overhead"] = (
+            1.0  # the host issues a replay while another runs
+        )
         self._replay()
         self._num_replays += 1
         if self._num_replays & (self._num_replays - 1) == 0:  # 1, 2, 4, 8, ...: ever more rarely

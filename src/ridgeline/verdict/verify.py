@@ -53,8 +53,9 @@ class Verdict(Noun, frozen=True, kw_only=True):
 
     `error` is predicted over measured, minus 1: negative when the step was slower than predicted.
     `waterfall` adds up to `measured_ns` exactly. `share_of_ceiling` is the physical limit over the
-    measured step, `overhead_fraction` Ridgeline's own time over it; None where nothing tells. `notes`
-    begin with what the run could not do as planned.
+    measured step, `overhead_fraction` Ridgeline's own time over it; None where nothing tells.
+    `hides_overhead` tells that this time passed on the host while the device worked, so that it is no
+    part of the step. `notes` begin with what the run could not do as planned.
     """
 
     kind: ClassVar[str] = "verdict"
@@ -78,6 +79,7 @@ class Verdict(Noun, frozen=True, kw_only=True):
     why: str
     next: str
     notes: tuple[str, ...] = ()
+    hides_overhead: bool = False
 
     @property
     def missing(self) -> tuple[FrameError, ...]:
@@ -118,15 +120,7 @@ def verify(
     Raises:
         VerificationError: the measured step has no duration, or the tolerance is negative.
     """
-    if measured.step_ns <= 0:
-        raise VerificationError(
-            f"wanted a measured step that takes time, got {measured.step_ns} ns in {measured.title!r}; "
-            "record at least one step after the warm-up"
-        )
-    if tolerance < 0:
-        raise VerificationError(
-            f"wanted a tolerance >= 0, got {tolerance:g}; give a fraction such as 0.15"
-        )
+    _check(measured, tolerance)
     step_ns = measured.step_ns
     error = predicted.step_ns / step_ns - 1.0
     spread = step_spread(measured)
@@ -152,15 +146,7 @@ def verify(
         tolerance=tolerance,
         passed=abs(error) <= tolerance,
         frames=compare_frames(predicted, measured),
-        lanes=tuple(
-            LaneError(
-                lane=lane,
-                predicted_ns=predicted.busy_ns(lane),
-                measured_ns=measured.busy_ns(lane),
-            )
-            for lane in LANES
-            if predicted.lane(lane) or measured.lane(lane)
-        ),
+        lanes=compare_lanes(predicted, measured),
         waterfall=fall.parts,
         share_of_ceiling=None if fall.limit_ns is None else fall.limit_ns / step_ns,
         overhead_fraction=None if overhead is None else overhead / step_ns,
@@ -168,6 +154,7 @@ def verify(
         why=words.why,
         next=words.next,
         notes=tuple(dict.fromkeys(notes)),
+        hides_overhead=hides_overhead(measured),
     )
 
 
@@ -188,12 +175,45 @@ def compare_frames(predicted: Timeline, measured: Timeline) -> tuple[FrameError,
     )
 
 
+def compare_lanes(predicted: Timeline, measured: Timeline) -> tuple[LaneError, ...]:
+    """The lanes on which something ran in either timeline, from the host outwards."""
+    return tuple(
+        LaneError(
+            lane=lane, predicted_ns=predicted.busy_ns(lane), measured_ns=measured.busy_ns(lane)
+        )
+        for lane in LANES
+        if predicted.lane(lane) or measured.lane(lane)
+    )
+
+
+def hides_overhead(timeline: Timeline) -> bool:
+    """Whether Ridgeline's own time passed on the host while the device worked on the step before.
+
+    The run counts `hidden_overhead` where it issues steps ahead; as soon as the host needs the whole step
+    for them nothing is hidden any more.
+    """
+    overhead = timeline.counters.get("overhead_ns", 0.0)
+    return timeline.counters.get("hidden_overhead") == 1.0 and overhead < timeline.step_ns
+
+
 def step_spread(timeline: Timeline) -> float:
     """Distance of the quartiles of the steps over their median; 0 for a single step."""
     if len(timeline.steps_ns) < 2 or not timeline.step_ns:
         return 0.0
     low, _, high = statistics.quantiles(timeline.steps_ns, n=4, method="inclusive")
     return (high - low) / timeline.step_ns
+
+
+def _check(measured: Timeline, tolerance: float) -> None:
+    if measured.step_ns <= 0:
+        raise VerificationError(
+            f"wanted a measured step that takes time, got {measured.step_ns} ns in {measured.title!r}; "
+            "record at least one step after the warm-up"
+        )
+    if tolerance < 0:
+        raise VerificationError(
+            f"wanted a tolerance >= 0, got {tolerance:g}; give a fraction such as 0.15"
+        )
 
 
 def _totals(timeline: Timeline) -> dict[tuple[str, Lane], int]:
@@ -230,11 +250,18 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.share_of_ceiling is not None:
         yield f"share of the ceiling: {units.percent(verdict.share_of_ceiling)}"
     if verdict.overhead_fraction is not None:
-        yield f"Ridgeline's own time: {units.percent(verdict.overhead_fraction)} of the step"
+        yield f"Ridgeline's own time: {_own_time(verdict, verdict.overhead_fraction)}"
     for note in verdict.notes:
         yield from textwrap.wrap(
             note, _WIDTH, initial_indent=f"{'note':<6}", subsequent_indent=" " * 6
         )
+
+
+def _own_time(verdict: Verdict, fraction: float) -> str:
+    if not verdict.hides_overhead:
+        return f"{units.percent(fraction)} of the step"
+    on_host = units.nanoseconds(fraction * verdict.measured_ns)
+    return f"{on_host} a step on the host, hidden behind the device"
 
 
 def _waterfall_lines(verdict: Verdict) -> Iterator[str]:

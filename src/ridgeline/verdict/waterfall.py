@@ -8,6 +8,7 @@ prediction: what the FLOP need at the ceiling, what memory adds, what kernels lo
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine, Setting
@@ -86,6 +87,7 @@ def waterfall(
     fitted = _fit(estimate, compute, notes)
     unexplained = compute - sum(fitted)
     slowed = min(estimate.slowed_ns, unexplained)
+    why_other = f"of it {units.nanoseconds(slowed)} of computing slowed by communication"
     parts = (
         Part(name=IDEAL, ns=fitted[0], why="FLOP at the measured ceilings"),
         Part(name=MEMORY, ns=fitted[1], why="bytes that cannot move faster, beyond the FLOP"),
@@ -93,11 +95,7 @@ def waterfall(
         Part(name=LAUNCH, ns=fitted[3], why="issuing operators while nothing computes"),
         Part(name=EXPOSED, ns=communication, why="communication that computing does not hide"),
         Part(name=INPUT, ns=waiting, why="waiting for the next batch"),
-        Part(
-            name=OTHER,
-            ns=rest + unexplained,
-            why=f"of it {slowed} ns of computing slowed by communication" if slowed > 0 else "",
-        ),
+        Part(name=OTHER, ns=rest + unexplained, why=why_other if slowed > 0 else ""),
     )
     if limit is not None:
         limit = fitted[0] + fitted[1]

@@ -1,0 +1,72 @@
+"""Requests that `choose` cannot honour, each refused with what it could."""
+
+import pytest
+from planned_loads import make_loads
+
+from ridgeline.errors import PlanError
+from ridgeline.planner import choose
+from strategies import make_machine, make_workload
+
+
+def _refused(message: str, **arguments: object) -> object:
+    return pytest.param(arguments, message, id=message[:40])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        _refused(
+            "wanted fixed knobs out of workers, threads, execution, precision, accumulate, bucket_bytes, "
+            "depth, got 'worker'; correct its name",
+            fixed={"worker": 2},
+        ),
+        _refused(
+            "wanted workers as a whole number >= 1, got 0; correct it",
+            fixed={"workers": 0},
+        ),
+        _refused(
+            "wanted accumulate as a whole number >= 1, got 1.5; correct it",
+            fixed={"accumulate": 1.5},
+        ),
+        _refused(
+            "wanted bucket_bytes as bytes >= 1 or a tuple of them, got (0,); for example 4194304",
+            fixed={"bucket_bytes": (0,)},
+        ),
+        _refused(
+            "wanted bucket_bytes as bytes >= 1 or a tuple of them, got '4MB'; for example 4194304",
+            fixed={"bucket_bytes": "4MB"},
+        ),
+        _refused(
+            "wanted execution to be one of 'eager' on cpu, got 'graph'; this release runs no other there",
+            fixed={"execution": "graph"},
+        ),
+        _refused(
+            "wanted precision to be one of 'as-is', 'bf16' on cpu, got 'tf32'; this release runs no other "
+            "there",
+            fixed={"precision": "tf32"},
+        ),
+        _refused(
+            "wanted allow to name changes of the maths out of tf32, bf16, got 'magic'; leave it out",
+            allow=("magic",),
+        ),
+        _refused(
+            "wanted a workload for workers=3, got workloads for [1, 2] workers; trace the step with the "
+            "batch of a worker at that number",
+            fixed={"workers": 3},
+        ),
+    ],
+)
+def test_impossible_requests(arguments: dict, message: str) -> None:
+    """What cannot be honoured is refused with what could."""
+    with pytest.raises(PlanError) as error:
+        choose(make_machine(), make_loads(), **arguments)
+    assert str(error.value) == message
+
+
+def test_contradicting_numbers_of_workers() -> None:
+    """One workload cannot run on two numbers of workers."""
+    with pytest.raises(PlanError) as error:
+        choose(make_machine(), make_workload(), world_size=2, fixed={"workers": 1})
+    assert str(error.value) == (
+        "wanted one number of workers, got fixed workers=1 and world_size=2; give one of them"
+    )

@@ -1,0 +1,133 @@
+"""`choose` with trials: which plans run, what they decide, and what becomes of failures."""
+
+import msgspec
+import pytest
+from planned_loads import make_loads
+
+from ridgeline.errors import PlanError
+from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
+from ridgeline.planner import choose
+from ridgeline.simulator.step import simulate
+from ridgeline.timeline import Timeline
+from strategies import make_machine, make_workload
+
+
+class Trial:
+    """Pretends to run plans: the prediction times a factor that the test gives."""
+
+    def __init__(self, machine, loads, factor=lambda plan: 1.0, spread: float = 0.0) -> None:
+        self.machine, self.loads, self.factor, self.spread = machine, loads, factor, spread
+        self.plans: list[Plan] = []
+
+    def __call__(self, plan: Plan) -> Timeline:
+        self.plans.append(plan)
+        predicted = simulate(self.machine, self.loads[plan.workers], plan, details=False)
+        step = predicted.step_ns * self.factor(plan)
+        steps = tuple(round(step * (1 + self.spread * k)) for k in (-1, -0.5, 0, 0.5, 1))
+        return msgspec.structs.replace(predicted, origin="measured", steps_ns=steps)
+
+
+def test_trials_decide_over_predictions() -> None:
+    """Tried plans come first, by what was measured."""
+    machine, loads = make_machine(latency_s=1e-5), make_loads()
+    trial = Trial(machine, loads, lambda plan: 3.0 if plan.workers == 2 else 1.0)
+    ranking = choose(machine, loads, trial=trial)
+    assert ranking.best.plan.workers == 1
+    assert ranking.best.measured is not None
+    assert ranking.error == pytest.approx(2 / 3)
+    tried = [c.measured is not None for c in ranking.candidates]
+    assert tried == sorted(tried, reverse=True)
+
+
+def test_trials_begin_with_every_kind_of_plan() -> None:
+    """With two tries both numbers of workers run, the simplest of each; never a plan twice."""
+    machine, loads = make_machine(latency_s=1e-5), make_loads(gradient_bytes=3 << 20)
+    trial = Trial(machine, loads)
+    choose(machine, loads, trial=trial, tries=2)
+    assert sorted(plan.workers for plan in trial.plans) == [1, 2]
+    trial = Trial(machine, loads)
+    ranking = choose(machine, loads, trial=trial, tries=99)
+    assert len(trial.plans) == len({repr(plan) for plan in trial.plans}) <= len(ranking.candidates)
+
+
+def test_near_duplicates_are_not_tried() -> None:
+    """Plans alike but for buckets that are predicted to make no difference run once."""
+    machine, loads = (
+        make_machine(latency_s=1e-6, bandwidth=1e12),
+        make_loads(gradient_bytes=3 << 20),
+    )
+    trial = Trial(machine, loads)
+    choose(machine, loads, trial=trial, tries=9, fixed={"workers": 2})
+    assert [plan.sync.bucket_bytes for plan in trial.plans] == [DEFAULT_BUCKET_BYTES]
+
+
+def test_short_runs_are_not_spent_on_trials() -> None:
+    """Trials take at most a quarter of a run whose length is known."""
+    machine, loads = make_machine(), make_loads()
+    for steps, most in ((10, 0), (60, 1), (120, 2)):
+        trial = Trial(machine, loads)
+        choose(machine, loads, trial=trial, steps=steps)
+        assert len(trial.plans) == most
+
+
+def test_noise_does_not_decide() -> None:
+    """A measured win within the spread of the measurement keeps the simpler plan."""
+    machine, loads = make_machine(latency_s=1e-6, bandwidth=1e12), make_loads(gradient_bytes=64)
+    slow = lambda plan: 1.9 if plan.workers == 2 else 1.0  # noqa: E731 - 2 workers win by 5 %
+    noisy = choose(machine, loads, trial=Trial(machine, loads, slow, spread=0.2))
+    assert noisy.best.plan.workers == 1
+    assert "within the uncertainty of 20.0 %" in noisy.best.why
+    calm = choose(machine, loads, trial=Trial(machine, loads, slow, spread=0.001))
+    assert calm.best.plan.workers == 2
+
+
+def test_a_failed_trial_is_kept_with_its_reason() -> None:
+    """What failed stands last and says why; the rest goes on."""
+    machine, loads = make_machine(latency_s=1e-5), make_loads()
+
+    def trial(plan: Plan) -> Timeline:
+        if plan.workers == 2:
+            raise PlanError("no second process")
+        return Trial(machine, loads)(plan)
+
+    ranking = choose(machine, loads, trial=trial)
+    assert ranking.best.plan.workers == 1
+    failed = [c for c in ranking.candidates if c.failure]
+    assert failed
+    assert ranking.candidates[-1] in failed
+    assert failed[0].why == "failed when tried: no second process"
+
+
+def test_all_trials_failed() -> None:
+    """When nothing is left the first failure is told."""
+
+    def trial(plan: Plan) -> Timeline:
+        raise PlanError("out of order")
+
+    with pytest.raises(PlanError) as error:
+        choose(make_machine(), make_workload(), trial=trial)
+    assert str(error.value) == (
+        "wanted a plan that runs, got 1 that failed; the first, 1 worker x 2 threads, eager: out of order"
+    )
+
+
+def test_other_errors_of_a_trial_are_not_swallowed() -> None:
+    """Only errors that Ridgeline raises on purpose are a reason to go on."""
+
+    def trial(plan: Plan) -> Timeline:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        choose(make_machine(), make_workload(), trial=trial)
+
+
+def test_the_table_fits_eighty_columns() -> None:
+    """The ranking prints as a table: one row a plan, best first, ASCII, at most 80 columns."""
+    machine, loads = make_machine(latency_s=1e-5), make_loads(gradient_bytes=3 << 20)
+    ranking = choose(machine, loads, trial=Trial(machine, loads))
+    lines = repr(ranking).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert repr(ranking).isascii()
+    assert lines[0].split() == ["plan", "predicted", "measured", "ratio"]
+    assert lines[1].startswith("1  2 workers x 1 thread, eager")
+    assert lines[1].endswith("1.00 x")

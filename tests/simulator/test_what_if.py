@@ -1,0 +1,69 @@
+"""What-ifs: what each faster part changes, and what is refused."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.errors import MachineError
+from ridgeline.plan import Plan
+from ridgeline.simulator.step import simulate
+from ridgeline.simulator.what_if import parse_what_if, what_if
+from strategies import make_machine, make_workload, workloads
+
+MS = 1_000_000
+TWO = Plan(workers=2, threads=1)
+
+
+def test_what_if_scales_what_it_names() -> None:
+    """Each part makes its own share of the step faster and leaves the rest."""
+    machine, workload = make_machine(dispatch_s=1e-3, latency_s=1e-3), make_workload()
+    plain = simulate(machine, workload, TWO)
+    compute = simulate(what_if(machine, {"compute": 2.0}), workload, TWO)
+    assert plain.step_ns - compute.step_ns == pytest.approx(12_500_000 / 2, abs=10)
+    links = simulate(what_if(machine, {"links": 2.0}), workload, TWO)
+    assert links.total_ns("all_reduce") == pytest.approx(plain.total_ns("all_reduce") / 2, abs=2)
+    dispatch = simulate(what_if(machine, {"dispatch": 1e9}), workload, Plan())
+    assert dispatch.step_ns == 12_500_000
+    both = what_if(machine, {"links": 2.0, "collectives": 2.0})
+    assert simulate(both, workload, TWO).total_ns("all_reduce") == pytest.approx(
+        plain.total_ns("all_reduce") / 4, abs=2
+    )
+
+
+def test_what_if_scales_timings_by_what_limits_them() -> None:
+    """Timings of computing operators follow `compute`; without a workload they stay, and it is said."""
+    workload = make_workload()
+    machine = make_machine(timings={op.key: 1e-3 for op in workload.ops})
+    faster = what_if(machine, {"compute": 4.0}, workload)
+    assert simulate(faster, workload, Plan()).step_ns == 9 * MS // 4
+    blind = what_if(machine, {"compute": 4.0})
+    assert simulate(blind, workload, Plan()).step_ns == 9 * MS
+    assert blind.warnings[-1] == (
+        "operator timings were left as measured: no workload told what limits them"
+    )
+    assert blind.fingerprint == "test?compute=4x"
+
+
+@pytest.mark.parametrize("text", ["link=2x", "links", "links=0x", "links=fast", "", "links=infx"])
+def test_what_if_messages(text: str) -> None:
+    """What-ifs say which parts there are."""
+    with pytest.raises(MachineError) as error:
+        parse_what_if(text)
+    assert str(error.value) == (
+        "wanted PART=FACTORx with a part of compute, memory, dispatch, links, collectives and a factor "
+        f"above 0, got {text!r} in the what-if; for example links=2x"
+    )
+
+
+def test_parse_what_if() -> None:
+    """Factors may end in x, parts are separated by commas."""
+    assert parse_what_if("links=2x, compute=1.5") == {"links": 2.0, "compute": 1.5}
+
+
+@settings(max_examples=30)
+@given(workloads, st.floats(1.1, 10.0))
+def test_faster_links_never_slow_a_step(workload, factor: float) -> None:
+    """More bandwidth with the same buckets and no contention never makes a step longer."""
+    machine = make_machine(latency_s=1e-4, bandwidth=1e8)
+    faster = what_if(machine, {"links": factor}, workload)
+    assert simulate(faster, workload, TWO).step_ns <= simulate(machine, workload, TWO).step_ns

@@ -167,6 +167,13 @@ def main(arguments: list[str]) -> None:
         progress = (run_dir / worker_process.LOGS / PROGRESS_FILE).open("ab", buffering=0)
         with progress:
             work(request, lambda point: _append(progress.write, point))
+        _leave()
+
+
+def _leave() -> None:
+    from ridgeline.runtime.world import World
+
+    World.leave()
 
 
 def _append(write: Callable[[bytes], object], point: Progress) -> None:
@@ -175,3 +182,4 @@ def _append(write: Callable[[bytes], object], point: Progress) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    worker_process.end_well()

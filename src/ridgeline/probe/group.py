@@ -256,9 +256,12 @@ def main(arguments: list[str]) -> None:
             failed_at = time.monotonic_ns()
             (directory / f"failed.{os.environ['RANK']}").write_text(str(failed_at))
             traceback.print_exc()
-            sys.stderr.flush()
-            # The ordinary exit would wait for collectives that a dead peer never joins.
-            os._exit(1)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # The ordinary exit would wait for collectives that a dead peer never joins; and after success
+        # it has been seen to abort while torch's threads were still ending ("terminate called without an
+        # active exception"). Everything of value is in files by now.
+        os._exit(0 if is_done else 1)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,8 @@ class Bucket:
         positions = [i for i, arrived in enumerate(self.arrived) if arrived]
         views = [self.views[i] for i in positions]
         gradients = [g for i in positions if (g := self.parameters[i].grad) is not None]
+        if not positions:
+            return  # a bucket of parameters that this step did not use
         torch._foreach_copy_(views, gradients)
         for i in positions:
             self.parameters[i].grad = self.views[i]

@@ -18,6 +18,7 @@ from ridgeline import units
 from ridgeline.cli import run_directory
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.decision import Decision, decide
+from ridgeline.cli.drift import with_drift
 from ridgeline.cli.inputs import add_machine_argument, add_task_arguments, positive
 from ridgeline.cli.order import EPOCHS, Order, order_from, wishes_from
 from ridgeline.cli.report import PAGE_NAME, write_report
@@ -154,7 +155,9 @@ def limit_samples_per_s(decision: Decision) -> float | None:
 
 def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> int:
     """Verify, report, and show how it went; a missed prediction is reported, not punished."""
-    measured = Timeline.load(run_dir / run_directory.MEASURED)
+    trial = decision.ranking.best.measured if decision.ranking else None
+    measured = with_drift(Timeline.load(run_dir / run_directory.MEASURED), trial)
+    measured.save(run_dir / run_directory.MEASURED)
     history = History.load(run_dir / run_directory.HISTORY)
     verdict = verify(
         decision.predicted, measured, machine=decision.machine, workload=decision.workload

@@ -1,0 +1,30 @@
+"""Whether the machine was as fast during the run as when the plan was tried.
+
+A trial and the run execute the same plan on the same machine. What they differ by is no error of the
+model: the machine itself was slower or faster meanwhile (other programs, throttling, neighbours on a
+shared host). The verdict says so, instead of leaving the reader to guess.
+"""
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.timeline import Timeline
+
+NOTABLE = 0.1
+"""Differences below this are the ordinary spread of steps on a quiet machine."""
+
+
+def with_drift(measured: Timeline, trial: Timeline | None) -> Timeline:
+    """The measured timeline, with a note when its step differs notably from that of the trial."""
+    if trial is None or not trial.step_ns:
+        return measured
+    ratio = measured.step_ns / trial.step_ns
+    if abs(ratio - 1.0) <= NOTABLE:
+        return measured
+    pace = "slower" if ratio > 1.0 else "faster"
+    note = (
+        f"the machine was {pace} during the run than when the plan was tried: "
+        f"{units.nanoseconds(measured.step_ns)} a step against {units.nanoseconds(trial.step_ns)} for the "
+        "same plan"
+    )
+    return msgspec.structs.replace(measured, notes=(*measured.notes, note))

@@ -1,0 +1,39 @@
+"""A machine that changes its speed between trial and run is named as such."""
+
+import pytest
+
+from ridgeline.cli.drift import with_drift
+from ridgeline.timeline import Timeline
+
+PREFIX, SUFFIX = "the machine was", "356 ms for the same plan"
+
+
+def timeline(step_ns: int) -> Timeline:
+    return Timeline(
+        origin="measured", title="t", workers=2, spans=(), steps_ns=(step_ns,), notes=("first",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "note"),
+    [
+        (
+            449_000_000,
+            f"{PREFIX} slower during the run than when the plan was tried: 449 ms a step against {SUFFIX}",
+        ),
+        (
+            300_000_000,
+            f"{PREFIX} faster during the run than when the plan was tried: 300 ms a step against {SUFFIX}",
+        ),
+    ],
+)
+def test_a_notable_change_of_speed_is_noted(step_ns: int, note: str) -> None:
+    """More than a tenth between trial and run is said, after what the run noted itself."""
+    assert with_drift(timeline(step_ns), timeline(356_000_000)).notes == ("first", note)
+
+
+@pytest.mark.parametrize("trial", [None, timeline(0), timeline(100), timeline(91)])
+def test_ordinary_spread_is_not(trial: Timeline | None) -> None:
+    """Without a trial, or within a tenth of it, nothing is added."""
+    measured = timeline(100)
+    assert with_drift(measured, trial) == measured

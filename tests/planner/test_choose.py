@@ -70,6 +70,16 @@ def test_every_knob_has_a_choice() -> None:
     assert choices["workers"].alternatives[0].step_s > ranking.best.step_s
 
 
+def test_buckets_of_other_worlds_are_no_alternatives() -> None:
+    """A worker alone exchanges nothing, so what other numbers of workers cut is not held against it."""
+    ranking = choose(make_machine(latency_s=1.0), make_loads(gradient_bytes=3 << 20))
+    assert ranking.best.plan.workers == 1
+    assert any(c.plan.sync.bucket_bytes != DEFAULT_BUCKET_BYTES for c in ranking.candidates)
+    choice = ranking.choice("bucket_bytes")
+    assert (choice.origin, choice.reason) == ("default", "no gradients are exchanged")
+    assert choice.alternatives == ()
+
+
 def test_bucket_sizes_are_searched() -> None:
     """Default cuts, one bucket and the searched cuts are compared."""
     machine = make_machine(latency_s=1e-4, bandwidth=2e8)

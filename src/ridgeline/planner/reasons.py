@@ -37,7 +37,7 @@ def _choice(
     others: dict[str, Candidate] = {}
     for candidate in candidates:
         other = value_of(candidate.plan, knob)
-        if other == value or candidate.failure:
+        if other == value or candidate.failure or not _is_comparable(knob, best, candidate):
             continue
         known = others.get(other)
         if known is None or candidate.sample_s < known.sample_s:
@@ -57,6 +57,13 @@ def _choice(
         if knob == "accumulate" and best.plan.accumulate > 1:
             origin = "search"
     return Choice(knob=knob, value=value, origin=origin, reason=reason, alternatives=alternatives)
+
+
+def _is_comparable(knob: str, best: Candidate, other: Candidate) -> bool:
+    """Whether another value of the knob means the same thing: buckets belong to a number of workers."""
+    if knob != "bucket_bytes":
+        return True
+    return (best.plan.workers, best.plan.execution) == (other.plan.workers, other.plan.execution)
 
 
 def _compared(best: Candidate, other: Candidate, value: str, error: float) -> str:

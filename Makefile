@@ -1,19 +1,20 @@
 # Everything a newcomer needs. The first target to run makes the environment; later ones reuse it.
 
 PYTHON ?= python3
-EPOCHS ?= 3
-WORKERS ?= 2
-DEMO := runs/demo
-
 VENV := .venv
 BIN := $(VENV)/bin
+EPOCHS ?= 3
+# Two workers, or one where there is but one GPU; `make demo WORKERS=4` takes another number.
+WORKERS ?= $(shell $(BIN)/python -c 'import torch; print(min(2, torch.cuda.device_count() or 2))')
+DEMO := runs/demo
+
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint docs bench clean
 
 help:
-	@echo "make demo    train ResNet-18 on 2 workers, with the reason for every choice, and write a report"
+	@echo "make demo    train ResNet-18 on two workers, with the reason for every choice, and write a report"
 	@echo "make test    run the tests"
 	@echo "make lint    check style, types, floor plan and sizes"
 	@echo "make docs    check that the documentation's programs run and its links lead somewhere"

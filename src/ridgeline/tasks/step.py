@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+import msgspec
 import torch
 
 from ridgeline.errors import TaskError
@@ -18,7 +19,8 @@ def step_workload(task: Task, *, workers: int = 1, device: str | None = None) ->
     Args:
         task: Its batch size is that of all workers together.
         workers: The global batch is divided by this number, rounding down, as in training.
-        device: `cpu` or `cuda`; None takes the GPU where there is one.
+        device: `cpu` or `cuda`; None takes the GPU where there is one. `cuda` on a host without a GPU
+            describes the step as well as it can be known here, and notes it.
 
     Raises:
         TaskError: the batch has fewer samples than there are workers.
@@ -33,12 +35,34 @@ def step_workload(task: Task, *, workers: int = 1, device: str | None = None) ->
             f"wanted at least one sample per worker, got batch_size={task.batch_size} over "
             f"workers={workers} in task {task.name}; raise the batch size or take fewer workers"
         )
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    has_gpu = torch.cuda.is_available()
+    wanted = torch.device(device or ("cuda" if has_gpu else "cpu"))
+    place = wanted if has_gpu else torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
         model = move(task.model(), place)
     samples = min(share, length(task.train_data, "training"))
     batch = fetch(task.train_data, torch.arange(samples))
-    return trace(model, task.loss_fn, task.optimizer(model), batch, name=task.name)
+    optimizer = task.optimizer(model)
+    if wanted == place:
+        return trace(model, task.loss_fn, optimizer, batch, name=task.name)
+    return _as_on_gpu(trace(model, task.loss_fn, _grouped(optimizer), batch, name=task.name))
+
+
+def _grouped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer with the grouped operators that it takes by itself on a GPU."""
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer
+
+
+def _as_on_gpu(workload: Workload) -> Workload:
+    """The workload of a GPU as far as a host without one can tell."""
+    note = (
+        "traced on a host without a GPU: operators that have another form there are priced by the curves of "
+        "their families"
+    )
+    return msgspec.structs.replace(workload, device="cuda", notes=(*workload.notes, note))
 
 
 def step_workloads(

@@ -1,0 +1,37 @@
+"""A task's step as a workload, also for GPUs that this host does not have."""
+
+import pytest
+import torch
+
+from ridgeline.errors import TaskError
+from ridgeline.tasks import load_task
+from ridgeline.tasks.step import step_workload
+
+
+def test_a_worker_gets_its_share_of_the_batch() -> None:
+    """The global batch is divided by the number of workers."""
+    task = load_task("mlp", batch_size=64)
+    assert [step_workload(task, workers=n, device="cpu").samples for n in (1, 4)] == [64, 16]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about hosts without a GPU")
+def test_a_gpu_step_is_described_without_a_gpu() -> None:
+    """A machine file of a GPU can be simulated anywhere; the workload says how it came about."""
+    task = load_task("mlp")
+    here, there = (step_workload(task, device=device) for device in ("cpu", "cuda"))
+    assert (here.device, there.device) == ("cpu", "cuda")
+    assert here.notes == ()
+    assert there.notes == (
+        "traced on a host without a GPU: operators that have another form there are priced by the curves "
+        "of their families",
+    )
+    assert there.phase("forward") == here.phase("forward")
+    assert any("_foreach" in op.name for op in there.phase("optimizer"))
+
+
+def test_fewer_samples_than_workers_are_refused() -> None:
+    """Every worker needs a sample."""
+    with pytest.raises(
+        TaskError, match="wanted at least one sample per worker, got batch_size=4 over"
+    ):
+        step_workload(load_task("mlp", batch_size=4), workers=8, device="cpu")

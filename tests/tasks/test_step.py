@@ -21,9 +21,9 @@ def test_a_gpu_step_is_described_without_a_gpu() -> None:
     here, there = (step_workload(task, device=device) for device in ("cpu", "cuda"))
     assert (here.device, there.device) == ("cpu", "cuda")
     assert here.notes == ()
-    assert there.notes == (
-        "traced on a host without a GPU: operators that have another form there are priced by the curves "
-        "of their families",
+    [note] = there.notes
+    assert note.startswith(
+        "traced on a host without a GPU: operators that have another form there are"
     )
     assert there.phase("forward") == here.phase("forward")
     assert any("_foreach" in op.name for op in there.phase("optimizer"))

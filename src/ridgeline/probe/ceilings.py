@@ -16,7 +16,7 @@ Job = tuple[float, Callable[[], object]]
 _MIB = 1 << 20
 QUICK_S, FULL_S = 0.02, 0.2
 """Seconds spent on each point of a curve."""
-SLOW_S = 0.12
+SLOW_S = 0.06
 """A curve ends with the first size that takes longer than this: larger ones would tell nothing new."""
 
 

@@ -28,7 +28,7 @@ def measure_collectives(
     Sizes and operations are taken in turns, so that drift meets all alike. A sample is the time from
     a common start until the last rank is done. Small sizes get more samples than large ones.
     """
-    budget = seconds or (2.0 if quick else 10.0)
+    budget = seconds or (1.5 if quick else 10.0)
     sizes = QUICK_BYTES if quick else FULL_BYTES
     buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
     samples: dict[tuple[str, int], list[float]] = {(o, s): [] for o in OPERATIONS for s in sizes}

@@ -259,8 +259,8 @@ def main(arguments: list[str]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         # The ordinary exit would wait for collectives that a dead peer never joins; and after success
-        # it has been seen to abort while torch's threads were still ending ("terminate called without an
-        # active exception"). Everything of value is in files by now.
+        # it was once seen to abort ("terminate called without an active exception"), most likely over a
+        # thread of torch that was still ending. Everything of value is in files by now.
         os._exit(0 if is_done else 1)
 
 

@@ -108,8 +108,8 @@ def last_words(run_dir: Path, rank: int) -> Iterator[None]:
 def end_well() -> NoReturn:
     """End this process with 0, without tearing the interpreter down.
 
-    Threads of torch that still end while the interpreter is finalised have been seen to abort the
-    process, which would make a finished training look like a crash. All results are in files.
+    A measuring process was once seen to abort at its exit, most likely over a thread of torch that was
+    still ending; here that would make a finished training look like a crash. All results are in files.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -50,6 +50,18 @@ class CheckpointError(RidgelineError):
     """A checkpoint could not be written or read; the previous one is untouched."""
 
 
+class CaptureError(RidgelineError):
+    """A program cannot be captured, scripted or compiled; names operators and lines where they are known."""
+
+
+class EquivalenceError(RidgelineError):
+    """A mode of execution gave other results than the plain program, so it is not used."""
+
+
+class PackageError(RidgelineError):
+    """A saved program is damaged, foreign, or made for another device or version; nothing of it ran."""
+
+
 class EngineError(RidgelineError):
     """The engine was used wrongly, or was closed while tasks were still wanted."""
 

@@ -1,0 +1,1 @@
+"""Hybrid execution: written imperatively, run symbolically, shipped with its parameters."""

@@ -12,7 +12,7 @@ GRACE_S = 5.0
 """What is already on its way out may take this long; a test that leaves nothing waits for nothing."""
 
 # pytest writes the current test; scikit-learn and torch's compiler set defaults when first imported.
-SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_")
+SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,6 @@
 """Worker script: every case trains a step of ours and DistributedDataParallel side by side.
 
-    torchrun --nproc-per-node 2 parity_cases.py OUTPUT [DEVICE] [EXECUTION]
+    torchrun --nproc-per-node 2 parity_cases.py OUTPUT [DEVICE] [EXECUTION] [CASE]
 
 Worker 0 writes, for each case, whether all parameters are bitwise equal and the largest relative
 difference after 20 steps, over all workers.
@@ -60,6 +60,27 @@ class Tied(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(torch.tanh(self.mix(self.embedding(tokens))))
+
+
+class Blocks(nn.Module):
+    """A block repeated three times."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+            self.norm = nn.LayerNorm(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.norm(torch.relu(self.linear(x)))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*[Blocks.Block() for _ in range(3)])
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x.flatten(1)))
 
 
 class TwoTypes(nn.Module):
@@ -136,6 +157,7 @@ CASES = {
     "accumulation": Case(accumulate=3),
     "clipping": Case(clip_norm=0.05),
     "scheduler": Case(schedule=True),
+    "blocks": Case(make=Blocks),
 }
 
 
@@ -277,12 +299,14 @@ def main() -> None:
     world = World.join(threads=1, device=device)
     # A captured step cannot take another way from call to call, as the switched model does.
     cases = {n: c for n, c in CASES.items() if execution == "eager" or c.loss is not switched_loss}
+    if len(sys.argv) > 4:
+        cases = {sys.argv[4]: cases[sys.argv[4]]}
     results = {
         f"{name} / {optimizer.__name__}": run(case, optimizer, world, execution)
         for name, case in cases.items()
         for optimizer in (sgd, adamw)
     }
-    if device == "cpu":
+    if device == "cpu" and execution == "eager":
         results["used in the first micro-batch only"] = run_partly_used(world)
     if world.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))

@@ -102,10 +102,10 @@ def test_a_loss_that_backward_cannot_start_from_is_refused(returned: str, messag
             "wanted a world of workers=2 as in the plan, got 1 processes; start them with `torchrun",
         ),
         (
-            Plan(execution="compiled"),
-            "wanted execution to be one of 'eager', 'graph', got 'compiled'",
+            Plan(execution="script"),
+            "on cpu out of eager, compiled, regional, step-graph, packaged, got 'script'",
         ),
-        (Plan(execution="graph"), "wanted a CUDA device for execution='graph', got cpu"),
+        (Plan(execution="graph"), "wanted an execution mode for a training step on cpu out of"),
         (Plan(precision="tf32"), "wanted a CUDA device for precision='tf32', got cpu"),
         (
             Plan(precision="fp16"),

@@ -25,6 +25,18 @@ def sum_over_workers(values: Tensor, world: World) -> Tensor:
     return values
 
 
+def largest_of_workers(value: float, world: World) -> float:
+    """The largest of the workers' numbers, on every worker.
+
+    Cost: One all-reduce; waits for the device.
+    """
+    if world.size == 1:
+        return value
+    largest = torch.tensor([value], dtype=torch.float64, device=world.device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)
+
+
 def gather_bytes(data: bytes, world: World) -> list[bytes]:
     """What each worker gave, by rank, on every worker; lengths may differ.
 

@@ -5,7 +5,7 @@ The same body runs eagerly and inside a captured graph, so every execution mode 
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Precision
 from ridgeline.runtime.batch import split
+from ridgeline.runtime.hybrid.compiling import Form, LossFunction, make_form
+from ridgeline.runtime.hybrid.modes import MODES
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
-
-LossFunction = Callable[[nn.Module, Any], Tensor]
 
 
 class StepBody:
@@ -28,10 +28,17 @@ class StepBody:
         model: Trained in place.
         loss_fn: `loss_fn(model, batch)` gives the mean loss as a scalar tensor.
         optimizer: Any torch optimizer over the model's parameters.
-        plan: Its precision and accumulation are used here.
+        plan: Its form of execution, precision and accumulation are used here.
         reducer: Synchronises gradients; None for a worker alone.
         clip_norm: Total norm that gradients are clipped to, or None.
         device: Where the model is.
+
+    Attributes:
+        form: How the loss is computed: as written, compiled whole, or by region.
+        overhead_ns: Host time of the last step that a plain loop would not have spent.
+
+    Raises:
+        CaptureError: the plan compiles by region and the model repeats no block.
     """
 
     def __init__(
@@ -50,8 +57,11 @@ class StepBody:
         self.optimizer = optimizer
         self.reducer = reducer
         self.overhead_ns = 0
-        self._plan = plan
-        self._clip_norm = clip_norm
+        self.plan = plan
+        self.clip_norm = clip_norm
+        self._plain = Form(loss_fn)
+        self.form = make_form(MODES[plan.execution].form, loss_fn, model)
+        self._autocast = plan.precision
         self._device = device
         self._clipped = [p for group in optimizer.param_groups for p in group["params"]]
 
@@ -61,9 +71,28 @@ class StepBody:
         Raises:
             WorkloadError: the loss is not a scalar tensor that depends on the parameters.
         """
+        with self.form.active():
+            return self._run(batch, recorder)
+
+    @contextlib.contextmanager
+    def as_written(self, *, precision: Precision | None = None) -> Iterator[None]:
+        """Steps inside run the user's code operator by operator: the reference for every other form.
+
+        Args:
+            precision: Instead of the plan's, e.g. `as-is` to see what the plan's precision changes.
+        """
+        form, name = self.form, self._autocast
+        self.form = self._plain
+        self._autocast = precision or name
+        try:
+            yield
+        finally:
+            self.form, self._autocast = form, name
+
+    def _run(self, batch: Any, recorder: Recorder) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         begin = time.perf_counter_ns()
-        parts = split(batch, self._plan.accumulate)
+        parts = split(batch, self.plan.accumulate)
         total: Tensor | None = None
         self.overhead_ns = time.perf_counter_ns() - begin
         for index, (part, share) in enumerate(parts[:-1]):
@@ -82,20 +111,20 @@ class StepBody:
             self.reducer.finish()
             self.overhead_ns += self.reducer.overhead_ns
         recorder.mark("optimizer")
-        if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._clipped, self._clip_norm)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._clipped, self.clip_norm)
         self.optimizer.step()
         detached = loss.detach()
         return detached if total is None else total + detached
 
     def _weighted_loss(self, part: Any, share: float) -> Tensor:
         with self._precision():
-            loss = self.loss_fn(self.model, part)
+            loss = self.form(self.model, part)
         check_loss(loss)
         return loss if share == 1.0 else loss * share
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self._plan.precision == "bf16":
+        if self._autocast == "bf16":
             # The cache of casted weights outlives a capture and would be replayed stale.
             return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
         return contextlib.nullcontext()

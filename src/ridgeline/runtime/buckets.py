@@ -91,7 +91,7 @@ class Bucket:
         """Say which gradients this worker has."""
         self.flags.fill_(1)
         for i in missing:
-            self.flags[i] = 0
+            self.flags[i].zero_()
 
 
 def _view(flat: Tensor, parameter: nn.Parameter, offset: int) -> Tensor:

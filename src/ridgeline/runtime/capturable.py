@@ -19,33 +19,68 @@ Settings = tuple[tuple[str, Any], ...]
 def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
     """Change the settings of `optimizer` so that its step can be captured; what was changed.
 
-    The maths stays: `capturable` and `fused` select other kernels of the same update.
+    The maths stays: `capturable` and `fused` select other kernels of the same update. One fused kernel
+    reads and writes each value once, so it is taken wherever there is one and the user did not ask for
+    another form.
 
     Raises:
         PlanError: the optimizer has neither a capturable nor a fused implementation.
     """
     changed = []
     for number, group in enumerate(optimizer.param_groups):
-        if "capturable" in group:
-            group["capturable"] = True
-        elif "fused" in group:
-            group["fused"], group["foreach"] = True, False
-        else:
-            raise PlanError(
-                f"wanted an optimizer that can be captured, got {type(optimizer).__name__} whose step has "
-                "neither a capturable nor a fused form; use execution='eager' or another optimizer"
-            )
-        if not isinstance(group["lr"], Tensor):
-            group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
-        elif group["lr"].device != device:
-            group["lr"] = group["lr"].to(device)
-        form = "capturable" if "capturable" in group else "fused"
+        form = _choose_form(group, type(optimizer).__name__)
+        dtype = _rate_dtype(group)
+        rate = group["lr"]
+        if not isinstance(rate, Tensor):
+            group["lr"] = torch.tensor(float(rate), dtype=dtype, device=device)
+        elif rate.device != device:
+            group["lr"] = rate.to(device)
         changed.append(f"optimizer group {number} uses its {form} form, learning rate in a tensor")
+        if dtype == torch.float32 and _has_double(group):
+            changed.append(
+                f"optimizer group {number} trains float64 parameters with a learning rate rounded to "
+                "float32, which is what its fused form takes"
+            )
     for state in optimizer.state.values():
         for key, value in state.items():
             if isinstance(value, Tensor) and value.device != device:
                 state[key] = value.to(device)
     return tuple(changed)
+
+
+def _choose_form(group: dict[str, Any], optimizer: str) -> str:
+    """Switch a group to the form that can be captured; its name.
+
+    Raises:
+        PlanError: there is none.
+    """
+    is_capturable = "capturable" in group
+    has_fused = "fused" in group and _fits_fused(group)
+    if not is_capturable and not has_fused:
+        raise PlanError(
+            f"wanted an optimizer that can be captured, got {optimizer} whose step has neither a "
+            "capturable nor a fused form; use execution='eager' or another optimizer"
+        )
+    if is_capturable:
+        group["capturable"] = True
+    # Doubles keep the exact learning rate, which fused kernels would round.
+    if has_fused and not (is_capturable and (group.get("foreach") or _has_double(group))):
+        group["fused"], group["foreach"] = True, False
+    names = [name for name in ("capturable", "fused") if group.get(name)]
+    return " and ".join(names)
+
+
+def _fits_fused(group: dict[str, Any]) -> bool:
+    return all(p.is_floating_point() for p in group["params"]) and not group.get("differentiable")
+
+
+def _has_double(group: dict[str, Any]) -> bool:
+    return any(p.dtype == torch.float64 for p in group["params"])
+
+
+def _rate_dtype(group: dict[str, Any]) -> torch.dtype:
+    """Fused kernels read the learning rate as float32; others take it as exact as the parameters."""
+    return torch.float64 if _has_double(group) and not group.get("fused") else torch.float32
 
 
 def settings_of(optimizer: Optimizer) -> tuple[Settings, ...]:
@@ -81,6 +116,9 @@ class LearningRates:
                 group["lr"] = tensor
 
     def scale(self, factor: float) -> None:
-        """Multiply all learning rates, in place."""
-        for tensor in self._tensors:
-            tensor.mul_(factor)
+        """Multiply all learning rates; tensors in place."""
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].mul_(factor)
+            else:
+                group["lr"] *= factor

@@ -1,19 +1,21 @@
 """The whole step as one CUDA graph: forward, loss, backward, all-reduces and optimizer.
 
 The first calls run eagerly on the capture stream: they are real steps, and they warm up libraries,
-communicators and the bucket order. Then one call captures, checks the replay against the eager step
-from the same state, and from there on a step costs the host one launch.
+communicators, compiled blocks and the bucket order. Then one call captures, checks the replay against
+the eager step from the same state, and from there on a step costs the host one launch.
 """
 
 import gc
 import time
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import PlanError, RidgelineError
+from ridgeline.errors import CaptureError, RidgelineError
+from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable, settings_of
 from ridgeline.runtime.equivalence import check_replay
@@ -22,6 +24,73 @@ from ridgeline.runtime.world import World
 
 EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
+MOST_SHAPES = 2
+"""Shapes captured: the usual one, and the last batch of an epoch if it comes again."""
+
+
+class CapturedStep:
+    """One captured step: the graph, the tensors it reads the batch from, and its loss.
+
+    Args:
+        body: The step.
+        batch: An example; its tensors are copied.
+        stream: Captured on it.
+        pool: Memory shared with other captures of the same step; None for its own.
+
+    Raises:
+        CaptureError: something in the step cannot be captured.
+    """
+
+    def __init__(self, body: StepBody, batch: Any, stream: torch.cuda.Stream, pool: Any) -> None:
+        flat, structure = pytree.tree_flatten(batch)
+        self.inputs = [leaf.clone() for leaf in flat if isinstance(leaf, Tensor)]
+        static = iter(self.inputs)
+        self.batch = pytree.tree_unflatten(
+            [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
+        )
+        body.optimizer.zero_grad(set_to_none=True)
+        recorder = Recorder(DeviceClock(external=True), starts=False)
+        self.graph = torch.cuda.CUDAGraph()
+        try:
+            # Threads that pin memory or watch NCCL go on calling CUDA meanwhile; that is allowed.
+            with torch.cuda.graph(
+                self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                recorder.current = StepRecord(recorder.clock.stamp())
+                self._loss = body(self.batch, recorder)
+                recorder.current.end = recorder.clock.stamp()
+        except RuntimeError as error:
+            if isinstance(error, RidgelineError):
+                raise
+            raise CaptureError(
+                f"wanted to capture the step as a CUDA graph, got {type(error).__name__}: {error}; the "
+                "process cannot go on after a failed capture, start it again with execution='eager'"
+            ) from error
+        self._gradients = [(p, p.grad) for p in body.model.parameters()]
+        self._record = recorder.current
+        self._clock = DeviceClock()
+
+    def load(self, batch: Any) -> None:
+        """Copy a batch to where the graph reads it."""
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        torch._foreach_copy_(self.inputs, leaves)
+
+    def show_gradients(self) -> None:
+        """Make the parameters' gradients those that replays compute."""
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+
+    def replay(self) -> Tensor:
+        """Run the step; its loss, which the next replay overwrites."""
+        self.graph.replay()
+        return self._loss
+
+    def frames(self) -> Any:
+        """The frames of the last replay.
+
+        Cost: Waits for the device.
+        """
+        return step_spans(self._record, self._clock)
 
 
 class GraphRunner:
@@ -40,52 +109,68 @@ class GraphRunner:
         self._world = world
         self._notes = notes
         self._stream = torch.cuda.Stream()
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._captured: dict[batches.Signature, CapturedStep] = {}
+        self._first: batches.Signature | None = None
+        self._unusual: Counter[batches.Signature] = Counter()
         self._num_eager = 0
+        self._prepare_ns = 0
+        self._last: CapturedStep | None = None
         self._num_replays = 0
         notes.extend(make_capturable(body.optimizer, world.device))
         self._rates = LearningRates(body.optimizer)
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether there is a graph, so that batches must fit its shapes."""
-        return self._graph is not None
+        World.close_before_leaving(self)
 
     def __call__(self, batch: Any) -> Tensor:
         """One step, eager, capturing or replayed.
 
         Raises:
-            PlanError: the step cannot be captured, or its replay differs from the eager step.
+            CaptureError: the step cannot be captured.
+            EquivalenceError: its replay differs from the eager step.
+            BatchError: the batch differs from the captured one in more than a shorter leading dimension.
         """
         begin = time.perf_counter_ns()
         self._rates.refresh()
         if self._num_eager < EAGER_STEPS:
             self._num_eager += 1
-            return self._run_eagerly(batch)
-        if self._graph is None or self._guards() != self._captured_guards:
-            self._capture(batch)
+            loss = self._run_eagerly(batch)
+            self._prepare_ns += time.perf_counter_ns() - begin
+            return loss
+        if self._captured and self._guards() != self._captured_guards:
+            self._forget("an optimizer setting or the training flag changed")
+        signature = batches.signature(batch)
+        step = self._captured.get(signature)
+        if step is None:
+            step = self._capture(signature, batch)
+            self._prepare_ns += time.perf_counter_ns() - begin
+            self._recorder.counts["compile_s"] = self._prepare_ns * 1e-9
             begin = time.perf_counter_ns()  # a capture happens once; it is no cost of a step
-        self._load(batch)
+        if step is None:
+            return self._run_eagerly(batch)
+        if step is not self._last:
+            step.show_gradients()
+            self._last = step
+        step.load(batch)
         self._body.overhead_ns = time.perf_counter_ns() - begin
-        self._recorder.counts["hidden_overhead"] = (
-            1.0  # the host issues a replay while another runs
-        )
-        self._replay()
+        # The host issues a replay while another runs.
+        self._recorder.counts["hidden_overhead"] = 1.0
+        loss = step.replay()
         self._num_replays += 1
         if self._num_replays & (self._num_replays - 1) == 0:  # 1, 2, 4, 8, ...: ever more rarely
-            self._recorder.add_frames(step_spans(self._captured, DeviceClock()))
-        return self._loss.clone()
+            self._recorder.add_frames(step.frames())
+        return loss.clone()
 
     def close(self) -> None:
-        """Drop the graph; it must be gone before the process group whose collectives it holds.
+        """Drop the graphs; they must be gone before the process group whose collectives they hold.
 
         Cost: Waits for the device.
         """
         torch.cuda.synchronize()
-        self._graph = None
+        self._captured.clear()
+        self._last = None
         gc.collect()
 
     def _run_eagerly(self, batch: Any) -> Tensor:
+        self._last = None
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             loss = self._body(batch, self._recorder)
@@ -95,48 +180,56 @@ class GraphRunner:
     def _guards(self) -> tuple[Any, ...]:
         return settings_of(self._body.optimizer), self._body.model.training
 
-    def _capture(self, batch: Any) -> None:
-        if self._graph is not None:
-            self._recorder.count("recaptures")
-            note = "captured again because an optimizer setting or the training flag changed"
-            if note not in self._notes:
-                self._notes.append(note)
-            self.close()
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-        self._inputs = [leaf.clone() for leaf in leaves]
-        static = iter(self._inputs)
-        flat, structure = pytree.tree_flatten(batch)
-        self._static_batch = pytree.tree_unflatten(
-            [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
-        )
+    def _forget(self, why: str) -> None:
+        self._recorder.count("recaptures")
+        note = f"captured again because {why}"
+        if note not in self._notes:
+            self._notes.append(note)
+        self.close()
+
+    def _capture(self, signature: batches.Signature, batch: Any) -> CapturedStep | None:
+        """A capture for this shape, or None where it is better run eagerly, which is counted."""
+        if self._captured:
+            assert self._first is not None
+            batches.check_compatible(self._first, signature)
+            if not self._is_worth_capturing(signature):
+                self._recorder.count("eager_steps")
+                note = "shorter batches than the captured one ran eagerly"
+                if note not in self._notes:
+                    self._notes.append(note)
+                return None
+        else:
+            self._first = signature
         self._captured_guards = self._guards()
-        self._body.optimizer.zero_grad(set_to_none=True)
-        recorder = Recorder(DeviceClock(external=True), starts=False)
-        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
         try:
-            # Threads that pin memory or watch NCCL go on calling CUDA meanwhile; that is allowed.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                recorder.current = StepRecord(recorder.clock.stamp())
-                self._loss = self._body(self._static_batch, recorder)
-                recorder.current.end = recorder.clock.stamp()
-        except RidgelineError:
+            step = CapturedStep(self._body, batch, self._stream, pool)
+        except CaptureError as error:
+            World.abandon(str(error))
             raise
-        except RuntimeError as error:
-            raise PlanError(
-                f"wanted to capture the step as a CUDA graph, got {type(error).__name__}: {error}; the "
-                "process cannot go on after a failed capture, start it again with execution='eager'"
-            ) from error
-        self._graph = graph
-        self._captured = recorder.current
-        check_replay(
-            self._body, self._recorder, self._static_batch, self._inputs, self._rates, self._replay,
-            lambda: self._loss, self._stream, self._notes,
-        )  # fmt: skip
+        self._captured[signature] = step
+        self._recorder.counts["shapes"] = float(len(self._captured))
+        try:
+            check_replay(
+                self._body,
+                step.batch,
+                step.inputs,
+                self._rates,
+                step.replay,
+                world=self._world,
+                notes=self._notes,
+                stream=self._stream,
+            )
+        except RidgelineError:
+            self.close()
+            raise
+        return step
 
-    def _load(self, batch: Any) -> None:
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-        torch._foreach_copy_(self._inputs, leaves)
-
-    def _replay(self) -> None:
-        assert self._graph is not None
-        self._graph.replay()
+    def _is_worth_capturing(self, signature: batches.Signature) -> bool:
+        """A shape that comes again, while there is room; several workers may see different shapes."""
+        self._unusual[signature] += 1
+        return (
+            self._world.size == 1
+            and self._unusual[signature] > 1
+            and len(self._captured) < MOST_SHAPES
+        )

@@ -19,27 +19,23 @@ from ridgeline.plan import Plan, Sync
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.buffers import FlatBuffers
+from ridgeline.runtime.checked import CheckedRunner
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.lanes import StreamLane, WorkLane
+from ridgeline.runtime.hybrid.modes import MODES, check_offered
 from ridgeline.runtime.recorder import DeviceClock, HostClock, Recorder
 from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.same_model import check_same_model
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
-EXECUTIONS = ("eager", "graph")
 PRECISIONS = ("as-is", "tf32", "bf16")
 WARMUP_STEPS = 3
 """First steps kept out of the timeline: allocations, algorithm choice, the second cut of buckets."""
 
 
 class Runner(Protocol):
-    """An execution mode: runs a batch that fits, and is closed once."""
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether it is bound to the shapes of one batch by now."""
-        ...
+    """An execution mode: runs batches, and is closed once."""
 
     def __call__(self, batch: Any) -> Tensor:
         """One step; the detached loss."""
@@ -51,8 +47,6 @@ class Runner(Protocol):
 
 class EagerRunner:
     """Runs the body operator by operator."""
-
-    is_captured = False
 
     def __init__(self, body: StepBody, recorder: Recorder) -> None:
         self._body = body
@@ -129,16 +123,10 @@ class TrainStep:
             clip_norm=clip_norm,
             device=self.world.device,
         )
-        self._signature: batches.Signature | None = None
-        self._eager = EagerRunner(self._body, self.recorder)
-        self._runner: Runner = self._eager
         if self.plan.precision == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True
             torch.backends.cudnn.allow_tf32 = True
-        if self.plan.execution == "graph":
-            from ridgeline.runtime.graph import GraphRunner
-
-            self._runner = GraphRunner(self._body, self.recorder, self.world, self.notes)
+        self._runner = self._make_runner()
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on one batch; the mean loss of this worker's batch, detached, 0-d, on the device.
@@ -146,19 +134,20 @@ class TrainStep:
         Raises:
             BatchError: the batch differs from the first one in more than a shorter leading dimension
                 while the plan captures graphs, or has no samples.
+            CaptureError: the plan captures or compiles, and the step cannot be.
+            EquivalenceError: the planned execution gives other results than the eager step.
             WorkloadError: the loss is not a scalar that depends on the parameters.
             EngineError: a collective failed, most likely because another worker died.
 
-        Cost: Does not synchronise the host with a GPU (but see `execution="graph"`: the first calls
-        run eagerly, then one captures and checks).
+        Cost: Does not synchronise the host with a GPU, once the first calls have compiled, captured and
+        checked what the plan says.
         """
         begin = time.perf_counter_ns()
-        runner = self._runner_for(batch)
         recorder = self.recorder
         recorder.begin_step()
         batch = batches.to_device(batch, self.world.device)
         overhead = time.perf_counter_ns() - begin
-        loss = runner(batch)
+        loss = self._runner(batch)
         begin = time.perf_counter_ns()
         is_warmup = self.num_steps < WARMUP_STEPS
         self.num_steps += 1
@@ -195,21 +184,24 @@ class TrainStep:
     ) -> None:
         self.close()
 
-    def _runner_for(self, batch: Any) -> Runner:
-        """Graphs replay one shape; a shorter batch runs eagerly and is counted."""
-        if self._runner is self._eager:
-            return self._eager
-        got = batches.signature(batch)
-        if not self._runner.is_captured:
-            self._signature = got
-        assert self._signature is not None
-        if batches.check_compatible(self._signature, got):
-            return self._runner
-        self.recorder.count("eager_steps")
-        note = "shorter batches than the captured one ran eagerly"
-        if note not in self.notes:
-            self.notes.append(note)
-        return self._eager
+    def _make_runner(self) -> Runner:
+        mode = MODES[self.plan.execution]
+        if self._body.form.note:
+            self.notes.append(self._body.form.note)
+        if mode.form in ("step-graph", "packaged"):
+            from ridgeline.runtime.hybrid.step_graph import StepGraphRunner
+
+            packaged = mode.form == "packaged"
+            return StepGraphRunner(
+                self._body, self.recorder, self.world, self.notes, packaged=packaged
+            )
+        if mode.is_replayed:
+            from ridgeline.runtime.graph import GraphRunner
+
+            return GraphRunner(self._body, self.recorder, self.world, self.notes)
+        if mode.is_compiled:
+            return CheckedRunner(self._body, self.recorder, self.world, self.notes)
+        return EagerRunner(self._body, self.recorder)
 
     def _make_engine(self) -> Engine | None:
         if self.world.size == 1:
@@ -246,7 +238,6 @@ def check_supported(plan: Plan, world: World) -> None:
     """
     sync = Sync()
     for field, got, offered in (
-        ("execution", plan.execution, EXECUTIONS),
         ("precision", plan.precision, PRECISIONS),
         ("sync.algorithm", plan.sync.algorithm, (sync.algorithm,)),
         ("sync.compression", plan.sync.compression, (sync.compression,)),
@@ -267,9 +258,12 @@ def check_supported(plan: Plan, world: World) -> None:
             f"wanted a world of workers={plan.workers} as in the plan, got {world.size} processes; start "
             f"them with `torchrun --nproc-per-node {plan.workers}` or make a plan for {world.size}"
         )
-    if plan.execution == "graph" and world.device.type != "cuda":
+    check_offered(plan.execution, "step", world.kind)
+    if plan.execution in ("step-graph", "packaged") and world.size > 1:
         raise PlanError(
-            "wanted a CUDA device for execution='graph', got cpu; use execution='eager' there"
+            f"wanted a worker alone for execution={plan.execution!r}, got workers={world.size} in the plan; "
+            "its one program has no room for the synchronisation of gradients: use 'compiled' or "
+            "'regional', on GPUs with '+graph'"
         )
     if plan.precision == "tf32" and world.device.type != "cuda":
         raise PlanError(

@@ -6,13 +6,25 @@ environment names rank and size, and joining initialises the process group over 
 
 import atexit
 import os
+import weakref
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ridgeline.errors import LaunchError
+
+
+class Closable(Protocol):
+    """What holds resources of the process group."""
+
+    def close(self) -> None:
+        """Release them; safe to call twice."""
+
+
+_to_close: "weakref.WeakSet[Closable]" = weakref.WeakSet()
+_abandoned: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,26 @@ class World:
         return 0 if self.device.type == "cuda" else torch.get_num_threads()
 
     @staticmethod
+    def close_before_leaving(resource: Closable) -> None:
+        """Have `resource` closed before the group is left, unless it is gone by then.
+
+        A captured graph that outlives the group whose collectives it holds makes the process hang.
+        """
+        _to_close.add(resource)
+
+    @staticmethod
+    def abandon(reason: str) -> None:
+        """After a failed capture the device refuses all work: the group will be aborted, not left."""
+        _abandoned.append(reason)
+
+    @staticmethod
     def leave() -> None:
         """Leave the process group, if any; safe to call twice."""
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        if _abandoned:
+            dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - there is no public name
+            return
+        for resource in list(_to_close):
+            resource.close()
+        dist.destroy_process_group()

@@ -1,0 +1,65 @@
+"""Running a compiled step, after it was checked against the eager one."""
+
+import time
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.capturable import LearningRates
+from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.recorder import HostClock, Recorder
+from ridgeline.runtime.world import World
+
+
+class CheckedRunner:
+    """Runs the body in its compiled form; the first call compiles and checks.
+
+    The compiler guards on everything that it baked in, so another shape or setting compiles again.
+
+    Args:
+        body: The step.
+        recorder: Told of the steps, and of the seconds spent compiling.
+        world: For the check, which all workers make together.
+        notes: Receives the result of the check.
+    """
+
+    def __init__(self, body: StepBody, recorder: Recorder, world: World, notes: list[str]) -> None:
+        self._body = body
+        self._recorder = recorder
+        self._world = world
+        self._notes = notes
+        self._is_checked = False
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One step; the detached loss.
+
+        Raises:
+            EquivalenceError: the compiled step differs from the eager one.
+        """
+        if not self._is_checked:
+            self._check(batch)
+        return self._body(batch, self._recorder)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _check(self, batch: Any) -> None:
+        """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""
+        flat, structure = pytree.tree_flatten(batch)
+        copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in flat]
+        example = pytree.tree_unflatten(copies, structure)
+        silent = Recorder(HostClock())
+        begin = time.perf_counter()
+        check_replay(
+            self._body,
+            example,
+            [leaf for leaf in copies if isinstance(leaf, Tensor)],
+            LearningRates(self._body.optimizer),
+            lambda: self._body(example, silent),
+            world=self._world,
+            notes=self._notes,
+        )
+        self._recorder.counts["compile_s"] = time.perf_counter() - begin
+        self._is_checked = True

@@ -1,0 +1,223 @@
+"""The form of a training step's forward pass: as written, compiled whole, or compiled by region.
+
+A *region* is a block that the model repeats (a residual block, a transformer layer). Compiled by itself
+it is translated once for all its copies, and its backward hands out its gradients as soon as it is done,
+so that synchronisation overlaps as in the eager step.
+
+A form is switched on for the duration of a step only; evaluation, saving and the user's own calls see the
+model as it was.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import CaptureError
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
+"""The compiler's own random numbers differ from torch's: with these a step drops out what the eager step
+would, so that results stay those of the program and can be compared."""
+MOST_VARIANTS = 64
+"""Variants of one block (shapes, precision, training flag) that are compiled before torch would silently
+run it eagerly; its own default of 8 is below the number of shapes in a common residual network."""
+
+
+class Form:
+    """How a step computes its loss: `loss = form(model, batch)` inside `with form.active():`.
+
+    Args:
+        loss_fn: The user's loss function; called as it is.
+    """
+
+    def __init__(self, loss_fn: LossFunction) -> None:
+        self._loss_fn = loss_fn
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        return self._loss_fn(model, batch)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Switch the form on for the calls inside."""
+        yield
+
+    @property
+    def note(self) -> str:
+        """What it did to the program, for the notes of a step; empty for nothing."""
+        return ""
+
+
+class WholeForm(Form):
+    """Loss function and model compiled together."""
+
+    def __init__(self, loss_fn: LossFunction) -> None:
+        super().__init__(loss_fn)
+        self._compiled = torch.compile(loss_fn, dynamic=False, options=OPTIONS)
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch; the first call compiles."""
+        return self._compiled(model, batch)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Switch the form on for the calls inside."""
+        with many_variants():
+            yield
+
+
+class RegionalForm(Form):
+    """The model's repeated blocks compiled one by one; everything between them as written."""
+
+    def __init__(self, loss_fn: LossFunction, model: nn.Module) -> None:
+        super().__init__(loss_fn)
+        self.regions = CompiledRegions(model)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Switch the compiled blocks on for the calls inside."""
+        with many_variants(), self.regions.active():
+            yield
+
+    @property
+    def note(self) -> str:
+        """How many blocks of which kinds."""
+        return self.regions.note
+
+
+class CompiledRegions:
+    """The repeated blocks of a model, each with a compiled call beside its plain one.
+
+    Args:
+        model: Left as it is, but for the time inside `active()`.
+
+    Raises:
+        CaptureError: the model repeats no block.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        found = find_regions(model)
+        if not found:
+            raise CaptureError(
+                f"wanted a model with repeated blocks for execution by region, got {type(model).__name__} "
+                "in which no composite module occurs twice; compile it whole ('compiled')"
+            )
+        self.names = tuple(name for name, _ in found)
+        self._blocks = tuple(block for _, block in found)
+        calls = []
+        for block in self._blocks:
+            block.compile(dynamic=False, options=OPTIONS)
+            calls.append(block._compiled_call_impl)  # noqa: SLF001 - what `Module.compile` sets
+            block._compiled_call_impl = None  # noqa: SLF001
+        self._calls = tuple(calls)
+        kinds = Counter(type(block).__name__ for block in self._blocks)
+        words = ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
+        self.note = f"compiled by region: {words}"
+
+    @property
+    def num_regions(self) -> int:
+        """How many blocks are compiled."""
+        return len(self._blocks)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Calls of the blocks inside go to their compiled form."""
+        for block, call in zip(self._blocks, self._calls, strict=True):
+            block._compiled_call_impl = call  # noqa: SLF001
+        try:
+            yield
+        finally:
+            for block in self._blocks:
+                block._compiled_call_impl = None  # noqa: SLF001
+
+
+def make_form(kind: str, loss_fn: LossFunction, model: nn.Module) -> Form:
+    """The form `eager`, `compiled` or `regional` of a loss function.
+
+    Raises:
+        CaptureError: `regional`, and the model repeats no block.
+
+    Cost: Nothing is compiled before the first call.
+    """
+    if kind == "compiled":
+        return WholeForm(loss_fn)
+    if kind == "regional":
+        return RegionalForm(loss_fn, model)
+    return Form(loss_fn)
+
+
+def find_regions(model: nn.Module) -> tuple[tuple[str, nn.Module], ...]:
+    """(name, module) of the outermost repeated blocks of a model, in its own order.
+
+    A block is a module with children, or of the user's own class, whose class occurs at least twice.
+    Sequential containers count only where no other class repeats, and then by the classes inside them.
+    """
+    for key_of in (_class_key, _sequence_key):
+        keys = Counter(key for module in model.modules() if (key := key_of(module)) is not None)
+        repeated = {key for key, count in keys.items() if count > 1}
+        found = tuple(_outermost(model, "", repeated, key_of, set()))
+        if len(found) > 1:
+            return found
+    return ()
+
+
+def _outermost(
+    module: nn.Module,
+    prefix: str,
+    repeated: set[Any],
+    key_of: Callable[[nn.Module], Any],
+    seen: set[int],
+) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if id(child) in seen:
+            continue
+        seen.add(id(child))
+        if key_of(child) in repeated:
+            yield path, child
+        else:
+            yield from _outermost(child, f"{path}.", repeated, key_of, seen)
+
+
+def _class_key(module: nn.Module) -> Any:
+    """The class of a module that may be a block, or None."""
+    kind = type(module)
+    if kind in _CONTAINERS:
+        return None
+    is_own = not kind.__module__.startswith("torch.nn.")
+    has_children = next(module.children(), None) is not None
+    return kind if has_children or (is_own and _has_parameters(module)) else None
+
+
+def _sequence_key(module: nn.Module) -> Any:
+    """The classes inside a sequential container of at least two modules, or None."""
+    if type(module) is not nn.Sequential or len(module) < 2:
+        return None
+    return tuple(type(child) for child in module)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+_limits = torch._dynamo.config  # noqa: SLF001 - the documented home of the compiler's settings
+
+
+@contextlib.contextmanager
+def many_variants() -> Iterator[None]:
+    """Let torch compile up to `MOST_VARIANTS` variants of one function inside."""
+    before = _limits.recompile_limit
+    if before >= MOST_VARIANTS:
+        yield
+        return
+    _limits.recompile_limit = MOST_VARIANTS
+    try:
+        yield
+    finally:
+        _limits.recompile_limit = before

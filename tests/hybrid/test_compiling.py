@@ -1,0 +1,141 @@
+"""Compiled forms of a step: regions are found, switched on for steps only, and train like the eager step."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import CaptureError, EquivalenceError
+from ridgeline.plan import Plan
+from ridgeline.runtime.hybrid.compiling import MOST_VARIANTS, CompiledRegions, find_regions
+from ridgeline.runtime.step import TrainStep
+from ridgeline.tasks.resnet18 import ResNet18
+
+PARITY = Path(__file__).parents[1] / "runtime" / "parity_cases.py"
+
+
+class Block(nn.Module):
+    """A block as a model repeats it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(torch.relu(self.linear(x)))
+
+
+def make_model(dropout: float = 0.1) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block() for _ in range(3)], nn.Dropout(dropout), nn.Linear(8, 4))
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def batch_of(size: int, seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 8, generator=generator)
+    return x, torch.randint(0, 4, (size,), generator=generator)
+
+
+def names(model: nn.Module) -> list[str]:
+    return [name for name, _ in find_regions(model)]
+
+
+def test_the_outermost_repeated_blocks_are_regions() -> None:
+    """Residual blocks, not the stages around them nor the convolutions inside."""
+    assert names(ResNet18()) == [f"stages.{stage}.{block}" for stage in range(4) for block in range(2)]
+
+
+def test_sequences_repeat_by_what_is_in_them() -> None:
+    """Without repeated classes, sequential containers of equal content are regions."""
+    pair = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)]
+    assert names(nn.Sequential(*pair, nn.Sequential(nn.Tanh(), nn.Linear(4, 2)))) == ["0", "1", "2"]
+
+
+def test_a_shared_block_is_one_region() -> None:
+    """The same module in two places is not a repetition of structure, but it is not lost either."""
+    block = Block()
+    assert names(nn.Sequential(block, block, Block())) == ["0", "2"]
+
+
+def test_a_model_without_repetition_is_refused() -> None:
+    """The message names the model and the form to use instead."""
+    message = (
+        "wanted a model with repeated blocks for execution by region, got Linear in which no composite "
+        r"module occurs twice; compile it whole \('compiled'\)"
+    )
+    with pytest.raises(CaptureError, match=message):
+        CompiledRegions(nn.Linear(2, 2))
+
+
+def test_regions_are_compiled_inside_active_only() -> None:
+    """Outside, and after an error inside, the model is as it was, and so is the compiler's limit."""
+    model = make_model()
+    limit = torch._dynamo.config.recompile_limit
+    regions = CompiledRegions(model)
+    assert regions.num_regions == 3
+    with pytest.raises(ZeroDivisionError), regions.active():
+        assert all(module._compiled_call_impl for module in list(model)[:3])
+        raise ZeroDivisionError
+    assert not any(module._compiled_call_impl for module in model.modules())
+    assert torch._dynamo.config.recompile_limit == limit < MOST_VARIANTS
+
+
+@pytest.fixture(scope="module")
+def eager_losses() -> list[float]:
+    """What the eager step's losses are, with dropout and an uneven batch."""
+    return train("eager")[0]
+
+
+def train(execution: Any) -> tuple[list[float], TrainStep]:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    losses = []
+    with TrainStep(model, loss_fn, optimizer, Plan(execution=execution), device="cpu") as step:
+        for index in range(10):
+            losses.append(float(step(batch_of(5 if index == 6 else 12, index))))
+            scheduler.step()
+    return losses, step
+
+
+@pytest.mark.parametrize("execution", ["compiled", "regional"])
+def test_a_compiled_step_trains_like_the_eager_one(execution: str, eager_losses: list[float]) -> None:
+    """Same losses with dropout, a scheduler and an uneven batch; the check is noted, the seconds counted."""
+    losses, step = train(execution)
+    assert losses == pytest.approx(eager_losses, abs=1e-4)
+    assert step.notes[-1].startswith(f"{execution} equals the eager step within ")
+    assert step.timeline().counters["compile_s"] > 0.0
+
+
+def test_a_form_that_computes_something_else_is_caught() -> None:
+    """A compiled step whose loss is scaled is refused before it trains, and the state is put back."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    with TrainStep(model, loss_fn, optimizer, Plan(execution="compiled"), device="cpu") as step:
+        step._body.form._compiled = lambda model, batch: 1.5 * loss_fn(model, batch)  # type: ignore[attr-defined]
+        with pytest.raises(EquivalenceError, match="got a difference of 0.5 over 3 perturbed steps"):
+            step(batch_of(12, 0))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_two_workers_train_by_region_as_ddp_does(tmp_path: Path) -> None:
+    """Blocks compiled one by one hand their gradients to the same buckets; parameters follow DDP's."""
+    output = tmp_path / "parity.json"
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = [sys.executable, *launch, str(PARITY), str(output), "cpu", "regional", "blocks"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(output.read_text())
+    assert sorted(results) == ["blocks / adamw", "blocks / sgd"]
+    assert max(result["gap"] for result in results.values()) < 1e-4

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -31,6 +32,7 @@ class CheckedRunner:
         self._world = world
         self._notes = notes
         self._is_checked = False
+        self._num_graphs = 0
 
     def __call__(self, batch: Any) -> Tensor:
         """One step; the detached loss.
@@ -40,7 +42,10 @@ class CheckedRunner:
         """
         if not self._is_checked:
             self._check(batch)
-        return self._body(batch, self._recorder)
+        loss = self._body(batch, self._recorder)
+        if _num_graphs() != self._num_graphs:
+            self._count_recompilation()
+        return loss
 
     def close(self) -> None:
         """Nothing is held."""
@@ -63,3 +68,19 @@ class CheckedRunner:
         )
         self._recorder.counts["compile_s"] = time.perf_counter() - begin
         self._is_checked = True
+        self._num_graphs = _num_graphs()
+
+    def _count_recompilation(self) -> None:
+        self._num_graphs = _num_graphs()
+        self._recorder.count("recompiles")
+        note = (
+            "compiled again after the check, because a shape or a value that the compiler had baked in "
+            "changed; if it goes on, make that value a tensor, or use execution='eager'"
+        )
+        if note not in self._notes:
+            self._notes.append(note)
+
+
+def _num_graphs() -> int:
+    """Graphs that the compiler has made in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]  # noqa: SLF001 - its only tally

@@ -18,6 +18,7 @@ from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable, settings_of
+from ridgeline.runtime.clearance import clear_for_capture
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.recorder import DeviceClock, Recorder, StepRecord, step_spans
 from ridgeline.runtime.world import World
@@ -131,6 +132,8 @@ class GraphRunner:
         begin = time.perf_counter_ns()
         self._rates.refresh()
         if self._num_eager < EAGER_STEPS:
+            if self._num_eager == 0:
+                clear_for_capture(self._body, batch, self._world, self._notes)
             self._num_eager += 1
             loss = self._run_eagerly(batch)
             self._prepare_ns += time.perf_counter_ns() - begin

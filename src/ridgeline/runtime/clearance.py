@@ -1,0 +1,43 @@
+"""Clearance for a capture: what must be known of a step before it is captured for the first time."""
+
+from typing import Any
+
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.agree import largest_of_workers
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.hybrid.child_trial import check_trial, try_step_in_child
+from ridgeline.runtime.hybrid.lint import check_capturable, inspect_step, is_doubtful
+from ridgeline.runtime.world import World
+
+
+def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]) -> None:
+    """Look for what cannot be captured, and try in a child process what looking cannot judge.
+
+    A failed capture leaves the process unusable, so neither happens in this one.
+
+    Args:
+        body: The step; nothing was compiled yet.
+        batch: An example, on the device.
+        world: If one worker's step cannot be captured, none goes on.
+        notes: Receives how a doubt was settled.
+
+    Raises:
+        CaptureError: names each operator and line that cannot be captured, or what the child met.
+
+    Cost: Two steps, undone; a doubt starts a process, which takes seconds.
+    """
+    lint = inspect_step(body, batch, device=world.device)
+    is_refused = largest_of_workers(float(bool(lint.findings)), world)
+    check_capturable(lint.findings)
+    if is_refused:
+        raise CaptureError(
+            "wanted a step that all workers can capture, got one that another worker cannot; its message "
+            "names operators and lines"
+        )
+    if not is_doubtful(lint):
+        return
+    if world.size == 1:
+        notes.append(check_trial(try_step_in_child(body, batch, body.plan), lint.doubts))
+        return
+    doubts = "; ".join(str(doubt) for doubt in lint.doubts)
+    notes.append(f"captured without a trial, since there are {world.size} workers: {doubts}")

@@ -1,0 +1,253 @@
+"""Trying a doubtful capture in a process of its own, which may be ruined by it.
+
+A failed capture leaves its process unusable. So what the linter cannot judge is first run in a fresh
+child: the step is written to a private file, rebuilt there, run, and the child's end is told as a value.
+
+This is the one place where Ridgeline uses pickle: through a file that this process writes into a directory
+only its user may enter, that its own child reads at once, and that is deleted afterwards. Nothing from
+outside is ever unpickled.
+"""
+
+import ast
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import torch
+
+from ridgeline.errors import CaptureError
+from ridgeline.plan import Plan
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.hybrid.child_worker import (
+    LOG,
+    PAYLOAD,
+    TRIAL_VARIABLE,
+    is_trial,
+    read_report,
+)
+
+LIMIT_S = 300.0
+"""A start takes seconds, compiling a large model minutes."""
+
+STEPS = 6
+"""Three eager ones, one that captures and checks, two replays."""
+
+_WORKER = "ridgeline.runtime.hybrid.child_worker"
+_LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC",
+)
+_LOG_LINES = 3
+
+
+class TrialOutcome(NamedTuple):
+    """How a trial in a child process ended.
+
+    Attributes:
+        status: `ok`; `failed` (it raised, crashed or did not end); `not-tried`.
+        text: What went wrong, or why there was no trial; empty for `ok`.
+        seconds: Wall time, the start of the process included.
+    """
+
+    status: Literal["ok", "failed", "not-tried"]
+    text: str
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.status == "ok":
+            return f"ran well in a child process ({self.seconds:.1f} s)"
+        words = "failed" if self.status == "failed" else "could not be tried"
+        return f"{words} in a child process: {self.text}"
+
+
+def try_in_child(
+    program: str | Callable[..., Any], payload: Mapping[str, Any], *, limit_s: float = LIMIT_S
+) -> TrialOutcome:
+    """Call `program(**payload)` in a fresh Python process, and tell how that ended.
+
+    The child has this process's module path, working directory and environment, less what a launcher of
+    several workers set. Whatever it started ends with it.
+
+    Args:
+        program: A function by `"module:name"`, or one that can be imported.
+        payload: Keyword arguments: whatever pickle can write, models and optimizers included.
+        limit_s: Kill the child when it takes longer.
+
+    Cost: Blocks; a new interpreter with torch, a copy of the payload on disk and in the child's memory.
+    """
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ridgeline-trial-") as name:
+        directory = Path(name)
+        status, text = _prepare(directory, payload)
+        if status == "ok":
+            status, text = _run(directory, _reference(program), text, limit_s)
+    return TrialOutcome(status, text, time.perf_counter() - begin)
+
+
+def try_step_in_child(
+    body: StepBody, batch: Any, plan: Plan, *, steps: int = STEPS, limit_s: float = LIMIT_S
+) -> TrialOutcome:
+    """Run some training steps under `plan` in a child process, on copies of model, optimizer and batch.
+
+    The child is a worker alone: collectives are not part of the trial.
+
+    Args:
+        body: The step.
+        batch: One batch, on the device.
+        plan: The plan to try; its numbers of workers are set to one.
+        steps: Calls of the step.
+        limit_s: Kill the child when it takes longer.
+
+    Cost: See `try_in_child`; on a GPU the child needs the step's memory a second time.
+    """
+    alone = msgspec.structs.replace(plan, workers=1, layout=None, choices=())
+    payload = {
+        "model": body.model,
+        "loss_fn": body.loss_fn,
+        "optimizer": body.optimizer,
+        "batch": batch,
+        "plan": alone,
+        "clip_norm": body.clip_norm,
+        "device": next(body.model.parameters()).device.type,
+        "steps": steps,
+    }
+    return try_in_child(f"{_WORKER}:run_steps", payload, limit_s=limit_s)
+
+
+def check_trial(outcome: TrialOutcome, doubts: Sequence[object]) -> str:
+    """What to note of a trial that was made because of `doubts`.
+
+    Raises:
+        CaptureError: it failed.
+    """
+    listed = "; ".join(str(doubt) for doubt in doubts)
+    if outcome.status == "failed":
+        raise CaptureError(
+            f"wanted a program that a CUDA graph can hold, got one that {outcome}; this process did not try. "
+            f"What could not be judged by looking: {listed}. Replace it, or choose a mode without a graph"
+        )
+    return f"doubtful capture {outcome}; doubts: {listed}"
+
+
+def _prepare(directory: Path, payload: Mapping[str, Any]) -> tuple[Literal["ok", "not-tried"], str]:
+    """Write the payload; the path of the main script if the child needs it, or why there is no trial."""
+    if is_trial():
+        return "not-tried", "this process is such a child itself"
+    file = directory / PAYLOAD
+    try:
+        torch.save(dict(payload), file)
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError, OSError) as error:
+        return "not-tried", (
+            "wanted a model, loss function, optimizer and batch that a new process can rebuild, got "
+            f"{type(error).__name__}: {error}; define functions and classes at the top level of a file"
+        )
+    if not _names_main(file):
+        return "ok", ""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None or not Path(script).is_file():
+        return "not-tried", (
+            "wanted functions and classes that a new process can import, got some that were typed into this "
+            "session; put them into a file and import it"
+        )
+    if not _is_guarded(Path(script).read_text(encoding="utf-8")):
+        return "not-tried", (
+            f"wanted a script that can be imported without running, got {script} without a line "
+            '`if __name__ == "__main__":`, which defines parts of the step; put what it runs under that line'
+        )
+    return "ok", str(Path(script).resolve())
+
+
+def _run(
+    directory: Path, program: str, script: str, limit_s: float
+) -> tuple[Literal["ok", "failed", "not-tried"], str]:
+    """Start the child, wait for its end, and leave nothing of it behind."""
+    with (directory / LOG).open("wb") as log:
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                _WORKER,
+                str(directory),
+                program,
+                str(os.getpid()),
+                script,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+            start_new_session=True,
+        )
+    try:
+        code = child.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return "failed", f"it did not end within {limit_s:g} s{_tail(directory)}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # compilers that it started, too
+        child.wait()
+    if code < 0:
+        return "failed", f"it was killed by {signal.Signals(-code).name}{_tail(directory)}"
+    report = read_report(directory)
+    if report is None:
+        return "failed", f"it ended with status {code} and no report{_tail(directory)}"
+    if report.stage == "load":
+        return "not-tried", (
+            f"wanted the step rebuilt in the child, got {report.message}; what it is made of must be "
+            "importable there"
+        )
+    return ("ok", "") if report.stage == "done" else ("failed", report.message)
+
+
+def _environment() -> dict[str, str]:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_LAUNCHER_VARIABLES)
+    }
+    places = [place or str(Path.cwd()) for place in sys.path]
+    return environment | {"PYTHONPATH": os.pathsep.join(places), TRIAL_VARIABLE: "1"}
+
+
+def _reference(program: str | Callable[..., Any]) -> str:
+    if isinstance(program, str):
+        return program
+    return f"{program.__module__}:{program.__qualname__}"
+
+
+def _names_main(file: Path) -> bool:
+    """Whether a saved payload refers to the main script."""
+    with zipfile.ZipFile(file) as archive:
+        return any(
+            b"__main__" in archive.read(name)
+            for name in archive.namelist()
+            if name.endswith("/data.pkl")
+        )
+
+
+def _is_guarded(source: str) -> bool:
+    """Whether a script keeps what it runs under `if __name__ == "__main__":`, as importing it demands."""
+    tests = [ast.unparse(node.test) for node in ast.parse(source).body if isinstance(node, ast.If)]
+    return any("__name__" in test and "__main__" in test for test in tests)
+
+
+def _tail(directory: Path) -> str:
+    """The last lines that the child printed."""
+    text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
+    return f"; its last output: {' | '.join(lines)}" if lines else ""

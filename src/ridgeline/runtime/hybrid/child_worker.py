@@ -1,0 +1,99 @@
+"""The child's side of a trial: rebuild what the parent wrote, run it, report, and end at once."""
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ridgeline.codec import Value, write_atomically
+from ridgeline.plan import Plan
+from ridgeline.runtime.worker_process import end_well, end_with_parent
+
+PAYLOAD = "payload.pt"
+REPORT = "report.json"
+LOG = "output.log"
+TRIAL_VARIABLE = "RIDGELINE_CHILD_TRIAL"
+"""Set in a child, so that what it runs does not start children again."""
+
+
+class Report(Value, frozen=True, kw_only=True):
+    """How far the child came: `load` and `run` say where it failed, `done` that it did not."""
+
+    stage: Literal["load", "run", "done"]
+    message: str = ""
+
+
+def is_trial() -> bool:
+    """Whether this process is a child that tries something for its parent."""
+    return TRIAL_VARIABLE in os.environ
+
+
+def read_report(directory: Path) -> Report | None:
+    """The child's report, if it could write one."""
+    path = directory / REPORT
+    return msgspec.json.decode(path.read_bytes(), type=Report) if path.exists() else None
+
+
+def run_steps(
+    *,
+    model: nn.Module,
+    loss_fn: Any,
+    optimizer: Optimizer,
+    batch: Any,
+    plan: Plan,
+    clip_norm: float | None,
+    device: str,
+    steps: int,
+) -> None:
+    """Train some steps under the plan, and wait for the device."""
+    # At the top this would go in a circle: a step uses the linter, which knows of trials.
+    from ridgeline.runtime.step import TrainStep
+
+    with TrainStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm, device=device) as step:
+        for _ in range(steps):
+            step(batch)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+
+def main(directory: str, program: str, parent: str, script: str) -> None:
+    """Run `program` on the payload in `directory`; the report says how it went."""
+    end_with_parent(int(parent))
+    report = _attempt(Path(directory), program, script)
+    write_atomically(Path(directory) / REPORT, msgspec.json.encode(report))
+    end_well()  # a process that failed to capture may hang in its own teardown
+
+
+def _attempt(directory: Path, program: str, script: str) -> Report:
+    stage: Literal["load", "run"] = "load"
+    try:
+        if script:
+            _import_main(script)
+        # Written a moment ago by the parent, into a directory of its own: see `child_trial`.
+        payload = torch.load(directory / PAYLOAD, weights_only=False)
+        function = resolve_name(program)
+        stage = "run"
+        function(**payload)
+    except Exception as error:  # noqa: BLE001 - whatever it was is told to the parent
+        traceback.print_exc()
+        return Report(stage=stage, message=f"{type(error).__name__}: {error}")
+    return Report(stage="done")
+
+
+def _import_main(script: str) -> None:
+    """Make the parent's main script importable under its name, without running it as one."""
+    module = type(sys)("__main__")
+    module.__dict__.update(runpy.run_path(script, run_name="__mp_main__"))
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

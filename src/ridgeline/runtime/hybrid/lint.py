@@ -1,0 +1,242 @@
+"""The linter: what in a program cannot be captured as a CUDA graph, found before the capture is tried.
+
+A capture that fails leaves the process unusable, and one that succeeds may have baked in what should
+change. So the program runs once for real, watched, and everything that a graph cannot hold is named with
+operator and line. What looking cannot judge is a doubt, which `child_trial` settles.
+"""
+
+import contextlib
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.batch import split
+from ridgeline.runtime.body import StepBody, check_loss
+from ridgeline.runtime.capturable import make_capturable
+from ridgeline.runtime.hybrid.child_worker import is_trial
+from ridgeline.runtime.hybrid.lint_observer import Doubt, Observation, watching
+from ridgeline.runtime.hybrid.lint_optimizer import optimizer_findings
+from ridgeline.runtime.hybrid.lint_rules import Finding
+from ridgeline.runtime.recorder import HostClock, Recorder
+from ridgeline.runtime.snapshot import Snapshot
+
+__all__ = [
+    "Doubt",
+    "Finding",
+    "Lint",
+    "check_capturable",
+    "inspect_callable",
+    "inspect_step",
+    "is_doubtful",
+    "lint_callable",
+    "lint_step",
+    "optimizer_findings",
+]
+
+
+class Lint(NamedTuple):
+    """What was found: what cannot be captured, and what could not be judged."""
+
+    findings: tuple[Finding, ...]
+    doubts: tuple[Doubt, ...]
+
+
+def lint_step(body: StepBody, batch: Any, *, device: str | torch.device) -> tuple[Finding, ...]:
+    """What in a training step cannot be captured; see `inspect_step`."""
+    return inspect_step(body, batch, device=device).findings
+
+
+def lint_callable(
+    fn: Callable[..., Any], inputs: Any, *, device: str | torch.device
+) -> tuple[Finding, ...]:
+    """What in a function or module cannot be captured; see `inspect_callable`."""
+    return inspect_callable(fn, inputs, device=device).findings
+
+
+def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> Lint:
+    """Run a training step twice, as written and operator by operator, and watch the second time.
+
+    The first run fills what programs make once (caches, optimizer state). Parameters, buffers, optimizer
+    and random state (torch, Python, numpy) are put back; gradients are None afterwards. What the model
+    keeps in other Python attributes stays as two more steps leave it.
+
+    With a reducer, or with an optimizer of torch that cannot be captured anyway, only loss and gradients
+    are computed, without accumulating them: no hook of the reducer runs, so no collective starts, and
+    workers may lint each on its own. The optimizer is then judged by its settings alone.
+
+    Args:
+        body: The step. Its optimizer may be as the user made it: what `make_capturable` changes is no
+            finding.
+        batch: On the device.
+        device: What is to be captured, `cuda`; `cpu` to lint a step on a host without a GPU.
+
+    Raises:
+        WorkloadError: the loss is not a scalar that depends on the parameters.
+
+    Cost: Two eager steps, the watched one some ten times slower, and a copy of the state.
+    """
+    kind = torch.device(device).type
+    optimizer = body.optimizer
+    judged = optimizer_findings(optimizer)
+    runs_whole = body.reducer is None and not (judged and _is_torchs(optimizer))
+    seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
+    seen.ignores_torch_optimizers = kind != "cuda"
+    recorder = Recorder(HostClock())
+    recorder.listener = functools.partial(setattr, seen.lines, "phase")
+    before = Snapshot(body.model, optimizer)
+    try:
+        with _random_state_kept(), _buffers_attached(body.model), body.as_written():
+            if kind == "cuda" and not judged:
+                make_capturable(optimizer, next(body.model.parameters()).device)
+            for watch in (contextlib.nullcontext(), watching(seen)):
+                copied = _copied(batch, kind)
+                with watch:
+                    if runs_whole:
+                        body(copied, recorder)
+                    else:
+                        _compute_gradients(body, copied, recorder)
+    finally:
+        seen.lines.outermost = None
+        before.restore()
+    return Lint((*judged, *seen.findings), seen.doubts)
+
+
+def inspect_callable(fn: Callable[..., Any], inputs: Any, *, device: str | torch.device) -> Lint:
+    """Call a function or module twice without gradients, and watch the second time.
+
+    Parameters and buffers of a module, and random state, are put back; the inputs are copied first.
+
+    Args:
+        fn: A function, or a module in the mode (training or not) in which it will run.
+        inputs: Its positional inputs as a tuple, or the only one.
+        device: What is to be captured, `cuda`; `cpu` to lint on a host without a GPU.
+
+    Cost: Two eager calls, the watched one some ten times slower, and a copy of a module's state.
+    """
+    kind = torch.device(device).type
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
+    try:
+        with torch.no_grad(), _random_state_kept(), _state_kept(module):
+            for watch in (contextlib.nullcontext(), watching(seen)):
+                copied = _copied(given, kind)
+                with watch:
+                    fn(*copied)
+    finally:
+        seen.lines.outermost = None
+    return Lint(seen.findings, (*seen.doubts, *_fast_paths(module)))
+
+
+def check_capturable(findings: Sequence[Finding]) -> None:
+    """Refuse a capture for which there are findings.
+
+    Raises:
+        CaptureError: names each operator and line, why it cannot be captured, and what to do.
+    """
+    if findings:
+        listed = "".join(f"\n- {one}" for one in findings)
+        raise CaptureError(
+            f"wanted a program that a CUDA graph can hold, got {len(findings)} "
+            f"{'obstacle' if len(findings) == 1 else 'obstacles'}; nothing was captured. Remove them, or use "
+            f"an execution mode without a graph:{listed}"
+        )
+
+
+def is_doubtful(lint: Lint) -> bool:
+    """Whether a capture should be tried in a child process first: nothing found, but not all judged.
+
+    Never in such a child itself.
+    """
+    return bool(lint.doubts) and not lint.findings and not is_trial()
+
+
+def _compute_gradients(body: StepBody, batch: Any, recorder: Recorder) -> None:
+    """Loss and gradients of the first micro-batch; gradients are returned, not accumulated."""
+    part, _ = split(batch, body.plan.accumulate)[0]
+    recorder.mark("forward")
+    precision: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if body.plan.precision == "bf16":
+        place = next(body.model.parameters()).device.type
+        precision = torch.autocast(place, torch.bfloat16, cache_enabled=False)
+    with precision:
+        loss = body.loss_fn(body.model, part)
+    check_loss(loss)
+    recorder.mark("backward")
+    trained = [parameter for parameter in body.model.parameters() if parameter.requires_grad]
+    torch.autograd.grad(loss, trained, allow_unused=True)
+
+
+def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim")
+
+
+def _copied(batch: Any, device: str) -> Any:
+    """Copies of what is on the device, so that a step which changes its batch leaves no trace."""
+
+    def copy(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, Tensor) and leaf.device.type == device else leaf
+
+    return pytree.tree_map(copy, batch)
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Random state of Python, numpy and torch as before, at the end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    host = torch.get_rng_state()
+    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(host)
+        if device is not None:
+            torch.cuda.set_rng_state(device)
+
+
+@contextlib.contextmanager
+def _state_kept(module: Any) -> Iterator[None]:
+    """Parameters and buffers of a module as before, at the end; nothing for what is no module."""
+    if not isinstance(module, nn.Module):
+        yield
+        return
+    tensors = (*module.parameters(), *module.buffers())
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        with _buffers_attached(module):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, saved in before:
+                tensor.copy_(saved)
+
+
+@contextlib.contextmanager
+def _buffers_attached(module: nn.Module) -> Iterator[None]:
+    """Buffers that were replaced meanwhile are put back under their names, at the end."""
+    before = [(inner, dict(inner.named_buffers(recurse=False))) for inner in module.modules()]
+    try:
+        yield
+    finally:
+        for inner, buffers in before:
+            for name, tensor in buffers.items():
+                setattr(inner, name, tensor)
+
+
+def _fast_paths(module: Any) -> tuple[Doubt, ...]:
+    """Layers that choose another implementation when nobody watches."""
+    watched = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+    if not isinstance(module, nn.Module) or module.training:
+        return ()
+    names = dict.fromkeys(type(m).__name__ for m in module.modules() if isinstance(m, watched))
+    return tuple(Doubt(f"the inference path of nn.{name}", "the program itself") for name in names)

@@ -1,0 +1,86 @@
+"""Which line of the user's program an operator comes from."""
+
+import os
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, cast
+
+import torch
+from torch.autograd.graph import Node
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_ENGINE: CodeType = torch.autograd.graph._engine_run_backward.__code__  # noqa: SLF001 - where backward begins
+_LINE = "ridgeline.line"
+
+
+class Lines:
+    """Finds the user's line for what happens now.
+
+    Attributes:
+        outermost: Frame at which the search ends; what calls it is not part of the program.
+        phase: Part of the step that runs: `forward`, `backward` or `optimizer`.
+    """
+
+    def __init__(self, outermost: FrameType) -> None:
+        self.outermost: FrameType | None = outermost
+        self.phase = ""
+
+    def of(self, frame: FrameType | None) -> str:
+        """The innermost frame outside torch, Ridgeline and Python's library, from `frame` outwards.
+
+        An operator of the backward pass belongs to the line of its forward operator; where there is no
+        line of the user's, the phase stands for it.
+        """
+        node = _current_node()
+        while frame is not None and frame is not self.outermost:
+            if node is not None and frame.f_code is _ENGINE:
+                break
+            if is_users(frame.f_code):
+                return _describe(frame)
+            frame = frame.f_back
+        if node is not None:
+            line = _metadata(node).get(_LINE)
+            return f"the backward of {line}" if line else "the backward pass"
+        return f"the {self.phase} itself" if self.phase else "the program itself"
+
+    def remember(self, result: Any, line: str) -> None:
+        """Note at the backward of a function's result which line called it."""
+        tensors = result if isinstance(result, (tuple, list)) else (result,)
+        pending = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn]
+        while pending:
+            node = pending.pop()
+            if _is_leaf(node) or _LINE in _metadata(node):
+                continue
+            _metadata(node)[_LINE] = line
+            pending += [parent for parent, _ in node.next_functions if parent is not None]
+
+
+def is_users(code: CodeType) -> bool:
+    """Whether code is neither torch's, nor the runtime's, nor of Python's library."""
+    name = code.co_filename
+    if name.startswith((_OURS, _TORCH, "<frozen")):
+        return False
+    return not name.startswith(_STANDARD) or "site-packages" in name or "dist-packages" in name
+
+
+def _describe(frame: FrameType) -> str:
+    path = Path(frame.f_code.co_filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _current_node() -> Node | None:
+    return torch._C._current_autograd_node()  # noqa: SLF001 - the only way to ask
+
+
+def _metadata(node: Node) -> dict[str, Any]:
+    # torch's annotations call it a method; it is an attribute.
+    return cast("dict[str, Any]", node.metadata)
+
+
+def _is_leaf(node: Node) -> bool:
+    # It lives as long as its parameter, and its backward is only the addition to the gradient.
+    return node.name() == "torch::autograd::AccumulateGrad"

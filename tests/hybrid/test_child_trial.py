@@ -1,0 +1,216 @@
+"""Trials in a child process: however the child ends, the parent is told, and nothing is left."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from ridgeline.errors import CaptureError
+from ridgeline.plan import Plan
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.hybrid.child_trial import (
+    TrialOutcome,
+    check_trial,
+    try_in_child,
+    try_step_in_child,
+)
+from ridgeline.runtime.hybrid.child_worker import TRIAL_VARIABLE
+from ridgeline.runtime.hybrid.lint import Doubt, Lint, is_doubtful
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parent)])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return importlib.import_module("child_programs")
+
+
+def trials_left(tmp_path: Path) -> list[Path]:
+    return list(tmp_path.glob("ridgeline-trial-*"))
+
+
+def test_success(programs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that returns is `ok`; it got the payload, is no worker, and its directory is gone."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MINE", "kept")
+    payload = {"value": torch.tensor([1.0, 2.0]), "number": 7}
+    outcome = try_in_child(programs.check_inputs, payload)
+    assert outcome.status == "ok", outcome
+    assert outcome.text == ""
+    assert str(outcome) == f"ran well in a child process ({outcome.seconds:.1f} s)"
+    assert trials_left(tmp_path) == []
+
+
+def test_exception(programs: ModuleType) -> None:
+    """An exception is told with class and message."""
+    outcome = try_in_child(programs.fail, {})
+    assert outcome[:2] == ("failed", "ValueError: on purpose")
+    assert str(outcome) == "failed in a child process: ValueError: on purpose"
+
+
+def test_killed(programs: ModuleType) -> None:
+    """A signal is told by name, with the last output."""
+    outcome = try_in_child(programs.die, {})
+    assert outcome[:2] == ("failed", "it was killed by SIGKILL; its last output: last words")
+
+
+def test_silent_end(programs: ModuleType) -> None:
+    """A child that ends without a report has failed."""
+    outcome = try_in_child(programs.leave, {})
+    assert outcome[:2] == ("failed", "it ended with status 3 and no report")
+
+
+def test_hang(programs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that does not end is killed with all that it started, and reaped."""
+    note = tmp_path / "pid"
+    os.mkfifo(note)
+    wait = subprocess.Popen.wait
+    told: list[int] = []
+
+    def wait_for_note(self: Any, timeout: float | None = None) -> int:
+        if not told:
+            told.append(int(note.read_text()))  # blocks until the child has come that far
+        return wait(self, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_for_note)
+    outcome = try_in_child(programs.hang, {"path": str(note)}, limit_s=0.01)
+    assert outcome[:2] == ("failed", "it did not end within 0.01 s")
+    grandchild = told[0]
+    if psutil.pid_exists(grandchild):  # it may still be on its way out
+        psutil.wait_procs([psutil.Process(grandchild)], timeout=5.0)
+    assert not psutil.pid_exists(grandchild) or (
+        psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+    )
+
+
+def test_lambda(programs: ModuleType, tmp_path: Path) -> None:
+    """What pickle cannot write is not tried, and no child is started."""
+    outcome = try_in_child(programs.take, {"value": lambda: None})
+    assert outcome.status == "not-tried"
+    assert outcome.text.startswith(
+        "wanted a model, loss function, optimizer and batch that a new process can rebuild, got "
+    )
+    assert outcome.text.endswith("; define functions and classes at the top level of a file")
+    assert "test_lambda" in outcome.text
+    assert str(outcome).startswith("could not be tried in a child process: wanted a model")
+    assert trials_left(tmp_path) == []
+
+
+def test_not_rebuilt(programs: ModuleType) -> None:
+    """What the child cannot read again was not tried either."""
+    outcome = try_in_child(programs.take, {"value": programs.Unloadable()})
+    assert outcome.status == "not-tried"
+    assert outcome.text == (
+        "wanted the step rebuilt in the child, got OSError: cannot be read here; what it is made of must be "
+        "importable there"
+    )
+
+
+def test_no_child_of_a_child(programs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a child nothing is doubtful enough for another one."""
+    doubts = (Doubt("operator mine.op", "net.py:3 in forward"),)
+    assert is_doubtful(Lint((), doubts))
+    monkeypatch.setenv(TRIAL_VARIABLE, "1")
+    assert not is_doubtful(Lint((), doubts))
+    outcome = try_in_child(programs.fail, {})
+    assert outcome[:2] == ("not-tried", "this process is such a child itself")
+
+
+def make_body(programs: ModuleType, loss_fn: Any) -> StepBody:
+    model = programs.Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    device = torch.device("cpu")
+    return StepBody(model, loss_fn, optimizer, Plan(), None, clip_norm=1.0, device=device)
+
+
+BATCH = (torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))
+
+
+def test_step(programs: ModuleType) -> None:
+    """A step is rebuilt and run under the plan, alone; the parent's parameters stay."""
+    body = make_body(programs, programs.loss_fn)
+    before = [parameter.clone() for parameter in body.model.parameters()]
+    outcome = try_step_in_child(body, BATCH, Plan(workers=2), steps=2)
+    assert outcome.status == "ok", outcome
+    for parameter, old in zip(body.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+
+
+def test_step_fails(programs: ModuleType) -> None:
+    """The error of a step is told."""
+    outcome = try_step_in_child(make_body(programs, programs.wrong_loss_fn), BATCH, Plan())
+    assert outcome[:2] == ("failed", "ValueError: this loss never works")
+
+
+SCRIPT = """
+class Value:
+    pass
+
+def program(*, value):
+    if type(value) is not Value or __name__ != "__mp_main__":
+        raise ValueError(__name__)
+"""
+
+
+def main_module(patch: pytest.MonkeyPatch, script: Path | None, source: str) -> ModuleType:
+    """Let this process look as if it had been started with the script, or without any."""
+    module = ModuleType("__main__")
+    exec(source, module.__dict__)
+    if script is not None:
+        script.write_text(source)
+        module.__file__ = str(script)
+    patch.setitem(sys.modules, "__main__", module)
+    return module
+
+
+def test_main_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the main script defines is found in the child, which does not run the script's own part."""
+    source = SCRIPT + "if __name__ == '__main__':\n    started = True\nelse:\n    imported = True\n"
+    module = main_module(monkeypatch, tmp_path / "train.py", source)
+    outcome = try_in_child(module.program, {"value": module.Value()})
+    assert outcome.status == "ok", outcome
+
+
+def test_unguarded_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that would train when imported is not imported."""
+    script = tmp_path / "train.py"
+    module = main_module(monkeypatch, script, SCRIPT + "started = True\n")
+    outcome = try_in_child(module.program, {"value": module.Value()})
+    assert outcome.status == "not-tried"
+    assert outcome.text == (
+        f"wanted a script that can be imported without running, got {script} without a line `if __name__ == "
+        '"__main__":`, which defines parts of the step; put what it runs under that line'
+    )
+
+
+def test_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was typed into an interactive session cannot be tried."""
+    module = main_module(monkeypatch, None, SCRIPT)
+    outcome = try_in_child(module.program, {"value": module.Value()})
+    assert outcome.status == "not-tried"
+    assert outcome.text == (
+        "wanted functions and classes that a new process can import, got some that were typed into this "
+        "session; put them into a file and import it"
+    )
+
+
+def test_check_trial() -> None:
+    """A failed trial is an error that lists the doubts; any other is a note."""
+    doubts = [Doubt("operator mine.op", "net.py:3 in forward")]
+    with pytest.raises(CaptureError) as caught:
+        check_trial(TrialOutcome("failed", "it was killed by SIGSEGV", 1.0), doubts)
+    assert str(caught.value) == (
+        "wanted a program that a CUDA graph can hold, got one that failed in a child process: it was killed by "
+        "SIGSEGV; this process did not try. What could not be judged by looking: operator mine.op at net.py:3 in "
+        "forward. Replace it, or choose a mode without a graph"
+    )
+    assert check_trial(TrialOutcome("ok", "", 1.0), doubts) == (
+        "doubtful capture ran well in a child process (1.0 s); doubts: operator mine.op at net.py:3 in forward"
+    )

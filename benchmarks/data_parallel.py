@@ -15,9 +15,9 @@ reach. The result goes to `benchmarks/results/`.
 
 import argparse
 import datetime
+import functools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -31,6 +31,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ridgeline.experiments.plain_step import PlainStep
+from ridgeline.experiments.turns import spread, take_turns, times_faster
+from ridgeline.machine import Quantity
 from ridgeline.plan import Plan, Sync
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.step import TrainStep
@@ -43,26 +46,6 @@ CHECKED_STEPS = 8
 WARMUP_STEPS = 4
 
 
-class Plain:
-    """The loop everybody writes, around DDP or alone."""
-
-    def __init__(self, model: nn.Module, wrapped: nn.Module, precision: str) -> None:
-        self.model = model
-        self._wrapped = wrapped
-        self._precision = precision
-        self.optimizer = sgd(model)
-
-    def __call__(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """One training step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        enabled = self._precision == "bf16"
-        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=enabled):
-            loss = loss_fn(self._wrapped, batch)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
-
-
 class WholeBatch:
     """CPU only: the global batch in one process on all cores, while the other workers rest."""
 
@@ -70,7 +53,7 @@ class WholeBatch:
         model = make_model(world)
         self.model = model
         self._is_running = world.rank == 0
-        self._step = Plain(model, model, arguments.precision)
+        self._step = plain(model, model, arguments.precision)
         self._batch = make_batches(world, arguments.batch * world.size, arguments.side)[0]
         self._threads = torch.get_num_threads()
 
@@ -83,6 +66,11 @@ class WholeBatch:
             return self._step(self._batch)
         finally:
             torch.set_num_threads(self._threads)
+
+
+def plain(model: nn.Module, called: nn.Module, precision: str) -> PlainStep:
+    """The loop everybody writes, around DDP or alone."""
+    return PlainStep(model, called, loss_fn, sgd(model), precision=precision)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -119,10 +107,10 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
     chosen: dict[str, Callable[[Any], Tensor]] = {}
     if world.size > 1:
         model = make_model(world)
-        chosen["ddp"] = Plain(model, DistributedDataParallel(model), precision)
+        chosen["ddp"] = plain(model, DistributedDataParallel(model), precision)
         model = make_model(world)
         tuned = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-        chosen["ddp tuned"] = Plain(model, tuned, precision)
+        chosen["ddp tuned"] = plain(model, tuned, precision)
     executions = ("eager", "graph") if world.device.type == "cuda" else ("eager",)
     sync = Sync(bucket_bytes=tuple(arguments.bucket_bytes))
     for execution in executions:
@@ -138,7 +126,7 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
         chosen["plain process"] = WholeBatch(world, arguments)
     else:
         model = make_model(world)
-        chosen["plain"] = Plain(model, model, precision)
+        chosen["plain"] = plain(model, model, precision)
     return chosen
 
 
@@ -199,33 +187,30 @@ def time_turns(
     for step in steps.values():
         for index in range(WARMUP_STEPS):
             step(batches[index % len(batches)])
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(turns):
-        for name, step in steps.items():
-            settle(world)
-            begin = time.perf_counter()
-            for index in range(per_turn):
-                step(batches[index % len(batches)])
-            if world.device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds = torch.tensor([(time.perf_counter() - begin) / per_turn], device=world.device)
-            if world.size > 1:
-                dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-            samples[name].append(float(seconds))
-    return samples
+
+    def turn(step: Callable[[Any], Tensor]) -> float:
+        settle(world)
+        begin = time.perf_counter()
+        for index in range(per_turn):
+            step(batches[index % len(batches)])
+        if world.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = torch.tensor([(time.perf_counter() - begin) / per_turn], device=world.device)
+        if world.size > 1:
+            dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        return float(seconds)
+
+    rivals = {name: functools.partial(turn, step) for name, step in steps.items()}
+    return take_turns(rivals, turns=turns)
 
 
-def summary(samples: list[float]) -> dict[str, float]:
+def summary(figures: Quantity) -> dict[str, float]:
     """Median and quartiles in seconds."""
-    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return {"median_s": middle, "low_s": low, "high_s": high, "turns": len(samples)}
-
-
-def ratios(samples: dict[str, list[float]], base: str) -> dict[str, dict[str, float]]:
-    """How many times faster than `base`, turn by turn."""
     return {
-        name: summary([b / s for b, s in zip(samples[base], values, strict=True)])
-        for name, values in samples.items()
+        "median_s": figures.value,
+        "low_s": figures.low,
+        "high_s": figures.high,
+        "turns": figures.n,
     }
 
 
@@ -265,8 +250,10 @@ def publish(
         "plans": {s.plan.execution: repr(s.plan) for s in ours if s.world.size == world.size},
         "notes": [note for step in ours for note in step.notes],
         "difference_to_reference_over_update": differences,
-        "seconds_per_step": {name: summary(values) for name, values in samples.items()},
-        f"times_faster_than_{base}": ratios(samples, base),
+        "seconds_per_step": {name: summary(spread(own)) for name, own in samples.items()},
+        f"times_faster_than_{base}": {
+            name: summary(ratio) for name, ratio in times_faster(samples, base).items()
+        },
         "overhead_s_per_step": {
             step.plan.execution: step.timeline().counters.get("overhead_ns", 0.0) * 1e-9
             for step in ours
@@ -275,9 +262,9 @@ def publish(
     print(f"{'':18} {'ms per step':>12} {'quartiles':>17} {'x ' + base:>8}  difference")
     for name, row in result["seconds_per_step"].items():
         faster = result[f"times_faster_than_{base}"][name]["median_s"]
-        spread = f"{row['low_s'] * 1e3:.2f} .. {row['high_s'] * 1e3:.2f}"
+        quartiles = f"{row['low_s'] * 1e3:.2f} .. {row['high_s'] * 1e3:.2f}"
         gap = f"{differences[name]:.1e}" if name in differences else ""
-        print(f"{name:18} {row['median_s'] * 1e3:12.3f} {spread:>17} {faster:8.2f}  {gap}")
+        print(f"{name:18} {row['median_s'] * 1e3:12.3f} {quartiles:>17} {faster:8.2f}  {gap}")
     if arguments.output:
         path = Path(arguments.output)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -58,14 +58,21 @@ def _restore_environment(before: dict[str, str]) -> list[str]:
 
 
 def _left_threads(before: set[threading.Thread]) -> list[str]:
-    left = [thread for thread in threading.enumerate() if thread not in before]
+    kept = _compiler_threads()
+    left = [t for t in threading.enumerate() if t not in before and t not in kept]
     for thread in left:
         thread.join(GRACE_S)
     return [f"thread {thread.name}" for thread in left if thread.is_alive()]
 
 
+def _compiler_threads() -> set[threading.Thread]:
+    """The threads that torch's compiler keeps for good, once it has compiled something."""
+    compiling = sys.modules.get("torch._inductor.async_compile")
+    return set() if compiling is None else set(compiling.AsyncCompile.pool()._threads)
+
+
 def _children() -> list[psutil.Process]:
-    """Child processes that still run, without the helpers that multiprocessing keeps for good."""
+    """Child processes that still run, without the helpers that Python and the compiler keep for good."""
     return [process for process in psutil.Process().children() if not _is_kept(process)]
 
 
@@ -75,7 +82,8 @@ def _is_kept(process: psutil.Process) -> bool:
         is_over = process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-    return is_over or "resource_tracker" in command or "multiprocessing.forkserver" in command
+    kept = ("resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
+    return is_over or any(name in command for name in kept)
 
 
 def _left_children(before: set[psutil.Process]) -> list[str]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ridgeline.reporting.report import report as report
     from ridgeline.runtime.engine import Engine as Engine
     from ridgeline.runtime.feed import feed as feed
+    from ridgeline.runtime.hybrid.hybridize import Hybrid as Hybrid
+    from ridgeline.runtime.hybrid.hybridize import hybridize as hybridize
+    from ridgeline.runtime.hybrid.load import load as load
     from ridgeline.runtime.task import Task as Task
     from ridgeline.session import TrainStep as TrainStep
     from ridgeline.simulator.step import simulate as simulate
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Engine": "ridgeline.runtime.engine",
     "Feed": "ridgeline.plan",
+    "Hybrid": "ridgeline.runtime.hybrid.hybridize",
     "Layout": "ridgeline.plan",
     "Machine": "ridgeline.machine",
     "Plan": "ridgeline.plan",
@@ -48,7 +52,9 @@ _HOMES = {
     "benchmark": "ridgeline.probe.timing",
     "choose": "ridgeline.planner",
     "feed": "ridgeline.runtime.feed",
+    "hybridize": "ridgeline.runtime.hybrid.hybridize",
     "laws": "ridgeline.laws",
+    "load": "ridgeline.runtime.hybrid.load",
     "measure": "ridgeline.probe.measure",
     "report": "ridgeline.reporting.report",
     "simulate": "ridgeline.simulator.step",

@@ -173,6 +173,28 @@ class TrainStep:
         predicted = self.predicted()
         return verify(predicted, self.timeline(), machine=self.machine, workload=self.workload)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the whole training step as one program with its state, for batches like those seen.
+
+        `rl.load(path)` runs it in a process without the model's source, and goes on training with the same
+        losses. A package holds native code: load only what comes from someone you trust.
+
+        Args:
+            path: The file; must end in `.pt2`.
+
+        Raises:
+            PlanError: no step ran yet, or there are several workers.
+            CaptureError: the step cannot be written as one program, or not compiled.
+            PackageError: it could not be written.
+
+        Cost: Compiles, seconds to minutes, unless the plan's execution is `packaged`.
+        """
+        if self._example is None:
+            raise PlanError(
+                "wanted a step that has run, got one that has seen no batch yet; train a step, then save"
+            )
+        return self._ready().save(path, self._example)
+
     def close(self) -> None:
         """Release hooks, graphs and threads; model and optimizer stay usable."""
         if self._step is not None:

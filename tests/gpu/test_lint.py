@@ -121,7 +121,8 @@ def test_what_the_table_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lint_judge, "_rule_of_tags", lambda tags: None)
     x = torch.ones(3, device="cuda")
     (found,) = lint_callable(lambda x: x.nonzero(), x, device="cuda")
-    assert (found.rule, found.op) == ("host-sync", "aten.nonzero")
+    assert found.rule == "host-sync"
+    assert found.op in ("aten.nonzero", "torch.Tensor.nonzero")  # by who of the two hears of it
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def make_body(programs: ModuleType, name: str, **options: Any) -> StepBody:
 
 @pytest.mark.parametrize(
     "name",
-    ["SGD", "Adagrad", "Adam", "AdamW", "Adamax", "Adadelta", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"],
+    ["SGD", "Adam", "AdamW", "Adamax", "Adadelta", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"],
 )  # fmt: skip
 def test_clean_step(programs: ModuleType, name: str) -> None:
     """A clean step has no finding in any capturable optimizer, and leaves its settings as they were."""
@@ -152,8 +153,6 @@ def test_clean_step(programs: ModuleType, name: str) -> None:
         key: value for key, value in body.optimizer.param_groups[0].items() if key != "params"
     }
     lint = inspect_step(body, batch, device="cuda")
-    if name == "Adagrad" and [one.rule for one in lint.findings][:1] == ["optimizer"]:
-        return  # this release of torch has no fused kernel for it on GPUs
     assert lint == Lint((), ())
     group = body.optimizer.param_groups[0]
     assert {key: value for key, value in group.items() if key != "params"} == before
@@ -173,6 +172,12 @@ def test_failed_capture_in_a_child(programs: ModuleType) -> None:
     assert "captur" in bad.text
     assert try_in_child(programs.capture, {"reads": False}).status == "ok"
     programs.capture(reads=False)
+
+
+def test_no_fused_form_on_gpus(programs: ModuleType) -> None:
+    """An optimizer whose fused form is for CPUs alone is a finding."""
+    lint = inspect_step(make_body(programs, "Adagrad"), tuple(x.cuda() for x in BATCH), device="cuda")
+    assert [one.rule for one in lint.findings][:1] == ["optimizer"]
 
 
 def test_step_in_a_child(programs: ModuleType) -> None:

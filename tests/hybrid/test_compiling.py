@@ -138,6 +138,18 @@ def test_a_form_that_computes_something_else_is_caught() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_gradients_that_are_rounding_are_no_difference() -> None:
+    """A bias before batch norm has a gradient of rounding only, which Adam turns into whole steps."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    with TrainStep(model, loss_fn, optimizer, Plan(execution="compiled"), device="cpu") as step:
+        for index in range(3):
+            step(batch_of(12, index))
+    assert step.notes[-1].startswith("compiled equals the eager step within ")
+
+
 def test_compiling_again_is_counted_and_said() -> None:
     """A Python number that changes from step to step stays correct and does not stay unnoticed."""
     model = make_model(dropout=0.0)

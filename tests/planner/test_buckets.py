@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.plan import Plan, Sync, cut_buckets
+from chained_workloads import make_chain
+from ridgeline.plan import Execution, Plan, Sync, cut_buckets
 from ridgeline.planner.buckets import best_cuts, searched_bucket_bytes
 from ridgeline.simulator.pieces import cut_workload
 from ridgeline.simulator.step import simulate
@@ -117,6 +118,22 @@ def test_limits_reproduce_the_cuts_and_beat_the_default() -> None:
     one = msgspec.structs.replace(plan, sync=Sync(bucket_bytes=(36 << 20,)))
     steps = [simulate(machine, workload, p).step_ns for p in (searched, plan, one)]
     assert steps[0] < min(steps[1:])
+
+
+def test_a_compiled_backward_needs_one_bucket() -> None:
+    """When all gradients come at the end, cutting them only adds latency; by region it still pays."""
+    machine = make_machine(latency_s=1e-4, bandwidth=1e9)
+    workload = make_chain((2,) * 12, elements=1 << 20, flops=20_000_000)
+
+    def found(execution: Execution) -> tuple[int, ...]:
+        plan = Plan(workers=2, threads=1, execution=execution)
+        limits = searched_bucket_bytes(machine, workload, plan)
+        assert limits is not None
+        return limits
+
+    assert found("compiled") == (12 * (4 << 20),)
+    assert len(found("eager")) > 1
+    assert len(found("regional")) > 1
 
 
 def test_many_gradients_are_joined_first() -> None:

@@ -37,8 +37,19 @@ def _refused(message: str, **arguments: object) -> object:
             fixed={"bucket_bytes": "4MB"},
         ),
         _refused(
-            "wanted execution to be one of 'eager' on cpu, got 'graph'; this release runs no other there",
+            "wanted an execution mode for a training step on cpu out of eager, compiled, regional, step-graph, "
+            "packaged, got 'graph'; choose one of those",
             fixed={"execution": "graph"},
+        ),
+        _refused(
+            "wanted an execution mode for a training step on cpu out of eager, compiled, regional, step-graph, "
+            "packaged, got 'script'; choose one of those",
+            fixed={"execution": "script"},
+        ),
+        _refused(
+            "wanted workers=1 for execution='step-graph', got workers=2 in the plan; a step that is one "
+            "program exchanges no gradients: use one worker, or another mode",
+            fixed={"execution": "step-graph", "workers": 2},
         ),
         _refused(
             "wanted precision to be one of 'as-is', 'bf16' on cpu, got 'tf32'; this release runs no other "

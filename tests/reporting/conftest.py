@@ -12,6 +12,7 @@ from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
 from ridgeline.workload import Workload
 
+sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
 
 from sample_machine import make_machine  # the path above makes them importable

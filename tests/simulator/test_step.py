@@ -189,21 +189,28 @@ def test_buckets_close_in_launch_order() -> None:
         (
             Plan(execution="graph"),
             (
-                "wanted a CUDA workload for execution='graph', got one traced for the cpu; use "
-                "execution='eager' there"
+                "wanted an execution mode for a training step on cpu out of eager, compiled, regional, "
+                "step-graph, packaged, got 'graph'; choose one of those"
             ),
         ),
         (
-            Plan(execution="compiled"),
+            Plan(execution="script"),
             (
-                "wanted execution to be one of 'eager', 'graph', got 'compiled' in the plan; this release "
-                "predicts no other"
+                "wanted an execution mode for a training step on cpu out of eager, compiled, regional, "
+                "step-graph, packaged, got 'script'; choose one of those"
+            ),
+        ),
+        (
+            Plan(execution="packaged", workers=2),
+            (
+                "wanted workers=1 for execution='packaged', got workers=2 in the plan; a step that is one "
+                "program exchanges no gradients: use one worker, or another mode"
             ),
         ),
     ],
 )
 def test_what_is_not_modelled_is_refused(plan: Plan, message: str) -> None:
-    """No prediction is made for a mode that the simulator does not know."""
+    """No prediction is made for a mode that steps do not run in."""
     with pytest.raises(PlanError) as error:
         simulate(make_machine(), make_workload(), plan)
     assert str(error.value) == message

@@ -105,12 +105,12 @@ def test_unknown_name() -> None:
     """An unknown name is answered with the nearest one, if any is near."""
     refused(
         "resnet81",
-        "wanted a built-in task (mlp, resnet18) or a path to a .py file, got 'resnet81'; "
+        "wanted a built-in task (mlp, resnet18, gpt2) or a path to a .py file, got 'resnet81'; "
         "did you mean resnet18?",
     )
     refused(
         "zebra",
-        "wanted a built-in task (mlp, resnet18) or a path to a .py file, got 'zebra'; "
+        "wanted a built-in task (mlp, resnet18, gpt2) or a path to a .py file, got 'zebra'; "
         "or give the path of a task file",
     )
 
@@ -121,7 +121,7 @@ def test_missing_file(tmp_path: Path) -> None:
         refused(
             path,
             f"wanted a task file, got no file at {path}; write one with `def task() -> rl.Task`, "
-            "or use a built-in task (mlp, resnet18)",
+            "or use a built-in task (mlp, resnet18, gpt2)",
         )
 
 

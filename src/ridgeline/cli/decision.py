@@ -20,6 +20,7 @@ from ridgeline.errors import PlanError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
+from ridgeline.simulator.compile_time import compile_seconds
 from ridgeline.simulator.model import setting_of
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
@@ -98,7 +99,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     def attempt(plan: Plan) -> Timeline:
         from ridgeline.probe.group import run_in_group
 
-        say(f"trying {plan!r}")
+        say(f"trying {plan!r}{_warning(plan, workloads[plan.workers])}")
         request = TrialRequest(job=job, plan=plan.settings, device=device, seed=seed)
         reply = run_in_group(
             "ridgeline.cli.worker:trial",
@@ -108,10 +109,12 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
             device=device,
         )
         measured = msgspec.json.decode(reply, type=Timeline)
-        say(f"  took {units.nanoseconds(measured.step_ns)} a step")
+        say(f"  took {trial_words(measured)}")
         return measured
 
-    return _choose(machine, workloads, wishes, steps=steps, attempt=attempt)
+    decision = _choose(machine, workloads, wishes, steps=steps, attempt=attempt)
+    _announce(decision, say)
+    return decision
 
 
 def decide_in_group(
@@ -154,15 +157,24 @@ def decide_in_group(
         machine = measure(workload=workload, settings=(here,), progress=quiet)
 
     def attempt(plan: Plan) -> Timeline:
-        quiet(f"trying {plan!r}")
+        quiet(f"trying {plan!r}{_warning(plan, workload)}")
         measured = try_plan(task, plan, world, seed=seed)
         shared = share_bytes(msgspec.json.encode(measured), world)
         agreed = msgspec.json.decode(shared, type=Timeline)
-        quiet(f"  took {units.nanoseconds(agreed.step_ns)} a step")
+        quiet(f"  took {trial_words(agreed)}")
         return agreed
 
     here_only = replace(wishes, workers=world.size, threads=world.threads)
-    return _choose(machine, {world.size: workload}, here_only, steps=steps, attempt=attempt)
+    decision = _choose(machine, {world.size: workload}, here_only, steps=steps, attempt=attempt)
+    _announce(decision, quiet)
+    return decision
+
+
+def trial_words(measured: Timeline) -> str:
+    """What a trial took: a step, and once the preparation, which no step contains."""
+    words = f"{units.nanoseconds(measured.step_ns)} a step"
+    prepared_s = measured.counters.get("compile_s", 0.0)
+    return f"{words}, after {units.seconds(prepared_s)} of preparing it" if prepared_s else words
 
 
 def settled(wishes: Wishes) -> Wishes:
@@ -182,6 +194,22 @@ def settled(wishes: Wishes) -> Wishes:
                 f"wanted --{name} {wanted}, got {name}={planned} in the plan; give one of them"
             )
     return replace(wishes, workers=wishes.plan.workers, threads=wishes.plan.threads or None)
+
+
+def _announce(decision: Decision, say: Say) -> None:
+    """Says how long the first step of the run will take to compile, if it does."""
+    seconds = compile_seconds(decision.workload, decision.plan.execution)
+    if seconds:
+        say(
+            f"{decision.plan.execution} compiles before the first step: about {units.seconds(seconds)}, less "
+            "where torch has it in its cache"
+        )
+
+
+def _warning(plan: Plan, workload: Workload) -> str:
+    """Says that a plan compiles first, so that nobody takes the silence for a hang."""
+    seconds = compile_seconds(workload, plan.execution)
+    return f" (compiles first, about {units.seconds(seconds)})" if seconds else ""
 
 
 def _choose(

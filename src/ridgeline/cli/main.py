@@ -1,4 +1,4 @@
-"""`ridgeline`: measure, trace, plan, simulate, train, verify, report.
+"""`ridgeline`: measure, trace, plan, simulate, train, verify, report, bench.
 
 Exit status: 0 fine, 1 something the user can mend, 2 wrong usage, 3 prediction and measurement differ
 by more than the tolerance.
@@ -28,6 +28,7 @@ VERBS = {
     "train": "measure, trace, choose, train, verify and report",
     "verify": "compare a predicted with a measured timeline",
     "report": "write the report of a run again",
+    "bench": "run an experiment, ours beside what others offer",
 }
 """Verb to its line in the help; the verb lives in `ridgeline.cli.<verb>`."""
 
@@ -72,7 +73,7 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ridgeline",
         description="PyTorch training as fast as the machine allows, and the distance that is left.",
-        epilog="TASK is a built-in name (mlp, resnet18) or a Python file with `def task() -> rl.Task`.",
+        epilog="TASK is a built-in name (mlp, resnet18, gpt2) or a Python file with `def task() -> rl.Task`.",
     )
     parser.add_argument("--version", action="version", version=f"ridgeline {VERSION}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)

@@ -5,13 +5,16 @@ The best cuts follow from when each gradient is ready and how long each size tak
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
+from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan, cut_buckets
 from ridgeline.simulator.communication import find_table, table_cost
+from ridgeline.simulator.compiled import price_execution
 from ridgeline.simulator.model import setting_of
-from ridgeline.simulator.pieces import bucket_gradients, price_step
+from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.workload import Workload
 
 MOST_GROUPS = 160
@@ -97,7 +100,7 @@ def searched_bucket_bytes(
     Args:
         machine: Tells when gradients are ready and what each size costs.
         workload: The step of one worker.
-        plan: Its workers, threads, precision and accumulation are used.
+        plan: Its workers, threads, execution, precision and accumulation are used.
 
     Raises:
         MachineError: the profile lacks what the step needs.
@@ -107,10 +110,9 @@ def searched_bucket_bytes(
         return None
     setting = setting_of(machine, workload, plan)
     table = find_table(machine, "all_reduce", setting)
-    ready = _ready_seconds(machine, workload, plan)
     sizes, ready_s = _grouped(
         [p.num_bytes for p in gradients],
-        [ready.get(p.ready_op, max(ready.values(), default=0.0)) for p in gradients],
+        _ready_seconds(machine, workload, plan, [p.ready_op for p in gradients]),
     )
     lengths = best_cuts(sizes, ready_s, lambda num_bytes: table_cost(table, num_bytes).seconds)
     limits = []
@@ -125,18 +127,27 @@ def searched_bucket_bytes(
     return tuple(limits) if reproduced == limits else None
 
 
-def _ready_seconds(machine: Machine, workload: Workload, plan: Plan) -> dict[int, float]:
-    """Op of backward to the time at which it is done, from the start of backward."""
+def _ready_seconds(
+    machine: Machine, workload: Workload, plan: Plan, ops: Sequence[int]
+) -> list[float]:
+    """When each of some operators of backward is done, from its start; -1 stands for the end."""
     setting = setting_of(machine, workload, plan)
-    priced = price_step(machine, workload, setting, plan.precision)
+    priced = price_execution(machine, workload, setting, plan.precision, plan.execution)
+    mode = MODES[plan.execution]
+    issues = setting.device == "cuda" and not mode.is_replayed_on("cuda")
     at = 0.0
-    ready = {}
+    ready: list[tuple[int, float]] = []
     for piece in priced.backward:
         part = piece.divided(plan.accumulate)
         # The device waits for launches only when issuing is slower; either way this is the earliest.
-        at += max(part.lane_s, part.host_s) if plan.execution == "eager" else part.lane_s
-        ready[piece.op] = at
-    return ready
+        at += max(part.lane_s, part.host_s) if issues else part.lane_s
+        if piece.op >= 0:
+            ready.append((piece.op, at))
+    if mode.form == "compiled":
+        return [at] * len(ops)
+    # A kernel that was fused stands for several operators; it is done before any operator after it.
+    done = [op for op, _ in ready]
+    return [ready[bisect_right(done, op) - 1][1] if ready and op >= 0 else at for op in ops]
 
 
 def _grouped(sizes: Sequence[int], ready_s: Sequence[float]) -> tuple[list[int], list[float]]:

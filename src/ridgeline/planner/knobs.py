@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ridgeline.errors import MachineError, PlanError
+from ridgeline.execution import MODES, check_alone, check_offered
 from ridgeline.machine import Machine
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Execution, Feed, Plan, Precision, Sync
 from ridgeline.planner.buckets import searched_bucket_bytes
+from ridgeline.simulator.fusion import blocks_of
 from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.workload import Workload
@@ -16,7 +18,12 @@ from ridgeline.workload import Workload
 KNOBS = ("workers", "threads", "execution", "precision", "accumulate", "bucket_bytes", "depth")
 """Every knob of a plan that this release turns, in the order in which they are explained."""
 
-EXECUTIONS: dict[str, tuple[Execution, ...]] = {"cpu": ("eager",), "cuda": ("eager", "graph")}
+EXECUTIONS: dict[str, tuple[Execution, ...]] = {
+    "cpu": ("eager", "compiled", "step-graph", "packaged"),
+    "cuda": ("eager", "graph", "regional+graph", "compiled+graph", "step-graph"),
+}
+"""Modes that are searched. Others can be fixed: on a GPU those without a graph only leave its launches, and
+regions pay on a CPU no less host time than they save."""
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "cpu": ("as-is", "bf16"),
     "cuda": ("as-is", "tf32", "bf16"),
@@ -82,11 +89,15 @@ def make_request(
             )
     device = next(iter(workloads.values())).device
     _check_device(device, checked, allow)
+    execution = checked.get("execution")
+    if execution is not None and MODES[execution].is_one_program:
+        check_alone(execution, min(workloads))
+        workloads = {1: workloads[1]}
     return Request(machine, workloads, device, checked, tuple(allow))
 
 
 def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
-    """Every plan worth simulating, and those ruled out by memory.
+    """Every plan worth simulating, and those ruled out by memory or for lack of blocks to compile.
 
     Raises:
         MachineError: the profile lacks what the bucket search needs.
@@ -95,6 +106,12 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
     pruned: list[Pruned] = []
     for plan in _frames(request):
         workload = request.workloads[plan.workers]
+        is_regional = MODES[plan.execution].form == "regional"
+        if is_regional and "execution" not in request.fixed and not blocks_of(workload):
+            pruned.append(
+                Pruned(plan, "no module path names numbered blocks to compile one by one")
+            )
+            continue
         fitting = _fitting(request, workload, plan)
         if isinstance(fitting, Pruned):
             pruned.append(fitting)
@@ -106,11 +123,17 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
 
 
 def num_changes(plan: Plan) -> int:
-    """Knobs that differ from the plainest plan: one worker, eager, as-is, default buckets and feed."""
+    """What differs from the plainest plan: one worker, eager, as-is, default buckets and feed.
+
+    Compiling, capturing and packaging count apart.
+    """
+    mode = MODES[plan.execution]
     return sum(
         (
             plan.workers > 1,
-            plan.execution != "eager",
+            mode.is_compiled,
+            mode.is_replayed or mode.is_one_program,
+            mode.form == "packaged",
             plan.precision != "as-is",
             plan.accumulate > 1,
             plan.workers > 1 and plan.sync.bucket_bytes != DEFAULT_BUCKET_BYTES,
@@ -144,8 +167,9 @@ def _frames(request: Request) -> Iterator[Plan]:
     for workers in sorted(request.workloads):
         if not _has_room(request, workers):
             continue
+        alone = [e for e in executions if workers == 1 or not MODES[e].is_one_program]
         for threads in _threads(request, workers):
-            for execution in executions:
+            for execution in alone:
                 for precision in precisions:
                     yield Plan(
                         workers=workers,
@@ -206,13 +230,8 @@ def _bucket_choices(request: Request, workload: Workload, plan: Plan) -> list[tu
 
 
 def _check_device(device: str, fixed: Mapping[str, Any], allow: Collection[str]) -> None:
-    execution = fixed.get("execution")
-    if execution is not None and execution not in EXECUTIONS[device]:
-        words = ", ".join(repr(word) for word in EXECUTIONS[device])
-        raise PlanError(
-            f"wanted execution to be one of {words} on {device}, got {execution!r}; this release runs no "
-            "other there"
-        )
+    if "execution" in fixed:
+        check_offered(fixed["execution"], "step", device)
     for name, value in (("precision", fixed.get("precision")), *(("allow", a) for a in allow)):
         if value is not None and value not in PRECISIONS[device]:
             words = ", ".join(repr(word) for word in PRECISIONS[device])

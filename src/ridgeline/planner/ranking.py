@@ -34,8 +34,25 @@ class Candidate(Value, frozen=True, kw_only=True):
 
     @property
     def sample_s(self) -> float:
-        """Seconds per sample, over all workers: what plans are ranked by."""
+        """Seconds per sample, over all workers."""
         return self.step_s / max(self.samples, 1)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds of preparing the first step (compiling, capturing): measured if tried, else expected."""
+        if self.measured is not None and "compile_s" in self.measured.counters:
+            return self.measured.counters["compile_s"]
+        return self.timeline.counters.get("compile_s", 0.0)
+
+    def total_s(self, steps: int) -> float:
+        """Seconds of a run of so many steps, preparation included."""
+        return self.compile_s + steps * self.step_s
+
+    def cost_s(self, steps: int | None) -> float:
+        """Seconds per sample, with its share of the preparation when the steps are known: ranked by this."""
+        if steps is None:
+            return self.sample_s
+        return self.total_s(steps) / (steps * max(self.samples, 1))
 
 
 def ratio(mine: Candidate, other: Candidate) -> float:
@@ -55,7 +72,8 @@ class Ranking(Noun, frozen=True, kw_only=True):
     """The plans that were compared, best first; made by `rl.choose()`.
 
     `error` is the fraction by which predictions may be off: the largest miss of the trials, or what is
-    assumed without any. Differences below it decide nothing.
+    assumed without any. Differences below it decide nothing. With known `steps` the order is that of the
+    whole run: preparing (compiling) plus all steps.
     """
 
     kind: ClassVar[str] = "ranking"
@@ -63,6 +81,7 @@ class Ranking(Noun, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...]
     error: float
     notes: tuple[str, ...] = ()
+    steps: int | None = None
 
     @property
     def best(self) -> Candidate:

@@ -6,7 +6,14 @@ from typing import Any
 from ridgeline import units
 from ridgeline.plan import Alternative, Choice, Origin
 from ridgeline.planner.knobs import INEXACT, KNOBS, value_of
-from ridgeline.planner.ranking import Candidate, ratio
+from ridgeline.planner.preparation import (
+    COMPILED_ERROR,
+    earning_words,
+    is_compiled,
+    preparing_words,
+    sum_words,
+)
+from ridgeline.planner.ranking import Candidate, label, ratio
 
 
 def make_choices(
@@ -14,6 +21,7 @@ def make_choices(
     candidates: Sequence[Candidate],
     fixed: Mapping[str, Any],
     error: float,
+    steps: int | None = None,
 ) -> tuple[Choice, ...]:
     """One choice a knob, in the order of `KNOBS`.
 
@@ -22,8 +30,55 @@ def make_choices(
         candidates: All that were compared.
         fixed: Knobs that the user set.
         error: Fraction below which differences decide nothing.
+        steps: Steps of the run, if known: then whole runs are compared.
     """
-    return tuple(_choice(knob, best, candidates, fixed, error) for knob in KNOBS)
+    return tuple(_choice(knob, best, candidates, fixed, error, steps) for knob in KNOBS)
+
+
+def why(
+    candidate: Candidate,
+    best: Candidate,
+    fastest: Candidate,
+    margin: float,
+    candidates: Sequence[Candidate],
+    steps: int | None = None,
+) -> str:
+    """Why a candidate stands where it stands, in a sentence.
+
+    Args:
+        candidate: The candidate in question.
+        best: The chosen one.
+        fastest: The one with the least time, which differs where a simpler plan is as good.
+        margin: Fraction below which differences decide nothing.
+        candidates: All that were compared.
+        steps: Steps of the run, if known: then it says `total = compile + steps x step`.
+    """
+    if candidate.failure:
+        return f"failed when tried: {candidate.failure}"
+    how = "measured" if candidate.measured else "predicted"
+    run = _run_words(candidate, candidates, steps)
+    if candidate is best and best is fastest:
+        return f"the fastest {how}: {units.seconds(best.step_s)} a step{run}"
+    if candidate is best:
+        gain = 1.0 - fastest.cost_s(steps) / best.cost_s(steps)
+        return (
+            f"{how} {units.seconds(best.step_s)} a step{run}; {label(fastest.plan)} would be "
+            f"{units.percent(gain)} faster, which is within the uncertainty of {units.percent(margin)}, so "
+            "the simpler plan is kept"
+        )
+    times = units.digits3(ratio(candidate, best))
+    if candidate.measured is None and best.measured is not None:
+        return f"not tried; predicted {times} x the time per sample of the chosen plan{run}"
+    return f"{how} {times} x the time per sample of the chosen plan{run}"
+
+
+def _run_words(candidate: Candidate, candidates: Sequence[Candidate], steps: int | None) -> str:
+    """What the whole run takes, or what preparing costs when its length is unknown."""
+    if steps is None:
+        words = preparing_words(candidate, candidates)
+        return f"; {words}" if words else ""
+    earned = earning_words(candidate, candidates)
+    return f"; the run takes {sum_words(candidate, steps)}{f', {earned}' if earned else ''}"
 
 
 def _choice(
@@ -32,6 +87,7 @@ def _choice(
     candidates: Sequence[Candidate],
     fixed: Mapping[str, Any],
     error: float,
+    steps: int | None,
 ) -> Choice:
     value = value_of(best.plan, knob)
     others: dict[str, Candidate] = {}
@@ -40,9 +96,9 @@ def _choice(
         if other == value or candidate.failure or not _is_comparable(knob, best, candidate):
             continue
         known = others.get(other)
-        if known is None or candidate.sample_s < known.sample_s:
+        if known is None or candidate.cost_s(steps) < known.cost_s(steps):
             others[other] = candidate
-    ordered = sorted(others.items(), key=lambda item: item[1].sample_s)
+    ordered = sorted(others.items(), key=lambda item: item[1].cost_s(steps))
     alternatives = tuple(
         Alternative(value=text, step_s=c.step_s, is_measured=c.measured is not None)
         for text, c in ordered
@@ -51,7 +107,7 @@ def _choice(
     if knob in fixed:
         origin, reason = "user", "set by the user"
     elif ordered:
-        origin, reason = "search", _compared(best, ordered[0][1], ordered[0][0], error)
+        origin, reason = "search", _compared(best, ordered[0][1], ordered[0][0], error, steps)
     else:
         reason = _default_reason(knob, best)
         if knob == "accumulate" and best.plan.accumulate > 1:
@@ -66,16 +122,28 @@ def _is_comparable(knob: str, best: Candidate, other: Candidate) -> bool:
     return (best.plan.workers, best.plan.execution) == (other.plan.workers, other.plan.execution)
 
 
-def _compared(best: Candidate, other: Candidate, value: str, error: float) -> str:
+def _compared(
+    best: Candidate, other: Candidate, value: str, error: float, steps: int | None
+) -> str:
     """How the best plan with another value compares."""
     how = "measured" if best.measured and other.measured else "predicted"
     times = ratio(other, best)
     short = value if len(value) <= 40 else f"{value[:37]}..."
+    if steps is not None and (best.compile_s or other.compile_s):
+        return (
+            f"over {steps} steps this takes {sum_words(best, steps)}, the best plan with {short} "
+            f"{sum_words(other, steps)}"
+        )
     if times > 1.0 + error:
         return f"{how} {units.digits3(times)} x as fast as the best plan with {short}"
     if times < 1.0:
+        if how == "predicted" and is_compiled(other.plan):
+            error = max(error, COMPILED_ERROR)
+        gain = units.percent(1 - times)
+        if best.measured and not other.measured:
+            return f"the best plan with {short} is predicted {gain} faster, but was not tried"
         return (
-            f"the best plan with {short} is {how} {units.percent(1 - times)} faster, which is within the "
+            f"the best plan with {short} is {how} {gain} faster, which is within the "
             f"uncertainty of {units.percent(error)}: the simpler plan is kept"
         )
     return (
@@ -95,7 +163,7 @@ def _default_reason(knob: str, best: Candidate) -> str:
         "threads": "an equal share of the cores for every worker"
         if plan.threads
         else "left as it is: the GPU computes",
-        "execution": "the only mode that this release runs on this device",
+        "execution": "no other mode was compared",
         "precision": "exact: nothing that changes the maths was allowed "
         f"(possible: {', '.join(INEXACT)})",
         "bucket_bytes": "no gradients are exchanged"

@@ -15,25 +15,22 @@ from ridgeline.planner.knobs import (
     make_request,
     num_changes,
 )
-from ridgeline.planner.ranking import Candidate, Ranking, label, ratio
-from ridgeline.planner.reasons import make_choices
+from ridgeline.planner.preparation import COMPILED_ERROR, compile_budget_s, is_compiled
+from ridgeline.planner.ranking import Candidate, Ranking, label
+from ridgeline.planner.reasons import make_choices, why
+from ridgeline.planner.trials import (
+    ASSUMED_ERROR,
+    MOST_TRIAL_SHARE,
+    left_untried,
+    num_tries,
+    pick_trials,
+)
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import step_spread, verify
 from ridgeline.workload import Workload
 
 Trial = Callable[[Plan], Timeline]
-
-ASSUMED_ERROR = 0.05
-"""Fraction by which a prediction is taken to be off when no trial has told.
-
-Source: assumed; the median that simulators calibrated on the same machine reach.
-"""
-SAME_PLAN_MARGIN = 0.02
-"""Plans alike but for their buckets are both tried only when predicted to differ by more than this."""
-STEPS_PER_TRIAL = 15
-MOST_TRIAL_SHARE = 0.25
-"""Trials may take this share of a run whose number of steps is known."""
 
 
 def choose(
@@ -57,84 +54,46 @@ def choose(
         fixed: Knobs that the user sets: `workers`, `threads`, `execution`, `precision`, `accumulate`,
             `bucket_bytes`, `depth`.
         allow: Changes of the maths that may be chosen: `tf32`, `bf16`. Nothing inexact is otherwise.
-        steps: Steps of the run, if known: trials are limited to a quarter of it.
+        steps: Steps of the run, if known: then the whole run counts, preparation (compiling) included, and
+            trials are limited to a quarter of it. Otherwise preparation is stated but not weighed.
         trial: Runs a plan for some steps and returns the measured timeline; None ranks by prediction.
         tries: Most trials.
 
     Returns:
         All plans that were simulated: those tried first, by measured time per sample; then the others by
-        prediction; failed ones last. A plan that is faster by less than the uncertainty does not
-        displace a simpler one.
+        prediction; failed ones last. With known `steps`, by the time of the whole run. A plan that is
+        faster by less than the uncertainty does not displace a simpler one.
 
     Raises:
         PlanError: a fixed knob is unknown or impossible, no plan fits in memory, or every trial failed
             that the user's knobs leave.
         MachineError: the profile lacks what every plan needs.
 
-    Cost: Simulations take milliseconds each; trials run the step for real.
+    Cost: Simulations take milliseconds each; trials run the step for real, and compile it first where a
+        quarter of a run of known length pays for that; of unknown length, two minutes of expected compiling
+        on a GPU and none on a CPU.
     """
     request = make_request(machine, workload, world_size, fixed or {}, allow)
     plans, pruned = enumerate_plans(request)
     if not plans:
         raise _nothing_fits(pruned, request)
-    candidates, notes = _simulated(request, plans)
+    candidates, notes = _simulated(request, plans, steps)
     notes += [f"left out: {label(p.plan)}: {p.reason}" for p in pruned]
     error = ASSUMED_ERROR
     if trial is not None and candidates:
-        picked = pick_trials(candidates, _num_tries(tries, steps))
+        budget_s = compile_budget_s(
+            candidates, steps, device=request.device, share=MOST_TRIAL_SHARE
+        )
+        picked = pick_trials(candidates, num_tries(tries, steps), steps=steps, budget_s=budget_s)
+        notes += left_untried(candidates, picked, budget_s)
         candidates, error = _tried(candidates, picked, trial)
-    return _ranked(request, candidates, error, notes)
+    return _ranked(request, candidates, error, notes, steps)
 
 
-def pick_trials(candidates: Sequence[Candidate], tries: int) -> tuple[int, ...]:
-    """Indices of the candidates worth a trial.
-
-    First the best of every kind (plans alike but for their buckets are of one kind), the simplest among
-    those that are predicted to take equal time; then others of a kind that differ noticeably.
-
-    Args:
-        candidates: Best first.
-        tries: Most of them.
-    """
-    kinds: dict[int, list[int]] = {}
-    for index, candidate in enumerate(candidates):
-        kind = next((k for k in kinds if _is_same_kind(candidates[k], candidate)), index)
-        kinds.setdefault(kind, []).append(index)
-    first = [
-        _simplest([i for i in g if _is_equal(candidates, i, k)], candidates)
-        for k, g in kinds.items()
-    ]
-    picked = first[:tries]
-    for index in range(len(candidates)):
-        if len(picked) < tries and not any(
-            _is_same_kind(candidates[index], candidates[i]) and _is_equal(candidates, index, i)
-            for i in picked
-        ):
-            picked.append(index)
-    return tuple(sorted(picked))
-
-
-def _is_same_kind(mine: Candidate, other: Candidate) -> bool:
-    return msgspec.structs.replace(mine.plan, sync=other.plan.sync) == other.plan
-
-
-def _is_equal(candidates: Sequence[Candidate], mine: int, other: int) -> bool:
-    slower, faster = sorted((candidates[mine].sample_s, candidates[other].sample_s), reverse=True)
-    return slower <= faster * (1.0 + SAME_PLAN_MARGIN)
-
-
-def _simplest(indices: Sequence[int], candidates: Sequence[Candidate]) -> int:
-    return min(indices, key=lambda i: (num_changes(candidates[i].plan), candidates[i].sample_s))
-
-
-def _num_tries(tries: int, steps: int | None) -> int:
-    if steps is None:
-        return tries
-    return min(tries, int(MOST_TRIAL_SHARE * steps / STEPS_PER_TRIAL))
-
-
-def _simulated(request: Request, plans: Sequence[Plan]) -> tuple[list[Candidate], list[str]]:
-    """Candidates by predicted time per sample, and what could not be predicted."""
+def _simulated(
+    request: Request, plans: Sequence[Plan], steps: int | None
+) -> tuple[list[Candidate], list[str]]:
+    """Candidates by predicted cost per sample, and what could not be predicted."""
     found: list[Candidate] = []
     notes: list[str] = []
     errors: list[MachineError] = []
@@ -150,7 +109,7 @@ def _simulated(request: Request, plans: Sequence[Plan]) -> tuple[list[Candidate]
         found.append(Candidate(plan=plan, timeline=timeline, why="", samples=samples))
     if not found:
         raise errors[0]
-    return sorted(found, key=lambda c: (c.sample_s, num_changes(c.plan))), notes
+    return sorted(found, key=lambda c: (c.cost_s(steps), num_changes(c.plan))), notes
 
 
 def _tried(
@@ -174,13 +133,22 @@ def _tried(
 
 
 def _ranked(
-    request: Request, candidates: Sequence[Candidate], error: float, notes: Sequence[str]
+    request: Request,
+    candidates: Sequence[Candidate],
+    error: float,
+    notes: Sequence[str],
+    steps: int | None,
 ) -> Ranking:
     usable = sorted(
         (c for c in candidates if not c.failure),
-        key=lambda c: (c.measured is None, c.sample_s, num_changes(c.plan)),
+        key=lambda c: (c.measured is None, c.cost_s(steps), num_changes(c.plan)),
     )
     failed = [c for c in candidates if c.failure]
+    doubtful: list[Candidate] = []
+    if failed and not any(c.measured for c in usable):
+        # What compiles rests on the plain step as well: where nothing ran, it is no way out.
+        doubtful = [c for c in usable if is_compiled(c.plan)]
+        usable = [c for c in usable if not is_compiled(c.plan)]
     if not usable:
         raise PlanError(
             f"wanted a plan that runs, got {len(failed)} that failed; the first, "
@@ -192,42 +160,40 @@ def _ranked(
     if fastest.measured is not None:
         # Measured against measured, only the noise of the measurements is in doubt.
         margin = max(step_spread(c.measured) for c in rivals if c.measured)
-    close = [c for c in rivals if c.sample_s <= fastest.sample_s * (1.0 + margin)]
-    best = min(close, key=lambda c: (num_changes(c.plan), c.sample_s))
-    order = [best, *(c for c in usable if c is not best), *failed]
+    elif is_compiled(fastest.plan):
+        margin = max(margin, COMPILED_ERROR)
+    close = [c for c in rivals if c.cost_s(steps) <= fastest.cost_s(steps) * (1.0 + margin)]
+    best = min(close, key=lambda c: (num_changes(c.plan), c.cost_s(steps)))
+    order = [best, *(c for c in usable if c is not best), *doubtful, *failed]
     workload = request.workloads[best.plan.workers]
     plan = msgspec.structs.replace(
-        best.plan, choices=make_choices(best, order, request.fixed, margin)
+        best.plan, choices=make_choices(best, order, request.fixed, margin, steps)
     )
-    explained = [msgspec.structs.replace(c, why=_why(c, best, fastest, margin)) for c in order]
+    explained = [
+        msgspec.structs.replace(c, why=why(c, best, fastest, margin, order, steps)) for c in order
+    ]
     explained[0] = msgspec.structs.replace(
         explained[0], plan=plan, timeline=simulate(request.machine, workload, best.plan)
     )
-    assumed = [note for c in order for note in c.timeline.notes]
     return Ranking(
         candidates=tuple(explained),
         error=error,
-        notes=tuple(dict.fromkeys((*notes, *assumed))),
+        notes=tuple(dict.fromkeys((*notes, *_assumed(best, order)))),
+        steps=steps,
     )
 
 
-def _why(candidate: Candidate, best: Candidate, fastest: Candidate, margin: float) -> str:
-    if candidate.failure:
-        return f"failed when tried: {candidate.failure}"
-    how = "measured" if candidate.measured else "predicted"
-    if candidate is best:
-        if best is fastest:
-            return f"the fastest {how}: {units.seconds(best.step_s)} a step"
-        gain = 1.0 - fastest.sample_s / best.sample_s
-        return (
-            f"{how} {units.seconds(best.step_s)} a step; {label(fastest.plan)} would be "
-            f"{units.percent(gain)} faster, which is within the uncertainty of {units.percent(margin)}, so "
-            "the simpler plan is kept"
+def _assumed(best: Candidate, order: Sequence[Candidate]) -> list[str]:
+    """What the predictions assumed; of modes that compile in full only for the chosen one."""
+    notes = [
+        note for c in order if c is best or not is_compiled(c.plan) for note in c.timeline.notes
+    ]
+    if any(is_compiled(c.plan) and c.measured is None and not c.failure for c in order):
+        notes.append(
+            "what compiling does is assumed (kernels as fast as their bytes): untried modes that compile are "
+            f"taken to be right within {units.percent(COMPILED_ERROR)} only"
         )
-    times = units.digits3(ratio(candidate, best))
-    if candidate.measured is None and best.measured is not None:
-        return f"not tried; predicted {times} x the time per sample of the chosen plan"
-    return f"{how} {times} x the time per sample of the chosen plan"
+    return notes
 
 
 def _nothing_fits(pruned: Sequence[Pruned], request: Request) -> PlanError:

@@ -13,6 +13,7 @@ MOST_DETAILS = 1500
 
 KINDS = {
     "input": ("Input", "@input"),
+    "step": ("Whole step as one program", "@forward"),
     "forward": ("Forward", "@forward"),
     "backward": ("Backward", "@backward"),
     "wait": ("Exposed communication", "@wait"),

@@ -72,22 +72,34 @@ def operator_figures(group: OpGroup) -> tuple[str, ...]:
 def times_from_timeline(workload: Workload, timeline: Timeline) -> dict[int, OpTime]:
     """Op index to its time, from the operator spans that a predicted timeline carries.
 
-    The spans name their operator by the attribute `op` (index into `workload.ops`). Spans of one
-    operator are summed, as several micro-batches repeat it, and divided by their number.
+    The spans name their operator by the attribute `op` (index into `workload.ops`), those of fused
+    operators all of them by `ops`, and are shared out by the bytes that each would move alone. Spans of
+    one operator are summed, as several micro-batches repeat it, and divided by their number.
     """
-    spans: dict[int, list[Span]] = {}
+    spans: dict[int, list[tuple[Span, float]]] = {}
     for span in timeline.spans:
-        index = span.attributes.get("op")
-        if span.detail and isinstance(index, int) and 0 <= index < len(workload.ops):
-            spans.setdefault(index, []).append(span)
+        for index, share in _shares(workload, span) if span.detail else ():
+            spans.setdefault(index, []).append((span, share))
     return {
         index: OpTime(
-            seconds=sum(s.duration_ns for s in found) * 1e-9 / len(found),
-            bound=str(found[0].attributes.get("bound", "")),
-            source=str(found[0].attributes.get("source", "")),
+            seconds=sum(s.duration_ns * share for s, share in found) * 1e-9 / len(found),
+            bound=str(found[0][0].attributes.get("bound", "")),
+            source=str(found[0][0].attributes.get("source", "")),
         )
         for index, found in spans.items()
     }
+
+
+def _shares(workload: Workload, span: Span) -> list[tuple[int, float]]:
+    """The operators that a span stands for, with the share of it that each gets."""
+    index, fused = span.attributes.get("op"), span.attributes.get("ops", "")
+    members = [index] if isinstance(index, int) else [int(word) for word in str(fused).split()]
+    members = [i for i in members if 0 <= i < len(workload.ops)]
+    moved = [workload.ops[i].bytes_moved for i in members]
+    total = sum(moved)
+    if not total:
+        return [(i, 1.0 / len(members)) for i in members]
+    return [(i, size / total) for i, size in zip(members, moved, strict=True)]
 
 
 def times_on_machine(workload: Workload, machine: Machine, setting: Setting) -> dict[int, OpTime]:

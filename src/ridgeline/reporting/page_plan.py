@@ -48,6 +48,12 @@ def plan_reading(ranking: Ranking) -> str:
     if not rivals:
         return f"{text}; no other was allowed or possible."
     rival = rivals[0]
+    if ranking.steps is not None and (best.compile_s or rival.compile_s):
+        mine, other = (units.seconds(c.total_s(ranking.steps)) for c in (best, rival))
+        return (
+            f"{text}; over {ranking.steps} steps, compiling included, the chosen one takes {mine} and the "
+            f"next {other}."
+        )
     how = "measured" if best.measured is not None and rival.measured is not None else "predicted"
     mine, other = (_sample_ns(candidate, how) for candidate in (best, rival))
     gap = other / mine - 1 if mine else 0.0
@@ -75,6 +81,9 @@ def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
         scale = max(candidate.samples, 1) * longest
         measured = candidate.measured
         remark = f"ran {units.nanoseconds(measured.step_ns)}" if measured else ""
+        if candidate.compile_s:
+            prepared = f"{units.seconds(candidate.compile_s)} to prepare"
+            remark = f"{remark}, {prepared}" if remark else prepared
         rows.append(
             Bar(
                 name=plan_label(candidate.plan)
@@ -105,6 +114,8 @@ def _measured_ns(candidate: Candidate) -> int:
 def _legend(ranking: Ranking) -> Markup | None:
     hidden = len(ranking.candidates) - MOST_PLANS
     parts = ["Bar: predicted step."]
+    if any(candidate.compile_s for candidate in ranking.candidates):
+        parts.append("To prepare: compiling and capturing before the first step, not in the bar.")
     if any(candidate.measured is not None for candidate in ranking.candidates):
         parts.append("Tick: measured step of the plans that were tried.")
     if hidden > 0:

@@ -27,6 +27,7 @@ _PART_STYLES = {
 }
 _STYLES = {
     "input": "white",
+    "step": "blue",
     "forward": "blue",
     "backward": "cyan",
     "wait": "red",
@@ -37,6 +38,7 @@ _STYLES = {
 }
 _LETTERS = {
     "input": "i",
+    "step": "S",
     "forward": "F",
     "backward": "B",
     "wait": "w",

@@ -15,6 +15,9 @@ from ridgeline.errors import PlanError
 
 Settings = tuple[tuple[str, Any], ...]
 
+NOT_FUSED_ON_GPU = ("Adagrad",)
+"""Optimizers with a fused form for CPUs alone. Source: torch/optim/adagrad.py, releases 2.11 to 2.13."""
+
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
     """Change the settings of `optimizer` so that its step can be captured; what was changed.
@@ -55,7 +58,7 @@ def _choose_form(group: dict[str, Any], optimizer: str) -> str:
         PlanError: there is none.
     """
     is_capturable = "capturable" in group
-    has_fused = "fused" in group and _fits_fused(group)
+    has_fused = "fused" in group and _fits_fused(group, optimizer)
     if not is_capturable and not has_fused:
         raise PlanError(
             f"wanted an optimizer that can be captured, got {optimizer} whose step has neither a "
@@ -70,8 +73,11 @@ def _choose_form(group: dict[str, Any], optimizer: str) -> str:
     return " and ".join(names)
 
 
-def _fits_fused(group: dict[str, Any]) -> bool:
-    return all(p.is_floating_point() for p in group["params"]) and not group.get("differentiable")
+def _fits_fused(group: dict[str, Any], optimizer: str) -> bool:
+    parameters = group["params"]
+    if optimizer in NOT_FUSED_ON_GPU and any(p.device.type == "cuda" for p in parameters):
+        return False
+    return all(p.is_floating_point() for p in parameters) and not group.get("differentiable")
 
 
 def _has_double(group: dict[str, Any]) -> bool:

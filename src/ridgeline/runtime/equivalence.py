@@ -32,6 +32,10 @@ NARROW_TOLERANCE = 0.25
 ROUNDING_FACTOR = 1.5
 """Under 16-bit autocast a compiled step may be this much further from the float32 step than the eager one
 is: fused kernels round at other places, neither less nor more often on purpose."""
+SENSITIVITY_FACTOR = 4.0
+"""A step may differ by this multiple of what a change of the parameters' last bit does to the eager step:
+gradients that are nothing but rounding (a bias before batch norm) grow to whole steps under Adam."""
+LAST_BIT = 2.0**-22
 _SEED = 20_000
 
 Step = Callable[[], Tensor]
@@ -63,8 +67,8 @@ def check_replay(
     Raises:
         EquivalenceError: they differ by more than the tolerance.
 
-    Cost: Six steps (nine when compiled in 16 bits) and three copies of parameters, buffers and optimizer
-    state.
+    Cost: Six steps (nine when compiled in 16 bits, or where rounding may explain a difference) and
+    three copies of parameters, buffers and optimizer state.
     """
     originals = [tensor.clone() for tensor in inputs]
     start = Snapshot(body.model, body.optimizer)
@@ -78,19 +82,18 @@ def check_replay(
         for tensor, original in zip(inputs, originals, strict=True):
             tensor.copy_(original)
         start.restore()
-    worst = largest_of_workers(max(gap.size for gap in gaps), world)
-    excess = largest_of_workers(max(gap.size - gap.allowed for gap in gaps), world)
-    if not excess <= 0.0:
+    widest = max(gaps, key=lambda gap: gap.size / gap.allowed)
+    worst = largest_of_workers(widest.size, world)
+    if largest_of_workers(widest.size / widest.allowed, world) > 1.0:
         raise EquivalenceError(
             f"wanted execution={body.plan.execution!r} to equal the eager step within "
-            f"{gaps[0].allowed:.2g} of the update, got a difference of {worst:.3g} over {len(gaps)} "
+            f"{widest.allowed:.2g} of the update, got a difference of {worst:.3g} over {len(gaps)} "
             "perturbed steps; something in the step is baked in (a Python number, host randomness): use "
             "execution='eager'"
         )
-    reference = gaps[0].reference
     notes.append(
-        f"{body.plan.execution} equals {reference} within {worst:.1e} of the update ({len(gaps)} steps; "
-        "inputs, parameters, learning rate and random state perturbed)"
+        f"{body.plan.execution} equals {widest.reference} within {worst:.1e} of the update "
+        f"({len(gaps)} steps; inputs, parameters, learning rate and random state perturbed)"
     )
 
 
@@ -121,6 +124,10 @@ class _Trial(NamedTuple):
         narrow = any(p.dtype.itemsize <= 2 for p in self.body.model.parameters())
         allowed = NARROW_TOLERANCE if narrow else TOLERANCE
         size = _difference(before, eager, got)
+        if size > allowed and not narrow:
+            nudged = self._run_nudged(shift)
+            allowed = max(allowed, SENSITIVITY_FACTOR * _difference(before, eager, nudged))
+            allowed = min(allowed, NARROW_TOLERANCE)
         if not self._may_round_elsewhere():
             return _Gap(size, allowed, "the eager step")
         with self.body.as_written(precision="as-is"):
@@ -144,10 +151,15 @@ class _Trial(NamedTuple):
         torch.cuda.current_stream().wait_stream(self.stream)
         return loss
 
-    def _run(self, step: Step, shift: int) -> "_Outcome":
+    def _run_nudged(self, shift: int) -> "_Outcome":
+        """The eager step from parameters that differ in their last bit."""
+        with self.body.as_written():
+            return self._run(self._eager, shift, nudge=1.0 + LAST_BIT)
+
+    def _run(self, step: Step, shift: int, *, nudge: float = 1.0) -> "_Outcome":
         """Loss and parameters after one step from the perturbed start."""
         factor = LEARNING_RATE_FACTORS[shift]
-        _perturbed_parameters(self.body, self.start, shift)
+        _perturbed_parameters(self.body, self.start, shift, nudge=nudge)
         torch.manual_seed(_SEED + shift)
         self.rates.scale(factor)
         loss = float(step())
@@ -169,16 +181,17 @@ def _perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift
         tensor.copy_(changed)
 
 
-def _perturbed_parameters(body: StepBody, start: Snapshot, shift: int) -> list[Tensor]:
+def _perturbed_parameters(
+    body: StepBody, start: Snapshot, shift: int, *, nudge: float = 1.0
+) -> list[Tensor]:
     start.restore(keep_settings=True)
-    before = _parameters(body)
-    if PARAMETER_FACTORS[shift] != 1.0:
+    factor = PARAMETER_FACTORS[shift] * nudge
+    if factor != 1.0:
         with torch.no_grad():
             for parameter in body.model.parameters():
                 if parameter.is_floating_point() and parameter.requires_grad:
-                    parameter.mul_(PARAMETER_FACTORS[shift])
-        before = _parameters(body)
-    return before
+                    parameter.mul_(factor)
+    return _parameters(body)
 
 
 def _parameters(body: StepBody) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
+from ridgeline.execution import MODES, check_alone, check_offered
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
@@ -22,7 +23,6 @@ from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.checked import CheckedRunner
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.lanes import StreamLane, WorkLane
-from ridgeline.runtime.hybrid.modes import MODES, check_offered
 from ridgeline.runtime.recorder import DeviceClock, HostClock, Recorder
 from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.same_model import check_same_model
@@ -165,6 +165,29 @@ class TrainStep:
         """
         return self.recorder.timeline(self.name, self.world.size, self.notes)
 
+    def save(self, path: str | Path, batch: Any) -> Path:
+        """Write the whole step as a program with its state; `rl.load(path)` goes on training elsewhere.
+
+        Args:
+            path: The file; must end in `.pt2`.
+            batch: An example: the program serves batches of its shape.
+
+        Raises:
+            PlanError: there are several workers, or the optimizer has no state yet (run a step first).
+            CaptureError: the step cannot be written as one program, or not compiled.
+            PackageError: it could not be written.
+
+        Cost: Compiles, seconds to minutes, unless the plan's execution is `packaged`.
+        """
+        from ridgeline.runtime.hybrid.step_graph import StepGraphRunner
+        from ridgeline.runtime.hybrid.step_package import save_step
+        from ridgeline.runtime.hybrid.step_program import trace_body
+
+        check_alone("packaged", self.world.size)
+        if isinstance(self._runner, StepGraphRunner) and self._runner.is_prepared:
+            return self._runner.save(path)
+        return save_step(path, trace_body(self._body, batches.to_device(batch, self.world.device)))
+
     def close(self) -> None:
         """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice."""
         self._runner.close()
@@ -259,12 +282,7 @@ def check_supported(plan: Plan, world: World) -> None:
             f"them with `torchrun --nproc-per-node {plan.workers}` or make a plan for {world.size}"
         )
     check_offered(plan.execution, "step", world.kind)
-    if plan.execution in ("step-graph", "packaged") and world.size > 1:
-        raise PlanError(
-            f"wanted a worker alone for execution={plan.execution!r}, got workers={world.size} in the plan; "
-            "its one program has no room for the synchronisation of gradients: use 'compiled' or "
-            "'regional', on GPUs with '+graph'"
-        )
+    check_alone(plan.execution, world.size)
     if plan.precision == "tf32" and world.device.type != "cuda":
         raise PlanError(
             "wanted a CUDA device for precision='tf32', got cpu; use precision='as-is' there"

@@ -162,6 +162,14 @@ class Prices:
         limit, _ = self._byte_limit(_BYTE_LIMITS)
         return num_bytes / limit.at(num_bytes) if num_bytes else 0.0
 
+    def least_copy_seconds(self, num_bytes: float) -> float:
+        """Seconds to read and write `num_bytes` in all at the best measured bandwidth.
+
+        Raises:
+            MachineError: no ceiling in bytes per second was measured.
+        """
+        return num_bytes / self._byte_limit(_BYTE_LIMITS)[1]
+
     def op(self, op: Op) -> Cost:
         """What `op` costs; see `op_seconds`."""
         # The phase and the counted work tell apart equal calls that are priced differently.

@@ -13,11 +13,19 @@ A frame reads and writes variables and runs on one lane; frames on one lane run 
     wait               compute        exposed communication: computing is done, gradients are not
     optimizer          compute        clipping and the optimizer
 
-A worker alone has `backward` undivided and neither communication nor `wait`.
+A worker alone has `backward` undivided and neither communication nor `wait`. Where the whole step is one
+program (`step-graph`, `packaged`) there is only `input` and
+
+    step               compute        forward, backward and optimizer of all micro-batches
 """
 
 from ridgeline.codec import Value
+from ridgeline.execution import MODES, check_alone
+from ridgeline.plan import Execution
 from ridgeline.timeline import Lane
+
+WHOLE_STEP = "step"
+"""The frame of a step that is one program: nothing inside it can be told apart."""
 
 
 class Frame(Value, frozen=True, kw_only=True):
@@ -30,7 +38,12 @@ class Frame(Value, frozen=True, kw_only=True):
 
 
 def step_frames(
-    *, workers: int, num_buckets: int, accumulate: int = 1, has_buffers: bool = False
+    *,
+    workers: int,
+    num_buckets: int,
+    accumulate: int = 1,
+    has_buffers: bool = False,
+    execution: Execution = "eager",
 ) -> tuple[Frame, ...]:
     """The frames of one step in the order in which the host issues them.
 
@@ -39,8 +52,21 @@ def step_frames(
         num_buckets: Gradient buckets; ignored for one worker.
         accumulate: Micro-batches per step.
         has_buffers: Whether the model has buffers that must follow worker 0.
+        execution: How the step runs; one program is one frame.
+
+    Raises:
+        PlanError: several workers, and a step that is one program.
     """
     frames = [Frame(name="input", lane="host", writes=("batch",))]
+    if MODES[execution].is_one_program:
+        check_alone(execution, workers)
+        whole = Frame(
+            name=WHOLE_STEP,
+            lane="compute",
+            reads=("batch",),
+            writes=("gradients", "buffers", "parameters"),
+        )
+        return (*frames, whole)
     frames += [
         Frame(
             name=f"micro/{index}",
@@ -66,6 +92,13 @@ def step_frames(
             Frame(name="optimizer", lane="compute", reads=("gradients",), writes=("parameters",))
         )
         return tuple(frames)
+    frames += _synchronised(num_buckets, has_buffers=has_buffers)
+    return tuple(frames)
+
+
+def _synchronised(num_buckets: int, *, has_buffers: bool) -> list[Frame]:
+    """What follows forward on one of several workers: backward beside the collectives, and the optimizer."""
+    frames: list[Frame] = []
     buckets = tuple(f"bucket/{index}" for index in range(num_buckets))
     if has_buffers:
         frames.append(Frame(name="broadcast_buffers", lane="communication", writes=("buffers",)))
@@ -92,4 +125,4 @@ def step_frames(
     frames.append(
         Frame(name="optimizer", lane="compute", reads=synchronised, writes=("parameters",))
     )
-    return tuple(frames)
+    return frames

@@ -9,25 +9,30 @@ from typing import NamedTuple
 
 import msgspec
 
-from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.errors import WorkloadError
+from ridgeline.execution import MODES, check_alone, check_offered
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.simulator.communication import find_table, table_cost
+from ridgeline.simulator.compiled import price_execution
 from ridgeline.simulator.costs import prices
-from ridgeline.simulator.frames import Frame, step_frames
+from ridgeline.simulator.frames import WHOLE_STEP, Frame, step_frames
 from ridgeline.simulator.pieces import (
     BucketCut,
     Piece,
+    PricedStep,
     copy_pieces,
     cut_workload,
-    price_step,
 )
 from ridgeline.simulator.settings import nearest_setting
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
-EXECUTIONS = ("eager", "graph")
-"""Execution modes that the simulator knows."""
+GRADIENTS_AT_END = (
+    "assumed: a compiled backward hands out its gradients only at its end, so that no communication hides "
+    "behind it"
+)
+"""Source: autograd sees one node for the whole compiled backward, and runs its hooks when that is done."""
 
 
 class StepModel(NamedTuple):
@@ -64,11 +69,12 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
 
     Raises:
         MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
-        PlanError: the plan asks for an execution mode that is not modelled, or for graphs on a CPU.
+        PlanError: the plan's execution is not offered for steps on the workload's device, or is one program
+            for several workers.
         WorkloadError: the workload has no operators.
     """
     _check(workload, plan, setting)
-    priced = price_step(machine, workload, setting, plan.precision)
+    priced = price_execution(machine, workload, setting, plan.precision, plan.execution)
     cuts = cut_workload(workload, plan.sync.bucket_bytes) if plan.workers > 1 else ()
     has_buffers = workload.buffer_bytes > 0
     frames = step_frames(
@@ -76,35 +82,50 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
         num_buckets=len(cuts),
         accumulate=plan.accumulate,
         has_buffers=has_buffers,
+        execution=plan.execution,
     )
-    forward = tuple(p.divided(plan.accumulate) for p in priced.forward)
-    backward = tuple(p.divided(plan.accumulate) for p in priced.backward)
-    pieces: dict[str, tuple[Piece, ...]] = {
-        f"micro/{index}": forward + backward for index in range(plan.accumulate - 1)
-    }
-    pieces["forward"] = forward
-    pieces["optimizer"] = priced.optimizer
-    if plan.workers == 1:
-        pieces["backward"] = backward
-    else:
-        copies = [
-            copy_pieces(machine, setting, plan.precision, cut, number)
-            for number, cut in enumerate(cuts)
-        ]
-        pieces |= segments(backward, cuts, copies)
     notes = list(priced.notes)
+    pieces = _held(machine, plan, setting, priced, cuts)
+    if cuts and MODES[plan.execution].form == "compiled":
+        notes.append(GRADIENTS_AT_END)
     communication_s: dict[str, float] = {}
     if plan.workers > 1:
         communication_s = _communication(machine, workload, setting, cuts, has_buffers, notes)
     slowdown = _slowdown(machine, setting, notes) if plan.workers > 1 else {}
     gap_s = replay_s = 0.0
-    if plan.execution == "graph":
+    if MODES[plan.execution].is_replayed_on(setting.device):
         list_ = prices(machine, setting, plan.precision)
         gap_s, replay_s = list_.dispatch("graph_kernel"), list_.dispatch("graph_replay")
         notes += list_.notes
     return StepModel(
         frames, pieces, communication_s, slowdown, gap_s, replay_s, tuple(dict.fromkeys(notes))
     )
+
+
+def _held(
+    machine: Machine,
+    plan: Plan,
+    setting: Setting,
+    priced: PricedStep,
+    cuts: Sequence[BucketCut],
+) -> dict[str, tuple[Piece, ...]]:
+    """The pieces of every frame that computes."""
+    forward = tuple(p.divided(plan.accumulate) for p in priced.forward)
+    backward = tuple(p.divided(plan.accumulate) for p in priced.backward)
+    mode = MODES[plan.execution]
+    if mode.is_one_program:
+        return {WHOLE_STEP: (forward + backward) * plan.accumulate + priced.optimizer}
+    pieces = {f"micro/{index}": forward + backward for index in range(plan.accumulate - 1)}
+    pieces |= {"forward": forward, "optimizer": priced.optimizer}
+    if plan.workers == 1:
+        return pieces | {"backward": backward}
+    copies = [
+        copy_pieces(machine, setting, plan.precision, cut, number)
+        for number, cut in enumerate(cuts)
+    ]
+    if mode.form == "compiled":
+        return pieces | segments_at_end(backward, copies)
+    return pieces | segments(backward, cuts, copies)
 
 
 def segments(
@@ -136,21 +157,27 @@ def segments(
     return {f"backward/{number}": tuple(part) for number, part in enumerate(parts)}
 
 
+def segments_at_end(
+    backward: Sequence[Piece], copies: Sequence[Iterable[tuple[int, Piece]]]
+) -> dict[str, tuple[Piece, ...]]:
+    """The pieces of `backward/0 ... K` where no gradient is there before all are: then come the copies.
+
+    Args:
+        backward: The operators of backward, in order.
+        copies: Per bucket, what is copied into it.
+    """
+    parts = {f"backward/{n}": tuple(piece for _, piece in c) for n, c in enumerate(copies)}
+    parts[f"backward/{len(copies)}"] = ()
+    return parts | {"backward/0": (*backward, *parts["backward/0"])}
+
+
 def _check(workload: Workload, plan: Plan, setting: Setting) -> None:
     if not workload.ops:
         raise WorkloadError(
             f"wanted a workload with operators, got none in {workload.name}; trace the step again"
         )
-    if plan.execution not in EXECUTIONS:
-        raise PlanError(
-            f"wanted execution to be one of 'eager', 'graph', got {plan.execution!r} in the plan; this "
-            "release predicts no other"
-        )
-    if plan.execution == "graph" and setting.device != "cuda":
-        raise PlanError(
-            "wanted a CUDA workload for execution='graph', got one traced for the cpu; use "
-            "execution='eager' there"
-        )
+    check_offered(plan.execution, "step", setting.device)
+    check_alone(plan.execution, plan.workers)
 
 
 def _communication(

@@ -19,7 +19,7 @@ class Piece(NamedTuple):
 
     `work_s` is what scales with the batch, `fixed_s` what every call costs on its lane besides (on the
     CPU, the dispatch), `host_s` what issuing costs on the host lane (on GPUs). `op` is -1 for what is
-    not an operator of the workload.
+    not an operator of the workload; a kernel that was fused has the first of its `members` there.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Piece(NamedTuple):
     flops: int
     num_bytes: int
     has_kernel: bool
+    members: tuple[int, ...] = ()
 
     @property
     def lane_s(self) -> float:

@@ -5,7 +5,7 @@ with a prediction are the durations.
 """
 
 from ridgeline.simulator.events import SimTask, run_tasks
-from ridgeline.simulator.frames import step_frames
+from ridgeline.simulator.frames import WHOLE_STEP, step_frames
 from ridgeline.simulator.schedule import contiguous
 from ridgeline.timeline import Span, Timeline
 
@@ -28,6 +28,7 @@ def replay(timeline: Timeline) -> Timeline:
         num_buckets=num_buckets,
         accumulate=1 + sum(name.startswith("micro/") for name in recorded),
         has_buffers="broadcast_buffers" in recorded,
+        execution="step-graph" if WHOLE_STEP in recorded else "eager",
     )
     tasks = tuple(
         SimTask(

@@ -8,6 +8,8 @@ no earlier than it was issued, and the step takes as long as issuing it.
 
 from collections.abc import Sequence
 
+from ridgeline.execution import MODES
+from ridgeline.plan import Execution
 from ridgeline.simulator.events import SimTask, run_tasks
 from ridgeline.simulator.frames import Frame
 from ridgeline.simulator.model import StepModel
@@ -18,14 +20,14 @@ _LEAD = "lead"
 
 
 def schedule(
-    model: StepModel, *, device: str, execution: str, details: bool = True
+    model: StepModel, *, device: str, execution: Execution, details: bool = True
 ) -> tuple[Span, ...]:
     """The spans of one step in the steady state: frames and, inside them, operators.
 
     Args:
         model: What there is to run.
         device: `cpu` or `cuda`.
-        execution: `eager` or `graph`; only matters on GPUs.
+        execution: Tells whether a GPU replays the step; matters nowhere else.
         details: Whether operators are shown.
 
     Source: Daydream (Zhu et al., ATC 2020): a kernel starts when its stream is free and its launch
@@ -35,9 +37,10 @@ def schedule(
     spans = run_tasks(tasks, model.slowdown)
     end_ns = max((span.end_ns for span in spans), default=0)
     issue_s = 0.0
+    is_replayed = MODES[execution].is_replayed_on(device)
     if device == "cuda":
-        issue_s = model.replay_s if execution == "graph" else host_seconds(model)
-    if device == "cuda" and execution == "eager" and issue_s * 1e9 > end_ns:
+        issue_s = model.replay_s if is_replayed else host_seconds(model)
+    if device == "cuda" and not is_replayed and issue_s * 1e9 > end_ns:
         frames, shown = _host_bound(model, issue_s)
     else:
         frames = contiguous(spans)
@@ -47,7 +50,7 @@ def schedule(
             frames[-1] = _span(last, last.start_ns, round(issue_s * 1e9))
     if not details:
         return tuple(frames)
-    return (*frames, *shown, *_issuing(model, execution, issue_s))
+    return (*frames, *shown, *_issuing(model, issue_s, is_replayed=is_replayed))
 
 
 def frame_tasks(model: StepModel) -> tuple[SimTask, ...]:
@@ -176,11 +179,11 @@ def _issued_tasks(model: StepModel) -> tuple[list[SimTask], list[tuple[Piece, ..
     return tasks, held
 
 
-def _issuing(model: StepModel, execution: str, issue_s: float) -> list[Span]:
+def _issuing(model: StepModel, issue_s: float, *, is_replayed: bool) -> list[Span]:
     """What the host does on a GPU: one detail span a frame, or one replay."""
     if issue_s <= 0.0:
         return []
-    if execution == "graph":
+    if is_replayed:
         return [_host("issue graph", 0, round(issue_s * 1e9))]
     spans = []
     at = 0.0
@@ -208,7 +211,10 @@ def _span(span: Span, start_ns: int, end_ns: int) -> Span:
 
 
 def _detail(piece: Piece, start_ns: int, end_ns: int) -> Span:
-    """An operator's span. The times it would take alone, at the ceilings, and to dispatch go along."""
+    """An operator's span. The times it would take alone, at the ceilings, and to dispatch go along.
+
+    It names its operator by `op`, or all that were fused by `ops`, separated by spaces.
+    """
     attributes: dict[str, str | float | int] = {
         "op": piece.op,
         "module": piece.module,
@@ -221,7 +227,9 @@ def _detail(piece: Piece, start_ns: int, end_ns: int) -> Span:
         "roofline_ns": round(piece.roofline_s * 1e9),
         "dispatch_ns": round(piece.fixed_s * 1e9),
     }
-    if piece.op < 0:
+    if piece.members:
+        attributes["ops"] = " ".join(map(str, piece.members))
+    if piece.op < 0 or piece.members:
         del attributes["op"]
     return Span(
         name=piece.name,

@@ -6,10 +6,13 @@ The frames are those that the runtime executes (`frames`), their contents the pr
 
 from collections.abc import Mapping, Sequence
 
+from ridgeline import units
 from ridgeline.codec import Value
 from ridgeline.errors import PlanError
+from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
+from ridgeline.simulator.compile_time import compile_seconds
 from ridgeline.simulator.memory import peak_memory_bytes
 from ridgeline.simulator.model import model_step, resized, setting_of
 from ridgeline.simulator.schedule import schedule
@@ -36,7 +39,8 @@ def simulate(
 
     Raises:
         MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
-        PlanError: the plan asks for an execution mode that is not modelled, or for graphs on a CPU.
+        PlanError: the plan's execution is not offered for steps on the workload's device, or is one program
+            for several workers.
         WorkloadError: the workload has no operators.
 
     Source: dependency replay of Daydream (Zhu et al., ATC 2020) with the priced operators of this
@@ -47,14 +51,22 @@ def simulate(
     setting = setting_of(machine, workload, plan)
     model = model_step(machine, workload, plan, setting)
     spans = schedule(model, device=setting.device, execution=plan.execution, details=details)
+    counters = {"peak_memory_bytes": float(peak_memory_bytes(workload, plan))}
+    notes = model.notes
+    if MODES[plan.execution].is_compiled:
+        counters["compile_s"] = compile_seconds(workload, plan.execution)
+        notes = (
+            *notes,
+            f"assumed: compiling takes about {units.seconds(counters['compile_s'])} before the first step",
+        )
     return Timeline(
         origin="predicted",
         title=workload.name,
         workers=plan.workers,
         spans=spans,
         steps_ns=(max((span.end_ns for span in spans if not span.detail), default=0),),
-        notes=model.notes,
-        counters={"peak_memory_bytes": float(peak_memory_bytes(workload, plan))},
+        notes=notes,
+        counters=counters,
     )
 
 

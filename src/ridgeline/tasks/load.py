@@ -16,10 +16,11 @@ from typing import Any
 
 from ridgeline.errors import RidgelineError, TaskError
 from ridgeline.runtime.task import Task
+from ridgeline.tasks.gpt2 import gpt2
 from ridgeline.tasks.mlp import mlp
 from ridgeline.tasks.resnet18 import resnet18
 
-BUILT_IN: dict[str, Callable[..., Task]] = {"mlp": mlp, "resnet18": resnet18}
+BUILT_IN: dict[str, Callable[..., Task]] = {"mlp": mlp, "resnet18": resnet18, "gpt2": gpt2}
 _TASK_FILE = "`def task() -> rl.Task`"
 
 
@@ -32,7 +33,7 @@ def load_task(
     """The task of a built-in name, or of a Python file with `def task() -> rl.Task`.
 
     Args:
-        name_or_path: `mlp`, `resnet18`, or a path; what ends in `.py` or has a directory is a path.
+        name_or_path: `mlp`, `resnet18`, `gpt2`, or a path; what ends in `.py` or has a directory is a path.
         data_dir: Where the task finds its data; None: the task's default. A file's `task` gets it
             as the argument `data_dir`.
         batch_size: Samples per step over all workers together; None: the task's default.

@@ -11,7 +11,7 @@ from ridgeline.errors import VerificationError
 from ridgeline.machine import Machine
 from ridgeline.timeline import LANES, Lane, Timeline
 from ridgeline.verdict.waterfall import Part, waterfall
-from ridgeline.verdict.words import words_for
+from ridgeline.verdict.words import counted_words, words_for
 from ridgeline.workload import Workload
 
 _WIDTH = 80
@@ -55,7 +55,7 @@ class Verdict(Noun, frozen=True, kw_only=True):
     `waterfall` adds up to `measured_ns` exactly. `share_of_ceiling` is the physical limit over the
     measured step, `overhead_fraction` Ridgeline's own time over it; None where nothing tells.
     `hides_overhead` tells that this time passed on the host while the device worked, so that it is no
-    part of the step. `notes` begin with what the run could not do as planned.
+    part of the step. `notes` begin with what the run could not do as planned and what it counted.
     """
 
     kind: ClassVar[str] = "verdict"
@@ -132,9 +132,15 @@ def verify(
         spread=spread,
         steps=len(measured.steps_ns),
         predicted_ns=predicted.step_ns,
+        is_compiled="compile_s" in predicted.counters,
     )
     overhead = measured.counters.get("overhead_ns")
-    notes = (*measured.notes, *predicted.notes, *fall.notes)
+    notes = (
+        *measured.notes,
+        *counted_words(measured.counters),
+        *predicted.notes,
+        *fall.notes,
+    )
     return Verdict(
         title=measured.title,
         workers=measured.workers,

@@ -30,6 +30,8 @@ class _Kind(NamedTuple):
     what: str
     gain_parts: tuple[str, ...]
     advice: str
+    advice_compiled: str = ""
+    """What is left to advise where the step is compiled already; empty: the same."""
 
 
 _KINDS = (
@@ -46,14 +48,17 @@ _KINDS = (
         (MEMORY,),
         "moving bytes",
         (MEMORY,),
-        "move fewer bytes: fuse elementwise operators or allow a lower precision",
+        "move fewer bytes: fuse elementwise operators (execution='compiled', with '+graph' on a GPU) or "
+        "allow a lower precision",
+        "move fewer bytes: allow a lower precision",
     ),
     _Kind(
         "LAUNCH-BOUND",
         (LAUNCH,),
         "issuing operators",
         (LAUNCH,),
-        "issue fewer operators: a larger batch per worker, or the whole step as one graph on a GPU",
+        "issue fewer operators: a larger batch per worker, the whole step as one graph on a GPU, or as one "
+        "program (execution='step-graph')",
     ),
     _Kind(
         "COMMUNICATION-BOUND",
@@ -87,6 +92,7 @@ def words_for(
     spread: float,
     steps: int,
     predicted_ns: int,
+    is_compiled: bool = False,
 ) -> Words:
     """Three lines about a measured step.
 
@@ -97,6 +103,7 @@ def words_for(
         spread: Distance of the quartiles of the measured steps over their median.
         steps: Number of measured steps.
         predicted_ns: The predicted step.
+        is_compiled: Whether its elementwise operators are fused already.
     """
     length = {part.name: part.ns for part in parts}
     kind = max(_KINDS, key=lambda k: sum(length[name] for name in k.parts))
@@ -112,10 +119,11 @@ def words_for(
             f"; the largest loss is {worst.name}, {units.nanoseconds(worst.ns)} or "
             f"{units.percent(worst.ns / step_ns)}"
         )
+    advice = (is_compiled and kind.advice_compiled) or kind.advice
     return Words(
         f"{kind.name}: {units.percent(share)} of the step is {kind.what}",
         why,
-        f"{kind.advice}; {_gain(kind, length, step_ns, max(abs(error), spread))}",
+        f"{advice}; {_gain(kind, length, step_ns, max(abs(error), spread))}",
     )
 
 
@@ -134,3 +142,35 @@ def _gain(kind: _Kind, length: Mapping[str, int], step_ns: int, doubt: float) ->
     if share >= 1.0:
         return "no gain is claimed: without it nothing would be left of the step"
     return f"at most {units.digits3(1 / (1 - share))} x if all of it went away"
+
+
+def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
+    """What a run counted besides its steps, in sentences: preparation, shapes, steps that ran otherwise.
+
+    Args:
+        counters: Of a measured timeline; unknown ones say nothing.
+    """
+    words: list[str] = []
+    eager = round(counters.get("eager_steps", 0.0))
+    if eager:
+        words.append(
+            f"{_times(eager, 'batch', 'batches')} of other shapes ran operator by operator; their time is "
+            "among the measured steps"
+        )
+    again = round(counters.get("recaptures", 0.0))
+    if again:
+        words.append(f"the step was captured again {_times(again, 'time', 'times')}")
+    shapes = round(counters.get("shapes", 0.0))
+    if shapes > 1:
+        words.append(f"{shapes} batch shapes were captured, each a program of its own")
+    prepared_s = counters.get("compile_s", 0.0)
+    if prepared_s > 0.0:
+        words.append(
+            f"preparing the step (compiling, capturing, checking) took {units.seconds(prepared_s)} once, "
+            "which is in no measured step"
+        )
+    return tuple(words)
+
+
+def _times(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

@@ -91,7 +91,9 @@ class Observation:
     def report(self, rule: str, op: str, frame: FrameType | None) -> None:
         """Keep a finding, or a doubt if `rule` is empty, with the user's line from `frame` outwards."""
         line = self.lines.of(frame) if frame is not None else "an unknown line"
-        if self.ignores_torch_optimizers and line == "the optimizer itself":
+        # The step zeroes gradients before its forward pass, which a capture repeats with everything else.
+        is_own = self.ignores_torch_optimizers or rule == "gradient-none"
+        if is_own and line == "the optimizer itself":
             return
         if rule:
             self._findings.setdefault((rule, line), finding(rule, op, line))

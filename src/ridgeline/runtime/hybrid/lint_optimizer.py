@@ -9,10 +9,10 @@ RMSprop, Rprop. Fused only: SGD, Adagrad. Neither: Adafactor, LBFGS, Muon, Spars
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ridgeline.runtime.capturable import NOT_FUSED_ON_GPU
 from ridgeline.runtime.hybrid.lint_rules import Finding, finding
 
 READ_RATE_ON_HOST = ("Adadelta", "RMSprop")
@@ -20,9 +20,6 @@ READ_RATE_ON_HOST = ("Adadelta", "RMSprop")
 
 SILENT = {"foreach": None, "differentiable": False}
 """Settings as torch has them by default; a message leaves them out."""
-
-FUSED_KERNELS = {"SGD": "aten::_fused_sgd_.tensor_lr", "Adagrad": "aten::_fused_adagrad_.tensor_lr"}
-"""Kernels of those with a fused form only; not every release has each of them for the GPU."""
 
 
 def optimizer_findings(optimizer: Optimizer) -> tuple[Finding, ...]:
@@ -51,12 +48,9 @@ def has_device_form(name: str, group: dict[str, Any]) -> bool:
     if "fused" not in group or group.get("differentiable"):
         return False
     is_on_gpu = any(parameter.device.type == "cuda" for parameter in parameters)
-    has_kernel = not is_on_gpu or name not in FUSED_KERNELS or _has_kernel(FUSED_KERNELS[name])
-    return has_kernel and all(parameter.is_floating_point() for parameter in parameters)
-
-
-def _has_kernel(operator: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CUDA")  # noqa: SLF001 - no other way
+    if is_on_gpu and name in NOT_FUSED_ON_GPU:
+        return False
+    return all(parameter.is_floating_point() for parameter in parameters)
 
 
 def _reads_rate(name: str, group: dict[str, Any]) -> bool:

@@ -1,68 +1,10 @@
-"""The execution modes: what each of them is, and where it is offered.
+"""The execution modes as the runtime reads them; the table itself needs no torch and lies lower."""
 
-A mode has two parts: the *form* of the program (how its operators are issued) and whether the device
-replays it as one CUDA graph.
-"""
-
-from typing import Literal, NamedTuple
-
-from ridgeline.errors import PlanError
-from ridgeline.plan import Execution
-
-Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
-Purpose = Literal["callable", "step"]
-
-
-class Mode(NamedTuple):
-    """One way to run a program: its form, and whether a captured CUDA graph replays it."""
-
-    form: Form
-    is_replayed: bool
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether torch's compiler has a part in it, so that there is compile time to earn back."""
-        return self.form in ("compiled", "regional", "step-graph", "packaged")
-
-
-MODES: dict[Execution, Mode] = {
-    "eager": Mode("eager", False),
-    "script": Mode("script", False),
-    "compiled": Mode("compiled", False),
-    "regional": Mode("regional", False),
-    "graph": Mode("eager", True),
-    "compiled+graph": Mode("compiled", True),
-    "regional+graph": Mode("regional", True),
-    "step-graph": Mode("step-graph", False),
-    "packaged": Mode("packaged", False),
-}
-"""Name in plans to mode. On a GPU `step-graph` is captured as well, since nothing of it needs the host."""
-
-ONLY_FOR: dict[Execution, Purpose] = {"script": "callable", "step-graph": "step"}
-"""Modes that make sense for one purpose: TorchScript serves inference, the step graph is a training step."""
-
-
-def offered(purpose: Purpose, device: str) -> tuple[Execution, ...]:
-    """The modes for calling a function or module, or for a training step, on `cpu` or `cuda`."""
-    return tuple(
-        name
-        for name, mode in MODES.items()
-        if ONLY_FOR.get(name, purpose) == purpose and (device == "cuda" or not mode.is_replayed)
-    )
-
-
-def check_offered(name: str, purpose: Purpose, device: str) -> Mode:
-    """The mode of that name.
-
-    Raises:
-        PlanError: it is not offered for the purpose on the device; lists those that are.
-    """
-    names = offered(purpose, device)
-    for candidate in names:
-        if candidate == name:
-            return MODES[candidate]
-    what = "a training step" if purpose == "step" else "calling a function or module"
-    raise PlanError(
-        f"wanted an execution mode for {what} on {device} out of {', '.join(names)}, got {name!r}; choose "
-        "one of those"
-    )
+from ridgeline.execution import MODES as MODES
+from ridgeline.execution import ONLY_FOR as ONLY_FOR
+from ridgeline.execution import Form as Form
+from ridgeline.execution import Mode as Mode
+from ridgeline.execution import Purpose as Purpose
+from ridgeline.execution import check_alone as check_alone
+from ridgeline.execution import check_offered as check_offered
+from ridgeline.execution import offered as offered

@@ -1,0 +1,63 @@
+"""Hybrid execution: every way to run a model, Ridgeline's and the others', interleaved.
+
+    python benchmarks/hybrid.py                     # all models, inference and training
+    python benchmarks/hybrid.py --only mlp          # one of them
+
+The contenders have models of their own, built alike, and take turns; what they compute is compared. The
+figures are medians over the turns with quartiles, and ratios are taken turn by turn. This is `ridgeline
+bench hybrid` with more to choose; the result goes to `benchmarks/results/`.
+"""
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+
+from ridgeline.experiments.hybrid import run
+from ridgeline.experiments.hybrid.cases import MODELS
+from ridgeline.experiments.hybrid.result import HybridExperiment
+from ridgeline.experiments.hybrid.text import experiment_text
+from ridgeline.reporting.text import console
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def file_name(experiment: HybridExperiment, only: str) -> str:
+    """`<what>_<hardware>_<date>.json`."""
+    names = [device.name for device in experiment.devices if device.kind == "cuda"]
+    hardware = f"1x{names[0].split()[-1]}" if names else f"{experiment.host.cores}-core-CPU"
+    what = "hybrid" if only == ",".join(MODELS) else f"hybrid_{only.replace(',', '-')}"
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
+    return f"{what}_{hardware}_{date}.json"
+
+
+def main() -> int:
+    """Run the experiment, print its tables, write its result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller cases")
+    parser.add_argument("--only", default=",".join(MODELS), help="models, parted by commas")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: the GPU if there is one"
+    )
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="what it may take")
+    parser.add_argument("--cold", action="store_true", help="an empty compile cache for everyone")
+    parser.add_argument("--output", type=Path, help="JSON file; default: below benchmarks/results/")
+    arguments = parser.parse_args()
+    experiment = run(
+        quick=arguments.quick,
+        only=arguments.only.split(","),
+        limit_s=arguments.limit,
+        cold=arguments.cold,
+        device=arguments.device,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    console().print(experiment_text(experiment))
+    path = arguments.output or RESULTS / file_name(experiment, arguments.only)
+    print(f"written to {experiment.save(path)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The execution modes: what each of them is, and where it is offered.
+
+A mode has two parts: the *form* of the program (how its operators are issued) and whether the device
+replays it as one CUDA graph. Runtime, simulator and planner read the same table.
+"""
+
+from typing import Literal, NamedTuple
+
+from ridgeline.errors import PlanError
+from ridgeline.plan import Execution
+
+Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
+Purpose = Literal["callable", "step"]
+
+
+class Mode(NamedTuple):
+    """One way to run a program: its form, and whether a captured CUDA graph replays it."""
+
+    form: Form
+    is_replayed: bool
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch's compiler has a part in it, so that there is compile time to earn back."""
+        return self.form in ("compiled", "regional", "step-graph", "packaged")
+
+    @property
+    def is_one_program(self) -> bool:
+        """Whether a training step is one program, with its backward and its optimizer inside."""
+        return self.form in ("step-graph", "packaged")
+
+    def is_replayed_on(self, device: str) -> bool:
+        """Whether a GPU replays a training step as one CUDA graph.
+
+        One program needs the host for nothing, so on a GPU it is captured as well.
+        """
+        return device == "cuda" and (self.is_replayed or self.is_one_program)
+
+
+MODES: dict[Execution, Mode] = {
+    "eager": Mode("eager", False),
+    "script": Mode("script", False),
+    "compiled": Mode("compiled", False),
+    "regional": Mode("regional", False),
+    "graph": Mode("eager", True),
+    "compiled+graph": Mode("compiled", True),
+    "regional+graph": Mode("regional", True),
+    "step-graph": Mode("step-graph", False),
+    "packaged": Mode("packaged", False),
+}
+"""Name in plans to mode."""
+
+ONLY_FOR: dict[Execution, Purpose] = {"script": "callable", "step-graph": "step"}
+"""Modes that make sense for one purpose: TorchScript serves inference, the step graph is a training step."""
+
+
+def offered(purpose: Purpose, device: str) -> tuple[Execution, ...]:
+    """The modes for calling a function or module, or for a training step, on `cpu` or `cuda`."""
+    return tuple(
+        name
+        for name, mode in MODES.items()
+        if ONLY_FOR.get(name, purpose) == purpose and (device == "cuda" or not mode.is_replayed)
+    )
+
+
+def check_offered(name: str, purpose: Purpose, device: str) -> Mode:
+    """The mode of that name.
+
+    Raises:
+        PlanError: it is not offered for the purpose on the device; lists those that are.
+    """
+    names = offered(purpose, device)
+    for candidate in names:
+        if candidate == name:
+            return MODES[candidate]
+    what = "a training step" if purpose == "step" else "calling a function or module"
+    raise PlanError(
+        f"wanted an execution mode for {what} on {device} out of {', '.join(names)}, got {name!r}; choose "
+        "one of those"
+    )
+
+
+def check_alone(name: Execution, workers: int) -> None:
+    """Refuse several workers for a step that is one program, since nothing inside it synchronises.
+
+    Raises:
+        PlanError: the mode is one program and there are several workers.
+    """
+    if MODES[name].is_one_program and workers > 1:
+        raise PlanError(
+            f"wanted workers=1 for execution={name!r}, got workers={workers} in the plan; a step that is one "
+            "program exchanges no gradients: use one worker, or another mode"
+        )

@@ -1,0 +1,128 @@
+"""The contenders of inference: the same module behind every kind of call. All run under `no_grad`."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ridgeline.execution import MODES, offered
+from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Inputs, Make, Remarks
+from ridgeline.experiments.hybrid.result import BASE
+from ridgeline.plan import Execution
+
+PRIORITY: tuple[Execution, ...] = (
+    "eager",
+    "graph",
+    "script",
+    "compiled+graph",
+    "compiled",
+    "packaged",
+    "regional+graph",
+    "regional",
+)
+WARMUP_CALLS = 3
+LEAST_BUDGET_S = 30.0
+"""`auto` gets what is left of the case's time, and at least this."""
+
+
+def call_contenders(case: Case) -> list[Contender]:
+    """Those to be made first are first, since a time limit may leave out the last."""
+    modes = sorted(offered("callable", case.device), key=PRIORITY.index)
+    ours = [_contender(mode) for mode in modes]
+    if case.device == "cuda":
+        ours += [_contender(mode, static_io=True) for mode in modes if MODES[mode].is_replayed]
+        ours.append(Contender("bare graph replay", "bound", 0, bare_replay))
+    return [
+        Contender(BASE, "peer", 0, partial(_peer, _as_written)),
+        Contender("torch.jit.script", "peer", 0, partial(_peer, scripted)),
+        *(contender for contender in ours if not contender.compilations),
+        Contender("torch.compile", "peer", 1, partial(_peer, torch.compile)),
+        Contender("reduce-overhead", "peer", 1, partial(_peer, _reducing_overhead)),
+        *(contender for contender in ours if contender.compilations),
+        Contender("ridgeline auto", "ridgeline", 2, _ours("auto")),
+    ]
+
+
+def _contender(mode: Execution, *, static_io: bool = False) -> Contender:
+    name = f"ridgeline {mode}{', static_io' if static_io else ''}"
+    made = _ours(mode, static_io=static_io)
+    return Contender(name, "ridgeline", int(MODES[mode].is_compiled), made)
+
+
+def _as_written(model: nn.Module) -> nn.Module:
+    return model
+
+
+def scripted(model: nn.Module) -> Any:
+    """The module as TorchScript; torch announces its end, and it is still a peer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(model)
+
+
+def _reducing_overhead(model: nn.Module) -> Any:
+    return torch.compile(model, mode="reduce-overhead")
+
+
+def _peer(wrap: Callable[[nn.Module], Any], case: Case, budget_s: float) -> Entrant:
+    model = case.model_on_device()
+    called = wrap(model)
+    return Entrant(model=model, run=lambda inputs: called(*inputs))
+
+
+def _ours(mode: Execution | Literal["auto"], *, static_io: bool = False) -> Make:
+    def make(case: Case, budget_s: float) -> Entrant:
+        from ridgeline.runtime.hybrid.hybridize import hybridize
+
+        model = case.model_on_device()
+        example = case.batches()[0]
+        # Not told how often it will be called, `auto` looks for the fastest, however long it compiles.
+        hybrid = hybridize(
+            model, example, mode=mode, budget_s=max(LEAST_BUDGET_S, budget_s), static_io=static_io
+        )
+
+        def load(inputs: Inputs) -> None:
+            for static, given in zip(hybrid.inputs, inputs, strict=True):
+                static.copy_(given)
+
+        def remarks() -> Remarks:
+            return Remarks(hybrid.mode if mode == "auto" else "", hybrid.report.notes)
+
+        return Entrant(
+            model=model,
+            run=(lambda inputs: hybrid()) if static_io else (lambda inputs: hybrid(*inputs)),
+            load=load if static_io else None,
+            close=hybrid.close,
+            remarks=remarks,
+        )
+
+    return make
+
+
+def bare_replay(case: Case, budget_s: float) -> Entrant:
+    """The module's kernels captured once and launched as one graph: no inputs move, nothing is kept."""
+    model = case.model_on_device()
+    statics = case.batches()[0]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP_CALLS):
+            model(*statics)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        output = model(*statics)
+
+    def run(inputs: Inputs) -> Any:
+        graph.replay()
+        return output
+
+    def load(inputs: Inputs) -> None:
+        for static, given in zip(statics, inputs, strict=True):
+            static.copy_(given)
+
+    return Entrant(model=model, run=run, load=load)

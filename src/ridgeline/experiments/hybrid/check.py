@@ -1,0 +1,79 @@
+"""Whether contenders compute the same: outputs of calls, and parameters after some training steps."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.entrant import Entrant, Inputs
+
+FIRST_CALLS = 3
+FIRST_STEPS = 5
+"""Within these a step is compiled and captured; they count as preparing it."""
+CHECKED_STEPS = 8
+"""Enough to meet replays after a capture; more would only amplify the last bit."""
+
+
+class Seen(NamedTuple):
+    """What a contender computed: outputs of all batches, or parameters after the checked steps."""
+
+    tensors: list[Tensor]
+    overwrites: bool
+
+
+def begin(case: Case, entrant: Entrant, batches: list[Inputs]) -> None:
+    """The first calls, in which a program is compiled, captured and warmed up."""
+    for index in range(FIRST_STEPS if case.purpose == "step" else FIRST_CALLS):
+        entrant.run(batches[index % len(batches)])
+
+
+def observe(case: Case, entrant: Entrant, batches: list[Inputs]) -> Seen:
+    """What a contender computes, after `begin`.
+
+    Cost: Some calls or steps, and a copy of the outputs or parameters.
+    """
+    if case.purpose == "step":
+        for index in range(FIRST_STEPS, CHECKED_STEPS):
+            entrant.run(batches[index % len(batches)])
+        return Seen([p.detach().clone() for p in entrant.model.parameters()], overwrites=False)
+    outputs = [t.clone() for batch in batches for t in _tensors(_call(entrant, batch))]
+    return Seen(outputs, _overwrites(entrant, batches))
+
+
+def difference(case: Case, seen: Seen, wanted: Seen) -> float:
+    """From the eager program: of outputs over their largest value, of parameters over their change."""
+    if case.purpose == "callable":
+        pairs = zip(seen.tensors, wanted.tensors, strict=True)
+        return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
+    initial = [p.detach() for p in case.model_on_device().parameters()]
+    change = _distance(wanted.tensors, initial)
+    return _distance(seen.tensors, wanted.tensors) / (change or 1.0)
+
+
+def _call(entrant: Entrant, batch: Inputs) -> Any:
+    if entrant.load is not None:
+        entrant.load(batch)
+    return entrant.run(batch)
+
+
+def _overwrites(entrant: Entrant, batches: list[Inputs]) -> bool:
+    """Whether the output of one call is changed, or taken away, by the next."""
+    kept = _tensors(_call(entrant, batches[0]))
+    copies = [tensor.clone() for tensor in kept]
+    _call(entrant, batches[1])
+    try:
+        return not all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+    except RuntimeError:  # CUDA graph trees refuse the access to a tensor that was overwritten
+        return True
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def _distance(first: list[Tensor], second: list[Tensor]) -> float:
+    """Euclidean, in double precision."""
+    pairs = zip(first, second, strict=True)
+    return sum(float((a - b).double().square().sum()) for a, b in pairs) ** 0.5

@@ -1,0 +1,275 @@
+"""One case with all its contenders: made one after the other, checked, then timed in turns."""
+
+import contextlib
+import gc
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from ridgeline.errors import RidgelineError
+from ridgeline.experiments.hybrid.calls import call_contenders
+from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.check import Seen, begin, difference, observe
+from ridgeline.experiments.hybrid.entrant import Contender, Entrant
+from ridgeline.experiments.hybrid.limit import limit_of
+from ridgeline.experiments.hybrid.result import BASE, CaseResult, Limit, Row, break_even
+from ridgeline.experiments.hybrid.steps import step_contenders
+from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
+from ridgeline.probe.timing import synchronize, time_block
+
+FAILURES = (
+    RidgelineError,
+    RuntimeError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    TypeError,
+    ValueError,
+)
+"""What compilers and captures raise over a program that they do not take, by accident or on purpose; a
+contender that fails is a row of the table. (Our own mistakes show there too, with their text.)"""
+MOST_TURNS = 15
+TURN_S = 0.1
+"""What one turn of the eager contender takes."""
+PREPARING = 0.8
+"""Fraction of the time limit after which no further contender is made."""
+LONGEST_REASON = 300
+
+Progress = Callable[[str], None]
+
+
+class Contest:
+    """Holds one case.
+
+    Args:
+        case: What is executed.
+        contenders: Who takes part; those to be made first are first, and the first is eager.
+        limit_s: What the case may take; the contender that is being made when it ends is waited for.
+        progress: Takes lines about what happens now.
+    """
+
+    def __init__(
+        self, case: Case, contenders: Sequence[Contender], *, limit_s: float, progress: Progress
+    ) -> None:
+        self.case = case
+        self.contenders = tuple(contenders)
+        self._limit_s = limit_s
+        self._progress = progress
+        self._begin = time.perf_counter()
+        self._batches = case.batches()
+        self._rows: dict[str, Row] = {}
+        self._entrants: dict[str, Entrant] = {}
+        self._wanted: Seen | None = None
+        self._first_compile_s: float | None = None
+        self._notes: list[str] = []
+
+    def hold(self) -> CaseResult:
+        """Make, check and time the contenders; all of them are gone afterwards."""
+        try:
+            with _threads(self.case.threads), torch.set_grad_enabled(self.case.purpose == "step"):
+                with _own_cache(any(contender.compilations for contender in self.contenders)):
+                    for contender in self.contenders:
+                        self._rows[contender.name] = self._admit(contender)
+                    samples, calls = self._time()
+                limit = self._limit()
+        finally:
+            self._close()
+        return self._result(samples, calls, limit)
+
+    def _admit(self, contender: Contender) -> Row:
+        """Make one contender and check it; its row, still without times."""
+        row = Row(contender=contender.name, kind=contender.kind)
+        reason = self._reason_to_skip(contender)
+        if reason:
+            return msgspec.structs.replace(row, status="skipped", reason=reason)
+        self._progress(f"{self.case.model} {_VERBS[self.case.purpose]}: preparing {contender.name}")
+        entrant: Entrant | None = None
+        is_warm = not self.case.is_cold and self._first_compile_s is not None
+        started = time.perf_counter()
+        try:
+            with _own_cache(bool(contender.compilations) and self.case.is_cold):
+                entrant = contender.make(self.case, self._limit_s * PREPARING - self._elapsed_s())
+                begin(self.case, entrant, self._batches)
+                synchronize()
+                prepare_s = time.perf_counter() - started
+                seen = observe(self.case, entrant, self._batches)
+            self._wanted = self._wanted or seen
+            gap = difference(self.case, seen, self._wanted)
+        except FAILURES as error:
+            if entrant is not None:
+                self._dismiss(entrant)
+            return _failed(row, error)
+        if contender.compilations and self._first_compile_s is None:
+            self._first_compile_s = prepare_s
+        self._entrants[contender.name] = entrant
+        return msgspec.structs.replace(
+            row,
+            prepare_s=prepare_s,
+            is_warm=contender.compilations > 0 and is_warm,
+            difference=gap,
+            overwrites=seen.overwrites,
+        )
+
+    def _reason_to_skip(self, contender: Contender) -> str:
+        if self._wanted is None:
+            return "" if contender.name == BASE else f"there is no {BASE} contender to compare with"
+        room_s = self._limit_s * PREPARING - self._elapsed_s()
+        once_s = self._first_compile_s or self.case.compile_s
+        is_warm = self._first_compile_s is not None and not self.case.is_cold
+        # One compilation with a warm cache takes little; a search also compiles what nobody did before.
+        expected_s = once_s * max(0, contender.compilations - is_warm)
+        if expected_s <= room_s:
+            return ""
+        return f"no time left for it in the {self._limit_s:.0f} s of this case"
+
+    def _time(self) -> tuple[Samples, int]:
+        """Figures of everyone that runs, and how many calls make a turn."""
+        if BASE not in self._entrants:
+            return {}, 0
+        self._progress(
+            f"{self.case.model} {_VERBS[self.case.purpose]}: timing {len(self._entrants)} contenders"
+        )
+        rivals = {name: self._repeated(entrant) for name, entrant in self._entrants.items()}
+        once_s = min(time_block(rivals[BASE], 3) for _ in range(3))
+        calls = self.case.calls or max(1, min(1000, round(TURN_S / once_s)))
+        room_s = max(0.2 * self._limit_s, self._limit_s - self._elapsed_s())
+        turns = {name: self._turn(name, run, calls) for name, run in rivals.items()}
+        samples = take_turns(turns, turns=MOST_TURNS, limit_s=room_s)
+        return {name: own for name, own in samples.items() if name in self._entrants}, calls
+
+    def _repeated(self, entrant: Entrant) -> Callable[[], Any]:
+        """A call without arguments: inference of the first batch, or a step on the next."""
+        run, first = entrant.run, self._batches[0]
+        if self.case.purpose == "callable":
+            return lambda: run(first)
+        following = itertools.cycle(self._batches)
+        return lambda: run(next(following))
+
+    def _turn(self, name: str, run: Callable[[], Any], calls: int) -> Callable[[], float]:
+        def turn() -> float:
+            if name not in self._entrants:
+                return 0.0
+            try:
+                return time_block(run, calls)
+            except FAILURES as error:
+                self._rows[name] = _failed(self._rows[name], error)
+                self._dismiss(self._entrants.pop(name))
+                return 0.0
+
+        return turn
+
+    def _limit(self) -> Limit | None:
+        base = self._entrants.get(BASE)
+        if base is None:
+            return None
+        try:
+            return limit_of(self.case, base, self._batches[0])
+        except FAILURES as error:  # the figures stand without it
+            self._notes.append(f"no limit, for counting FLOP failed: {_reason(error)}")
+            return None
+
+    def _result(self, samples: Samples, calls: int, limit: Limit | None) -> CaseResult:
+        peers = [c.name for c in self.contenders if c.kind == "peer" and c.name in samples]
+        ratios = {peer: times_faster(samples, peer) for peer in peers}
+        return CaseResult(
+            model=self.case.model,
+            purpose=self.case.purpose,
+            title=self.case.title,
+            rows=tuple(self._completed(row, samples, ratios) for row in self._rows.values()),
+            calls=calls,
+            turns=len(samples.get(BASE, ())),
+            limit=limit,
+            seconds=self._elapsed_s(),
+            notes=tuple(self._notes),
+        )
+
+    def _completed(self, row: Row, samples: Samples, ratios: dict[str, Any]) -> Row:
+        """The row with its times, and the calls that earn its preparation back."""
+        if row.contender not in samples or row.prepare_s is None:
+            return row
+        call_s, base_s = spread(samples[row.contender]), spread(samples[BASE])
+        cost_s = max(row.prepare_s, (self._first_compile_s or 0.0) if row.is_warm else 0.0)
+        base_cost_s = self._rows[BASE].prepare_s or 0.0
+        faster = {peer: own[row.contender] for peer, own in ratios.items()}
+        # A gain within the noise is none, so there is nothing to earn back with.
+        is_gain = faster[BASE].low > 1.0
+        earned = break_even(cost_s, call_s.value, base_cost_s, base_s.value) if is_gain else None
+        return msgspec.structs.replace(row, call_s=call_s, times_faster=faster, break_even=earned)
+
+    def _elapsed_s(self) -> float:
+        return time.perf_counter() - self._begin
+
+    def _dismiss(self, entrant: Entrant) -> None:
+        """Close a contender; one that failed may fail here once more, and that tells nothing new."""
+        with contextlib.suppress(*FAILURES):
+            entrant.close()
+
+    def _close(self) -> None:
+        """Release the contenders, their memory, and what the compiler keeps of them."""
+        for name, entrant in self._entrants.items():
+            with contextlib.suppress(*FAILURES):
+                remarks = entrant.remarks()
+                self._rows[name] = msgspec.structs.replace(
+                    self._rows[name], chosen=remarks.chosen, notes=remarks.notes
+                )
+            self._dismiss(entrant)
+        self._entrants.clear()
+        torch.compiler.reset()
+        gc.collect()
+        if self.case.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def hold(case: Case, *, limit_s: float, progress: Progress) -> CaseResult:
+    """Hold a case with all contenders of its purpose."""
+    contenders = call_contenders(case) if case.purpose == "callable" else step_contenders(case)
+    return Contest(case, contenders, limit_s=limit_s, progress=progress).hold()
+
+
+_VERBS = {"callable": "inference", "step": "training"}
+
+
+def _failed(row: Row, error: Exception) -> Row:
+    return msgspec.structs.replace(row, status="failed", prepare_s=None, reason=_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if len(text) > LONGEST_REASON:
+        text = f"{text[:LONGEST_REASON]} ..."
+    return f"{type(error).__name__}: {text}"
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads for torch on the CPU; 0 leaves them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _own_cache(wanted: bool) -> Iterator[None]:
+    """An empty cache for the compiler, removed afterwards; what was loaded from it goes on running."""
+    if not wanted:
+        yield
+        return
+    from torch._inductor.utils import fresh_cache
+
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="ridgeline-bench-", ignore_cleanup_errors=True
+        ) as folder,
+        fresh_cache(dir=folder, delete=False),
+    ):
+        yield

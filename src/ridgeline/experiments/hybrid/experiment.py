@@ -1,0 +1,90 @@
+"""`run`: the experiment on this machine, case by case, inside a time limit."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ridgeline.codec import VERSION
+from ridgeline.errors import TaskError
+from ridgeline.experiments.hybrid.cases import MODELS, cases, left_out
+from ridgeline.experiments.hybrid.contest import hold
+from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment
+from ridgeline.probe.fingerprint import devices, driver, host
+
+LIMITS_S = {
+    ("cpu", True): 100.0,
+    ("cpu", False): 330.0,
+    ("cuda", True): 180.0,
+    ("cuda", False): 450.0,
+}
+"""Device and quick to the seconds that the experiment may take, but for the contender in the making."""
+LEAST_S = 10.0
+"""For a case whose time earlier ones have used up: what is not compiled is still compared."""
+
+
+def run(
+    *,
+    quick: bool = False,
+    only: Sequence[str] = MODELS,
+    limit_s: float | None = None,
+    cold: bool = False,
+    device: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> HybridExperiment:
+    """Execute models in every way, ours and the others', and compare them in turns.
+
+    Args:
+        quick: Fewer and smaller cases, about two minutes on a CPU.
+        only: Models to take, of `MODELS`.
+        limit_s: Seconds to take; contenders for which none are left are rows with that reason. None:
+            100 or 330 on a CPU (quick or not), 180 or 450 on a GPU.
+        cold: Let every contender compile with an empty cache; else the first of a case fills it for all.
+        device: `cpu` or `cuda`; None takes the GPU where there is one.
+        progress: Takes lines about what happens now.
+
+    Raises:
+        TaskError: a model is unknown.
+
+    Cost: Compiles, so it takes minutes and keeps the machine busy.
+    """
+    unknown = [model for model in only if model not in MODELS]
+    if unknown or not only:
+        raise TaskError(
+            f"wanted models out of {', '.join(MODELS)}, got {', '.join(unknown) or 'none'} for the "
+            "experiment hybrid; name some of those"
+        )
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    limit = LIMITS_S[kind, quick] if limit_s is None else limit_s
+    chosen = [
+        dataclasses.replace(case, is_cold=cold) for case in cases(kind, quick=quick, only=only)
+    ]
+    report = progress or _silent
+    end = time.perf_counter() + limit
+    results: list[CaseResult] = []
+    for index, case in enumerate(chosen):
+        # What earlier cases left over goes to all that follow.
+        share = case.weight / sum(later.weight for later in chosen[index:])
+        limit_of_case_s = max(LEAST_S, share * (end - time.perf_counter()))
+        results.append(hold(case, limit_s=min(limit, limit_of_case_s), progress=report))
+    return HybridExperiment(
+        host=host(),
+        devices=devices(),
+        versions=_versions(),
+        is_quick=quick,
+        limit_s=limit,
+        cases=tuple(results),
+        notes=left_out(kind, quick=quick, only=only),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"ridgeline": VERSION, "torch": str(torch.__version__)}
+    if torch.cuda.is_available():
+        found |= {"cuda": str(torch.version.cuda), "driver": driver()}
+    return found
+
+
+def _silent(line: str) -> None:
+    """Says nothing."""

@@ -1,0 +1,123 @@
+"""What the experiment found: frozen values, without torch."""
+
+from typing import ClassVar, Literal
+
+from ridgeline.codec import Noun, Value
+from ridgeline.execution import Purpose
+from ridgeline.machine import Device, Host, Quantity
+
+Kind = Literal["peer", "ridgeline", "bound"]
+Status = Literal["measured", "failed", "skipped"]
+BASE = "eager"
+"""The contender that all are compared with: the program as it is written."""
+
+
+class Row(Value, frozen=True, kw_only=True):
+    """One contender of a case.
+
+    Attributes:
+        contender: Its name, e.g. `torch.compile` or `ridgeline packaged`.
+        kind: Ours, another's, or a bound that no program with ordinary semantics reaches.
+        status: `failed` and `skipped` have a reason and no figures.
+        call_s: Seconds per call or step.
+        prepare_s: Seconds until it ran at full speed: making, compiling, checking, first calls.
+        is_warm: Whether it could find in the compiler's cache what another contender had compiled.
+        break_even: Calls after which preparing is earned back against eager; None: never, within the noise.
+            Where the cache was warm, with the seconds of the first that compiled, if those were more.
+        times_faster: Peer to how many times faster than it, turn by turn.
+        difference: From eager: of outputs over their largest value, or of parameters after some
+            steps over their change.
+        overwrites: Whether a later call changes the output of an earlier one.
+        reason: Why there are no figures.
+        chosen: What `auto` chose.
+        notes: What the contender says about itself.
+    """
+
+    contender: str
+    kind: Kind
+    status: Status = "measured"
+    call_s: Quantity | None = None
+    prepare_s: float | None = None
+    is_warm: bool = False
+    break_even: int | None = None
+    times_faster: dict[str, Quantity] = {}
+    difference: float | None = None
+    overwrites: bool = False
+    reason: str = ""
+    chosen: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Limit(Value, frozen=True, kw_only=True):
+    """A time that no program can go below, and how it was found."""
+
+    seconds: float
+    reason: str
+
+
+class CaseResult(Value, frozen=True, kw_only=True):
+    """One model, called or trained, with all contenders.
+
+    `calls` is the number of calls in a turn, `turns` how many turns there were; `seconds` is what the
+    case took in all.
+    """
+
+    model: str
+    purpose: Purpose
+    title: str
+    rows: tuple[Row, ...]
+    calls: int = 0
+    turns: int = 0
+    limit: Limit | None = None
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def row(self, contender: str) -> Row:
+        """The row of a contender.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        for row in self.rows:
+            if row.contender == contender:
+                return row
+        raise KeyError(contender)
+
+    def fastest(self, kind: Kind, *, may_overwrite: bool = True) -> Row | None:
+        """The contender of a kind with the least median; None without any.
+
+        Args:
+            kind: Of the contender.
+            may_overwrite: Whether those count that do not keep the outputs of earlier calls.
+        """
+        timed = [
+            (row.call_s.value, index)
+            for index, row in enumerate(self.rows)
+            if row.kind == kind and row.call_s is not None and (may_overwrite or not row.overwrites)
+        ]
+        return self.rows[min(timed)[1]] if timed else None
+
+
+class HybridExperiment(Noun, frozen=True, kw_only=True):
+    """The whole experiment on one machine; saved as JSON."""
+
+    kind: ClassVar[str] = "hybrid-experiment"
+
+    host: Host
+    devices: tuple[Device, ...]
+    versions: dict[str, str]
+    is_quick: bool
+    limit_s: float
+    cases: tuple[CaseResult, ...]
+    notes: tuple[str, ...] = ()
+
+
+def break_even(prepare_s: float, call_s: float, base_prepare_s: float, base_s: float) -> int | None:
+    """Calls after which the total time is below that of the base; None when that never comes.
+
+    Source: total = prepare + calls x call, solved for equal totals.
+    """
+    if call_s >= base_s:
+        return None
+    extra_s = max(0.0, prepare_s - base_prepare_s)
+    return max(1, -int(-extra_s // (base_s - call_s)))

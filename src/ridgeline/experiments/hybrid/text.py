@@ -1,0 +1,95 @@
+"""The experiment as text for the terminal: one table a case."""
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ridgeline import units
+from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridExperiment, Row
+from ridgeline.reporting.text import table, title
+
+_NAMES = {"callable": "inference", "step": "training"}
+_KINDS = ("peer", "ridgeline", "bound")
+
+
+def experiment_text(experiment: HybridExperiment) -> RenderableType:
+    """All cases, with the machine above them."""
+    host = experiment.host
+    names = [device.name for device in experiment.devices if device.kind == "cuda"]
+    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
+    line = f"{', '.join(names) or f'{host.processor}, {host.cores} cores'}; {versions}"
+    parts: list[RenderableType] = [title("Hybrid execution", line)]
+    parts += [case_text(case) for case in experiment.cases]
+    parts += [Text(f"! {note}", style="yellow") for note in experiment.notes]
+    return Group(*parts)
+
+
+def case_text(case: CaseResult) -> RenderableType:
+    """Every contender with its time, what preparing costs, and after how many calls that is earned back."""
+    unit = "calls" if case.purpose == "callable" else "steps"
+    rows = table(
+        ("", "Per call", "Quartiles", "x eager", "Ready after", "Break-even", "Difference", ""),
+        right=(1, 2, 3, 4, 5, 6),
+    )
+    fastest = case.fastest("ridgeline", may_overwrite=False)
+    shown = [row for row in case.rows if row.status != "skipped"]
+    for row in sorted(shown, key=lambda row: _KINDS.index(row.kind)):
+        style = "bold" if row is fastest else None if row.call_s is not None else "dim"
+        rows.add_row(*_cells(row), style=style)
+    heading = title(
+        f"{case.model} {_NAMES[case.purpose]}",
+        f"{case.title}; {case.turns} turns of {case.calls} {unit}",
+    )
+    notes = [Text(f"! {line}", style="yellow") for line in (*_skipped(case), *case.notes)]
+    return Group(heading, rows, *(Text(line) for line in conclusions(case)), *notes)
+
+
+def conclusions(case: CaseResult) -> list[str]:
+    """How ours compare with the best peer, and with what cannot be beaten."""
+    ours = case.fastest("ridgeline", may_overwrite=False)
+    peer = case.fastest("peer")
+    if ours is None or ours.call_s is None or peer is None or BASE not in ours.times_faster:
+        return []
+    against = ours.times_faster[peer.contender].value
+    faster = ours.times_faster[BASE].value
+    versus = f"{against:.2f} times the fastest peer ({peer.contender})"
+    lines = [f"{ours.contender}: {faster:.2f} times eager, {versus}"]
+    bound = case.fastest("bound")
+    if bound is not None and bound.call_s is not None:
+        reached = units.percent(bound.call_s.value / ours.call_s.value)
+        lines.append(f"{reached} of {bound.contender}, which copies no inputs and keeps no outputs")
+    if case.limit is not None:
+        reached = units.percent(case.limit.seconds / ours.call_s.value)
+        lines.append(
+            f"{reached} of the limit, {units.seconds(case.limit.seconds)}: {case.limit.reason}"
+        )
+    return lines
+
+
+def _skipped(case: CaseResult) -> list[str]:
+    """Each reason not to run contenders, with those that it met."""
+    names: dict[str, list[str]] = {}
+    for row in case.rows:
+        if row.status == "skipped":
+            names.setdefault(row.reason, []).append(row.contender)
+    return [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if row.call_s is None or row.prepare_s is None:
+        return (row.contender, row.status, "", "", "", "", "", row.reason)
+    remarks = [f"chose {row.chosen}"] if row.chosen else []
+    if row.is_warm:
+        remarks.append("warm cache")
+    if row.overwrites:
+        remarks.append("a later call overwrites the output")
+    faster = row.times_faster.get(BASE)
+    return (
+        row.contender,
+        units.seconds(row.call_s.value),
+        f"{units.seconds(row.call_s.low)} .. {units.seconds(row.call_s.high)}",
+        "" if faster is None else f"{faster.value:.2f}",
+        units.seconds(row.prepare_s),
+        "" if row.break_even is None else f"{row.break_even}",
+        "" if row.difference is None else f"{row.difference:.1e}" if row.difference else "0",
+        "; ".join(remarks),
+    )

@@ -1,0 +1,52 @@
+"""The training loop that everybody writes, as a step: what Ridgeline is compared with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+
+
+class PlainStep:
+    """Zero gradients, forward, backward, optimizer: `loss = step(batch)`.
+
+    Args:
+        model: Holds the parameters.
+        called: What computes: the model itself, or what wraps, compiles or scripts it.
+        loss_fn: `loss_fn(called, batch)` returns the mean loss as a scalar tensor.
+        optimizer: Made from the model's parameters.
+        precision: `bf16` computes under autocast; anything else as it is.
+        begin: Called before each step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        called: Any,
+        loss_fn: LossFunction,
+        optimizer: Optimizer,
+        *,
+        precision: str = "as-is",
+        begin: Callable[[], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._called = called
+        self._loss_fn = loss_fn
+        self._device_type = next(model.parameters()).device.type
+        self._is_bf16 = precision == "bf16"
+        self._begin = begin
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One training step; the detached loss."""
+        if self._begin is not None:
+            self._begin()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=self._is_bf16):
+            loss = self._loss_fn(self._called, batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()

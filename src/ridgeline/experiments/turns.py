@@ -1,0 +1,54 @@
+"""Fair comparison: rivals take turns, so that a change of the machine's speed meets all of them.
+
+Figures are medians over the turns with quartiles; ratios are taken turn by turn.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ridgeline.machine import Quantity
+
+LEAST_TURNS = 3
+"""Quartiles of fewer figures say nothing."""
+
+Samples = dict[str, list[float]]
+"""Rival to its figures, one a turn."""
+
+
+def take_turns(
+    rivals: Mapping[str, Callable[[], float]],
+    *,
+    turns: int,
+    limit_s: float | None = None,
+    least: int = LEAST_TURNS,
+) -> Samples:
+    """Let every rival give one figure a turn; every second turn goes the other way round.
+
+    Args:
+        rivals: Name to what measures one turn and returns its figure, seconds per call for example.
+        turns: Turns to take.
+        limit_s: No turn begins after this many seconds, once there are `least`; None: no limit.
+        least: Turns to take in any case.
+    """
+    names = list(rivals)
+    samples: Samples = {name: [] for name in names}
+    begin = time.perf_counter()
+    for turn in range(turns):
+        if limit_s is not None and turn >= least and time.perf_counter() - begin > limit_s:
+            break
+        for name in names if turn % 2 == 0 else reversed(names):
+            samples[name].append(rivals[name]())
+    return samples
+
+
+def spread(samples: Sequence[float], unit: str = "s") -> Quantity:
+    """Median and quartiles of figures, of which there is at least one."""
+    return Quantity.measured(samples, unit)
+
+
+def times_faster(samples: Mapping[str, Sequence[float]], base: str) -> dict[str, Quantity]:
+    """How many times faster than `base` every rival is: its seconds over theirs, turn by turn."""
+    return {
+        name: spread([slow / fast for slow, fast in zip(samples[base], own, strict=True)], "x")
+        for name, own in samples.items()
+    }

@@ -1,0 +1,112 @@
+"""What it costs to prepare a mode before its first step, and after how many steps that is earned back.
+
+Compiling takes seconds to minutes, so a mode with a faster step may still be the slower one for a short run.
+"""
+
+import math
+from collections.abc import Sequence
+
+from ridgeline import units
+from ridgeline.execution import MODES
+from ridgeline.plan import Plan
+from ridgeline.planner.ranking import Candidate
+
+COMPILED_ERROR = 0.25
+"""Fraction by which the step of a mode that compiles may be off when it was not tried.
+
+Source: assumed; compiling the step of a ResNet-18 on an H200 changed it by -26 to +10 % of the same step as a
+graph, where fusing alone would have predicted a gain every time.
+"""
+MOST_COMPILE_S = {"cpu": 0.0, "cuda": 120.0}
+"""Seconds of expected compiling that trials may take when the length of the run is unknown.
+
+On a CPU, where compiling takes as long and gains less, a script that only wants a few steps is not made to
+wait for it.
+"""
+
+
+def is_compiled(plan: Plan) -> bool:
+    """Whether the plan's execution compiles."""
+    return MODES[plan.execution].is_compiled
+
+
+def break_even_steps(candidate: Candidate, eager: Candidate | None) -> int | None:
+    """Steps after which the candidate's preparation is earned back against the eager plan.
+
+    None when it never is, or nothing eager was compared. Steps are measured where both were tried.
+
+    Source: preparation / (eager step - step), rounded up.
+    """
+    if eager is None:
+        return None
+    is_measured = candidate.measured is not None and eager.measured is not None
+    pair = (candidate, eager)
+    step_s, eager_s = (c.step_s if is_measured else c.timeline.step_ns * 1e-9 for c in pair)
+    gain_s = eager_s / eager.samples - step_s / candidate.samples
+    if gain_s <= 0.0:
+        return None
+    return max(1, math.ceil(candidate.compile_s / (gain_s * candidate.samples)))
+
+
+def eager_rival(candidate: Candidate, candidates: Sequence[Candidate]) -> Candidate | None:
+    """The best plan with as many workers that runs operator by operator, if any was compared."""
+    plan = candidate.plan
+    rivals = [
+        c
+        for c in candidates
+        if not c.failure
+        and (c.plan.execution, c.plan.workers, c.plan.precision)
+        == ("eager", plan.workers, plan.precision)
+    ]
+    return min(rivals, key=lambda c: (c.measured is None, c.sample_s), default=None)
+
+
+def sum_words(candidate: Candidate, steps: int) -> str:
+    """The whole run as a sum: `62.5 s = 52.0 s of compiling + 69 x 152 ms`."""
+    total = f"{units.seconds(candidate.total_s(steps))} = "
+    if candidate.compile_s:
+        total += f"{units.seconds(candidate.compile_s)} of {_what(candidate.plan)} + "
+    return f"{total}{steps} x {units.seconds(candidate.step_s)}"
+
+
+def earning_words(candidate: Candidate, candidates: Sequence[Candidate]) -> str:
+    """When the candidate's preparation is earned back; empty when there is none or nothing to compare."""
+    eager = eager_rival(candidate, candidates)
+    if not candidate.compile_s or eager is None or eager is candidate:
+        return ""
+    steps = break_even_steps(candidate, eager)
+    if steps is None:
+        return "never earned back against eager"
+    return f"earned back against eager after {steps} steps"
+
+
+def preparing_words(candidate: Candidate, candidates: Sequence[Candidate]) -> str:
+    """What preparing costs where the length of the run is unknown; empty when it costs nothing."""
+    if not candidate.compile_s:
+        return ""
+    earned = earning_words(candidate, candidates)
+    return (
+        f"{units.seconds(candidate.compile_s)} of {_what(candidate.plan)} are not weighed, as the number of "
+        f"steps is unknown{f': {earned}' if earned else ''}"
+    )
+
+
+def _what(plan: Plan) -> str:
+    return "compiling" if is_compiled(plan) else "preparing"
+
+
+def compile_budget_s(
+    candidates: Sequence[Candidate], steps: int | None, *, device: str, share: float
+) -> float:
+    """Seconds of expected compiling that trials may take.
+
+    Args:
+        candidates: All that were simulated.
+        steps: Steps of the run, if known.
+        device: `cpu` or `cuda`; matters where the steps are unknown.
+        share: Of a run of known length, which the best plan without compiling tells.
+    """
+    if steps is None:
+        return MOST_COMPILE_S[device]
+    plain = [c for c in candidates if not is_compiled(c.plan)]
+    return share * min(c.total_s(steps) for c in plain or candidates)

@@ -1,0 +1,204 @@
+"""A function as a replayed CUDA graph: any input tensors in, fresh results out, one launch a call.
+
+Inputs are copied into fixed memory, the graph is replayed, and the result is handed out. A copy of the
+result would cost about as much host time as the replay, so a few graphs with memory of their own take
+turns: a result is an alias of the memory of one of them, and that graph rests for as long as anybody holds
+the result or a view of it. Only when all of them rest is the result of a spare graph copied.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.errors import CaptureError
+
+WARM_UP_CALLS = 3
+"""Eager calls on the capture stream: libraries make their workspaces, kernels are loaded and tuned."""
+NUM_TURNS = 2
+"""Graphs that take turns: in `y = f(x)` the old result lives until the new one is there."""
+MOST_TURN_BYTES = 64 << 20
+"""A graph that needs more memory is not made again for turns: its calls take far longer than a copy."""
+
+_stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", int)  # noqa: SLF001
+_num_holders = torch._C._storage_Use_Count  # noqa: SLF001 - what torch's own graph trees use
+
+
+class CallGraph:
+    """A captured function; called with the original arguments of the captured shapes and dtypes.
+
+    Results are not overwritten by later calls for as long as they, or views of them, are held. They must
+    be used on the stream of the call, or dropped only after other streams are done with them, since
+    `record_stream` does not know this memory.
+
+    Args:
+        fn: The function, without gradients.
+        args: Example arguments; their tensors' values serve the warm-up.
+        static_io: The caller writes into `inputs`; results are overwritten by the next call.
+
+    Attributes:
+        inputs: The arguments with the tensors that the graph reads.
+
+    Raises:
+        CaptureError: the capture failed.
+
+    Cost: A few eager calls and captures; waits for the device.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], *, static_io: bool = False
+    ) -> None:
+        leaves, self._structure = pytree.tree_flatten(args)
+        self._static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._static_tensors = [leaf for leaf in self._static if isinstance(leaf, Tensor)]
+        self.inputs: tuple[Any, ...] = pytree.tree_unflatten(self._static, self._structure)
+        self._device = _device_of(self._static_tensors)
+        self._stream = torch.cuda.Stream(self._device)
+        self._last_stream = -1
+        before = torch.cuda.memory_reserved(self._device)
+        self._warm_up(fn)
+        self._spare = _Capture(fn, self.inputs, self._stream)
+        num_bytes = torch.cuda.memory_reserved(self._device) - before
+        self._turns: list[_Capture] = []
+        if not static_io and num_bytes <= MOST_TURN_BYTES and self._owns_results(self._spare):
+            self._turns = [_Capture(fn, self.inputs, self._stream) for _ in range(NUM_TURNS)]
+        graphs = [capture.graph for capture in (self._spare, *self._turns)]
+        self._finalizer = weakref.finalize(self, _release, graphs)
+        self.replay: Callable[[], Any] = self._spare.replay
+        """Replays on what `inputs` hold; the result is overwritten by the next call."""
+
+    def __call__(self, *args: Any) -> Any:
+        """One call: copy in, replay, hand out.
+
+        Cost: Two launches; a third one where all graphs that take turns have their results held.
+        """
+        self.load(*args)
+        stream = _stream_of(self._device.index)
+        if stream != self._last_stream:
+            self._follow(stream)
+        for capture in self._turns:
+            if capture.is_free():
+                capture.launch()
+                return capture.aliases()
+        self._spare.launch()
+        return self._spare.copies()
+
+    def load(self, *args: Any) -> None:
+        """Copy the tensors of the arguments into the graph's inputs."""
+        static = self._static_tensors
+        if len(static) == 1 and len(args) == 1 and isinstance(args[0], Tensor):
+            static[0].copy_(args[0])
+        elif static:
+            given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+            torch._foreach_copy_(static, given)
+
+    def close(self) -> None:
+        """Drop the graphs. Results that are still held stay valid.
+
+        Cost: Waits for the device.
+        """
+        if self._finalizer.alive:
+            torch.cuda.synchronize(self._device)
+            self._finalizer()
+
+    def _warm_up(self, fn: Callable[..., Any]) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UP_CALLS):
+                fn(*self.inputs)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _follow(self, stream: int) -> None:
+        """Order the calls on a new current stream after those on the one before: they share memory."""
+        if self._last_stream >= 0:
+            before = torch.cuda.ExternalStream(self._last_stream, device=self._device)
+            torch.cuda.current_stream(self._device).wait_stream(before)
+        self._last_stream = stream
+
+    def _owns_results(self, capture: "_Capture") -> bool:
+        """Whether no result is an input as it was given: the next call writes into that."""
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in self._static_tensors}
+        return not any(t.untyped_storage().data_ptr() in inputs for t in capture.tensors)
+
+
+def capture_once(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Capture a function and replay it; what a child process does to find out whether that works.
+
+    Raises:
+        CaptureError: the capture failed.
+    """
+    with torch.no_grad():
+        graph = CallGraph(fn, args)
+        graph(*args)
+        graph.close()
+
+
+class _Capture:
+    """One captured graph with its own memory, and the tensors of its result."""
+
+    def __init__(
+        self, fn: Callable[..., Any], inputs: tuple[Any, ...], stream: torch.cuda.Stream
+    ) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        try:
+            # Threads that pin memory or watch NCCL go on calling CUDA meanwhile; that is allowed.
+            with torch.cuda.graph(
+                self.graph, stream=stream, capture_error_mode="thread_local"
+            ), torch.no_grad():  # fmt: skip
+                result = fn(*inputs)
+        except RuntimeError as error:
+            raise CaptureError(
+                f"wanted to capture the function as a CUDA graph, got {type(error).__name__}: {error}; "
+                "the process cannot go on after a failed capture, start it again with mode='eager'"
+            ) from error
+        self.launch = launch = self.graph.replay
+        self._leaves, self._structure = pytree.tree_flatten(result)
+        self.tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        self._storages = list({t.untyped_storage()._cdata for t in self.tensors})  # noqa: SLF001
+        self._holders = [_num_holders(storage) for storage in self._storages]
+        self._is_single = self._structure.is_leaf() and len(self.tensors) == 1
+
+        def replay() -> Any:
+            """Replay, and the very tensors that the graph writes; a closure, since it is all of a call."""
+            launch()
+            return result
+
+        self.replay = replay
+
+    def is_free(self) -> bool:
+        """Whether nobody holds a result of an earlier replay, or a view of one."""
+        return [*map(_num_holders, self._storages)] == self._holders
+
+    def aliases(self) -> Any:
+        """The result as new tensors on the graph's memory."""
+        return self.tensors[0].detach() if self._is_single else self._map(Tensor.detach)
+
+    def copies(self) -> Any:
+        """The result in memory of its own."""
+        return self.tensors[0].clone() if self._is_single else self._map(Tensor.clone)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Any:
+        return pytree.tree_unflatten(
+            [change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves],
+            self._structure,
+        )
+
+
+def _release(graphs: list[torch.cuda.CUDAGraph]) -> None:
+    """Give the graphs up while CUDA still works: at the latest before the interpreter is torn down."""
+    for graph in graphs:
+        graph.reset()
+    graphs.clear()
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Memory of its own for a tensor's values, contiguous in its own format where it has one."""
+    return tensor.detach().clone()
+
+
+def _device_of(tensors: list[Tensor]) -> torch.device:
+    index = next((t.device.index for t in tensors if t.is_cuda), torch.cuda.current_device())
+    return torch.device("cuda", index)

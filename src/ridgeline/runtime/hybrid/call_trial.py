@@ -1,0 +1,238 @@
+"""The search of `mode="auto"`: make, check and time the modes, cheapest first, inside a budget."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ridgeline.errors import CaptureError, PackageError
+from ridgeline.plan import Execution
+from ridgeline.runtime.hybrid.call_entry import Entry, guarded
+from ridgeline.runtime.hybrid.call_state import CallState, preserved
+from ridgeline.runtime.hybrid.callable_forms import CallableForm
+from ridgeline.runtime.hybrid.hybrid_report import ModeRow
+from ridgeline.runtime.hybrid.modes import MODES, Form, offered
+from ridgeline.runtime.hybrid.selection import (
+    Decision,
+    Measurement,
+    break_even_calls,
+    decide,
+    why_not_worth,
+)
+
+ORDER: tuple[Execution, ...] = (
+    "eager", "graph", "script", "compiled", "compiled+graph", "regional", "regional+graph", "packaged",
+)  # fmt: skip
+"""Cheap and simple first; a form that exists already costs its graph only a capture."""
+EXPECTED_COMPILE_S: dict[Form, float] = {
+    "script": 1.0,
+    "compiled": 20.0,
+    "regional": 20.0,
+    "packaged": 30.0,
+}
+"""Seconds assumed before a form was ever made. Source: measured on two cores with torch 2.13; a small
+network took 1 to 17 s compiled (the first one loads the compiler) and 11 to 25 s as a package."""
+EXPECTED_CAPTURE_S = 1.0
+TURNS = 15
+MOST_ROUNDS = 4
+STEADY = 0.2
+"""Turns are repeated until the quartiles of every mode lie within this share of its median, or often enough:
+on a machine that does other things as well, a few turns tell nothing."""
+BLOCK_S = 1e-3
+"""One turn calls a mode for about this long."""
+
+
+class Timing(NamedTuple):
+    """Seconds of one call over the turns: median and quartiles."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+
+
+class Search(NamedTuple):
+    """What a search found; `entry` is None where the program as written is the best."""
+
+    rows: tuple[ModeRow, ...]
+    decision: Decision
+    entry: Entry | None
+
+
+def search(
+    fn: Callable[..., Any],
+    eager: Callable[..., Any],
+    args: tuple[Any, ...],
+    state: CallState,
+    device: torch.device,
+    *,
+    calls: int | None,
+    budget_s: float,
+    static_io: bool,
+) -> Search:
+    """Try the modes offered on the device, and keep the fastest that is equivalent.
+
+    Args:
+        fn: The callable as written.
+        eager: The same without gradients, as it would be called in eager mode.
+        args: Example arguments.
+        state: What `fn` reads; afterwards as it was.
+        device: Where it runs.
+        calls: Number of calls, if known.
+        budget_s: No compilation starts that is expected to end after this many seconds.
+        static_io: See `rl.hybridize`.
+
+    Cost: Up to the budget; more if a compilation takes longer than expected, since it is not broken off.
+    """
+    end = time.perf_counter() + budget_s
+    rows: dict[Execution, ModeRow] = {"eager": ModeRow(mode="eager", status="measured")}
+    runs: dict[Execution, Callable[[], Any]] = {"eager": lambda: eager(*args)}
+    entries: dict[Execution, Entry] = {}
+    forms: dict[Form, CallableForm] = {}
+    best_s = _time(runs, state, device)["eager"].median_s
+    for mode in ORDER:
+        if mode == "eager" or mode not in offered("callable", device.type):
+            continue
+        reason = why_not_worth(_expected_s(mode, forms), end - time.perf_counter(), best_s, calls)
+        if reason:
+            rows[mode] = ModeRow(mode=mode, status="skipped", reason=reason)
+            continue
+        rows[mode], entry = _try(mode, fn, args, state, device, static_io, forms)
+        if entry is not None:
+            entries[mode] = entry
+            runs[mode] = entry.replay if static_io else _as_called(entry, args, state, device)
+            best_s = min(best_s, _time({mode: runs[mode]}, state, device)[mode].median_s)
+    timings = _time(runs, state, device)
+    decision = decide([Measurement(mode, *timing) for mode, timing in timings.items()], calls)
+    kept = entries.pop(decision.mode, None)
+    for entry in entries.values():
+        entry.close_graph()
+    for form in forms.values():
+        if kept is None or form is not kept.form:
+            form.close()
+    return Search(_timed(rows, timings), decision, kept)
+
+
+def _try(
+    mode: Execution,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    state: CallState,
+    device: torch.device,
+    static_io: bool,
+    forms: dict[Form, CallableForm],
+) -> tuple[ModeRow, Entry | None]:
+    """Make and check one mode."""
+    begin = time.perf_counter()
+    try:
+        entry = Entry(mode, fn, args, state, device, static_io=static_io, forms=forms)
+    except (CaptureError, PackageError) as error:
+        spent_s = time.perf_counter() - begin
+        return ModeRow(mode=mode, status="refused", compile_s=spent_s, reason=str(error)), None
+    difference = entry.comparison.difference
+    if entry.comparison.is_equal:
+        note = "; ".join(entry.notes)
+        row = ModeRow(
+            mode=mode,
+            status="measured",
+            compile_s=entry.compile_s,
+            difference=difference,
+            reason=note,
+        )
+        return row, entry
+    entry.close_graph()
+    reason = (
+        f"not equivalent: differs from eager by {difference:.3g} in {entry.comparison.where}, accepted "
+        f"are {entry.comparison.tolerance:.0e}"
+    )
+    row = ModeRow(
+        mode=mode,
+        status="different",
+        compile_s=entry.compile_s,
+        difference=difference,
+        reason=reason,
+    )
+    return row, None
+
+
+def _expected_s(mode: Execution, forms: Mapping[Form, CallableForm]) -> float:
+    form, is_replayed = MODES[mode]
+    compiling = 0.0 if form in forms else EXPECTED_COMPILE_S.get(form, 0.0)
+    return compiling + (EXPECTED_CAPTURE_S if is_replayed else 0.0)
+
+
+def _time(
+    runs: Mapping[Execution, Callable[[], Any]], state: CallState, device: torch.device
+) -> dict[Execution, Timing]:
+    """Time calls of several modes in turns, so that a change of the machine's speed meets all alike.
+
+    Cost: `TURNS` to `MOST_ROUNDS * TURNS` blocks a mode, each of `BLOCK_S` or one call; waits for the device
+    after every block.
+    """
+    with preserved(state.tensors()):
+        counts = {mode: _calls_in_a_block(run, device) for mode, run in runs.items()}
+        samples: dict[Execution, list[float]] = {mode: [] for mode in runs}
+        timings: dict[Execution, Timing] = {}
+        for _ in range(MOST_ROUNDS):
+            for mode in [mode for _ in range(TURNS) for mode in runs]:
+                seconds = _block_s(runs[mode], counts[mode], device) / counts[mode]
+                samples[mode].append(seconds)
+            for mode, taken in samples.items():
+                low, median, high = statistics.quantiles(taken, n=4)
+                timings[mode] = Timing(median, low, high)
+            if all(t.high_s - t.low_s <= STEADY * t.median_s for t in timings.values()):
+                break
+    return timings
+
+
+def _calls_in_a_block(run: Callable[[], Any], device: torch.device) -> int:
+    _block_s(run, 3, device)
+    return max(1, min(1000, int(BLOCK_S * 3 / max(_block_s(run, 3, device), 1e-9))))
+
+
+def _block_s(run: Callable[[], Any], count: int, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(count):
+        run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def _timed(
+    rows: Mapping[Execution, ModeRow], timings: Mapping[Execution, Timing]
+) -> tuple[ModeRow, ...]:
+    """The rows with their times, and after how many calls each mode has earned its compilation back."""
+    eager_s = timings["eager"].median_s
+    result = []
+    for mode, row in rows.items():
+        timing = timings.get(mode)
+        if timing is None:
+            result.append(row)
+            continue
+        result.append(
+            ModeRow(
+                mode=mode,
+                status=row.status,
+                call_s=timing.median_s,
+                low_s=timing.low_s,
+                high_s=timing.high_s,
+                compile_s=row.compile_s,
+                difference=row.difference,
+                break_even=break_even_calls(eager_s, timing.median_s, row.compile_s),
+                reason=row.reason,
+            )
+        )
+    return tuple(result)
+
+
+def _as_called(
+    entry: Entry, args: tuple[Any, ...], state: CallState, device: torch.device
+) -> Callable[[], Any]:
+    """A call of the entry with the test that goes before it, which is part of what a call costs."""
+    casting = torch.is_autocast_enabled(device.type)
+    call = guarded(entry, args, state.watch(), casting, miss=entry.run)
+    return lambda: call(*args)

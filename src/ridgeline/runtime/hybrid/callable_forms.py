@@ -1,0 +1,174 @@
+"""The forms of a callable: as written, as TorchScript, compiled whole, compiled by region, packaged.
+
+A form is called with the original arguments and gives the original result, without gradients. Tensors of
+the module are used by reference, so that updates in place are seen.
+"""
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.jit.frontend import FrontendError
+
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.call_compiling import FAILURES, TracedFunction
+from ridgeline.runtime.hybrid.call_state import CallState
+from ridgeline.runtime.hybrid.compiling import CompiledRegions, many_variants
+from ridgeline.runtime.hybrid.modes import Form
+
+
+class CallableForm(NamedTuple):
+    """A callable in one of its forms.
+
+    `needs_layout`: arguments must have the strides of the example. `close` gives up what it holds.
+    """
+
+    call: Callable[..., Any]
+    needs_layout: bool = False
+    notes: tuple[str, ...] = ()
+    close: Callable[[], None] = lambda: None
+
+
+def make_form(form: Form, fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
+    """The form of a callable for arguments like `args`.
+
+    Raises:
+        CaptureError: the program cannot be brought into that form.
+
+    Cost: Compiles; the first call may compile as well.
+    """
+    if form == "script":
+        return _script(fn, args)
+    if form == "compiled":
+        return _compiled(fn, args)
+    if form == "regional":
+        return _regional(fn, args)
+    if form == "packaged":
+        return _packaged(fn, args)
+    return CallableForm(without_gradients(fn))
+
+
+def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` under `no_grad`, which is entered only if gradients are on: entering takes microseconds."""
+    is_on = torch.is_grad_enabled
+
+    def call(*args: Any) -> Any:
+        if not is_on():
+            return fn(*args)
+        with torch.no_grad():
+            return fn(*args)
+
+    return call
+
+
+def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
+    """TorchScript from the source, or from a trace where the source is beyond it; weights stay live."""
+    notes: tuple[str, ...] = ()
+    with torch.no_grad(), warnings.catch_warnings():
+        # torch marks TorchScript as deprecated; on CPU it still serves small programs well.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            program = torch.jit.script(fn)
+        except (*FAILURES, OSError, FrontendError) as error:
+            notes = (f"script: traced, since TorchScript cannot read the source ({_brief(error)})",)
+            program = _trace(fn, args)
+    # A scripted module's own method skips what `Module.__call__` does for hooks.
+    method: Callable[..., Any] = getattr(program, "forward", program)
+    return CallableForm(without_gradients(method), notes=notes)
+
+
+def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            traced = torch.jit.trace(fn, args, check_trace=False)
+        except FAILURES as error:
+            raise CaptureError(
+                f"wanted TorchScript of {name_of(fn)}, got {_brief(error)}; use another mode"
+            ) from error
+    baked = [w for w in caught if issubclass(w.category, torch.jit.TracerWarning)]
+    if baked:
+        raise CaptureError(
+            f"wanted TorchScript of {name_of(fn)}, got a trace in which {len(baked)} values read to the host "
+            f"would be constants, the first at {baked[0].filename}:{baked[0].lineno}; use another mode"
+        )
+    return traced
+
+
+def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
+    """Traced and compiled as one graph; by `torch.compile` where it is not one graph."""
+    try:
+        return CallableForm(TracedFunction(fn, args).compile(), needs_layout=True)
+    except CaptureError as error:
+        note = f"compiled: by torch.compile with its guards at every call, since: {error}"
+    compiled = torch.compile(fn, dynamic=False, options={"fallback_random": True})
+    call = without_gradients(compiled)
+    try:
+        call(*args)
+    except FAILURES as error:
+        raise CaptureError(
+            f"wanted {name_of(fn)} compiled, got {_brief(error)}; {note}; use another mode"
+        ) from error
+    return CallableForm(call, needs_layout=True, notes=(note,))
+
+
+def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
+    """The repeated blocks of a module compiled, in a copy that shares its tensors."""
+    if not isinstance(fn, nn.Module):
+        raise CaptureError(
+            f"wanted a module with repeated blocks for mode 'regional', got {name_of(fn)}; give the "
+            "module itself, or use mode 'compiled'"
+        )
+    # The copy is nobody else's, so its blocks stay switched to their compiled form.
+    model = shared_copy(fn)
+    regions = CompiledRegions(model)
+    active = contextlib.ExitStack()
+    active.enter_context(regions.active())
+    call = without_gradients(model)
+    with many_variants():
+        try:
+            call(*args)
+        except FAILURES as error:
+            active.close()
+            raise CaptureError(
+                f"wanted the blocks of {name_of(fn)} compiled, got {_brief(error)}; use another mode"
+            ) from error
+    return CallableForm(call, notes=(regions.note,), close=active.close)
+
+
+def _packaged(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
+    from ridgeline.runtime.hybrid.packaged import package_callable
+
+    packaged = package_callable(fn, args)
+    return CallableForm(packaged, needs_layout=True, close=packaged.close)
+
+
+def shared_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module's structure around the same parameters and buffers.
+
+    Raises:
+        CaptureError: a part of it cannot be copied.
+    """
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in CallState(module).tensors()}
+    try:
+        return copy.deepcopy(module, memo)
+    except FAILURES as error:
+        raise CaptureError(
+            f"wanted a copy of {name_of(module)} to compile its blocks, got {_brief(error)}; use mode "
+            "'compiled'"
+        ) from error
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """What people call the callable."""
+    return getattr(fn, "__qualname__", None) or type(fn).__name__
+
+
+def _brief(error: BaseException) -> str:
+    line = next(iter(str(error).strip().splitlines()), "no message")
+    return f"{type(error).__name__}: {line}"

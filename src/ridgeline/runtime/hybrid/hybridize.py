@@ -1,0 +1,212 @@
+"""`rl.hybridize`: a function or module in its fastest equivalent form, with the same results."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.errors import PlanError
+from ridgeline.plan import Execution
+from ridgeline.runtime.hybrid.call_dispatch import Dispatch, capturing
+from ridgeline.runtime.hybrid.call_trial import search
+from ridgeline.runtime.hybrid.callable_forms import name_of
+from ridgeline.runtime.hybrid.hybrid_report import HybridReport, ModeRow
+from ridgeline.runtime.hybrid.modes import check_offered
+
+
+def hybridize(
+    fn_or_module: Callable[..., Any],
+    example_inputs: Any,
+    mode: Execution | Literal["auto"] = "auto",
+    *,
+    calls: int | None = None,
+    budget_s: float = 120.0,
+    static_io: bool = False,
+    max_shapes: int = 2,
+) -> "Hybrid":
+    """The callable in its fastest form that gives the same results, or in the mode asked for.
+
+    Calls are inference: they run under `no_grad`, and results carry no gradients. Whether a module is in
+    training or evaluation mode is left as it is (dropout then drops, batch norm updates its statistics).
+    An argument that requires gradients makes its call eager, with gradients; that is counted.
+
+    Before a mode is used its results are compared with the callable's own over several calls with changed
+    inputs, parameters and random state. Parameters are read by reference: updates in place are seen at once,
+    and replaced parameters (`load_state_dict(assign=True)`, `.to(...)`) lead to a new capture. So do Python
+    values that the code reads, such as `training` or `self.scale`.
+
+    Args:
+        fn_or_module: What to call; positional arguments, any nest of tensors and constants in and out.
+        example_inputs: A tuple of its positional arguments, or the only one if it is a tensor.
+        mode: `auto` measures what the device offers; or the name of a mode, see `rl.Plan.execution`.
+        calls: How often it will be called, if known: compiling is then weighed against its gain.
+        budget_s: Seconds for the search of `auto`. A compilation that has begun is not broken off.
+        static_io: Read inputs from the tensors of `.inputs`, which the caller writes, and let every call
+            overwrite the results of the one before. Then `hybrid()` on a CUDA graph is the bare replay:
+            nothing is looked at, so make another `Hybrid` after replacing parameters or changing settings.
+        max_shapes: Signatures that are captured; calls with further ones run eagerly, counted in the report.
+
+    Raises:
+        PlanError: the mode is not offered on the device, or an argument is out of range.
+        CaptureError: the mode asked for cannot capture the program (in `auto`: its row says so).
+        EquivalenceError: the mode asked for gave other results; names the difference.
+        PackageError: the mode asked for is `packaged`, and the program could not be packaged.
+
+    Cost: Compiles, seconds to minutes; in `auto` about `budget_s`. Waits for the device.
+    """
+    if max_shapes < 1 or budget_s < 0 or (calls is not None and calls < 0):
+        raise PlanError(
+            f"wanted max_shapes >= 1, budget_s >= 0 and calls >= 0, got {max_shapes}, {budget_s} s and "
+            f"{calls} for hybridize; change them"
+        )
+    args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    args = pytree.tree_map_only(Tensor, torch.detach, args)
+    dispatch = Dispatch(fn_or_module, args, static_io=static_io, max_shapes=max_shapes)
+    try:
+        with capturing():
+            if mode == "auto":
+                return _searched(dispatch, calls, budget_s)
+            return _asked_for(dispatch, mode, calls)
+    except BaseException:
+        dispatch.close()
+        raise
+
+
+class Hybrid:
+    """A callable in one execution mode; made by `rl.hybridize`, called like the original.
+
+    Not meant for several threads at once. Use it in a `with` block, or `close()` it, to give up graphs.
+    """
+
+    def __init__(self, dispatch: Dispatch, report: HybridReport) -> None:
+        self._dispatch = dispatch
+        self._report = report
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The result for these inputs; with `static_io` and no inputs, for what `.inputs` hold.
+
+        Raises:
+            BatchError: an input lies on another device than the example; with `static_io`, has another
+                structure, shape or dtype.
+            PlanError: it was closed.
+
+        Cost: 2 to 4 us beside the captured program. A further shape or setting is captured (seconds, once)
+        until there are `max_shapes`.
+        """
+        return self._dispatch.front(*inputs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Hybrid({self._report.subject}, mode={self.mode!r}, {self._report.device})"
+
+    @property
+    def mode(self) -> Execution:
+        """The mode of the calls that fit a captured program."""
+        return self._dispatch.mode
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """With `static_io`: the arguments whose tensors the next call reads; write into them in place.
+
+        Raises:
+            PlanError: it was made without `static_io`.
+        """
+        if not self._dispatch.static_io:
+            raise PlanError(
+                "wanted the static inputs of a Hybrid, got one made with static_io=False; pass inputs to the "
+                "call, or make it with static_io=True"
+            )
+        return self._dispatch.inputs
+
+    @property
+    def report(self) -> HybridReport:
+        """Modes, times, differences, the choice and its reason, and what was counted so far."""
+        return msgspec.structs.replace(
+            self._report,
+            notes=tuple(self._dispatch.notes),
+            counters=dict(self._dispatch.counters),
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the callable with its parameters as a package that `rl.load` runs without its source.
+
+        Raises:
+            CaptureError: the program cannot be exported.
+            PackageError: it could not be compiled or written.
+
+        Cost: Compiles, seconds to minutes.
+        """
+        from ridgeline.runtime.hybrid.packaged import save_callable
+
+        return save_callable(self._dispatch.fn, self._dispatch.args, path)
+
+    def close(self) -> None:
+        """Give up graphs and compiled programs; calls afterwards are errors. Results stay valid.
+
+        Cost: Waits for the device if there are graphs.
+        """
+        self._dispatch.close()
+
+
+def _asked_for(dispatch: Dispatch, mode: Execution, calls: int | None) -> Hybrid:
+    check_offered(mode, "callable", dispatch.device.type)
+    dispatch.mode = mode
+    row = ModeRow(mode=mode, status="measured", reason="not timed")
+    entry = None
+    if mode != "eager" or dispatch.static_io:
+        entry = dispatch.make(dispatch.args)
+        if not entry.comparison.is_equal:
+            entry.close()
+        entry.comparison.check(mode)
+        row = msgspec.structs.replace(
+            row, compile_s=entry.compile_s, difference=entry.comparison.difference
+        )
+    dispatch.use(entry, dispatch.args)
+    return Hybrid(
+        dispatch,
+        HybridReport(
+            subject=name_of(dispatch.fn),
+            device=dispatch.device.type,
+            chosen=mode,
+            reason="asked for by name",
+            rows=(row,),
+            calls=calls,
+        ),
+    )
+
+
+def _searched(dispatch: Dispatch, calls: int | None, budget_s: float) -> Hybrid:
+    found = search(
+        dispatch.fn,
+        dispatch.eager,
+        dispatch.args,
+        dispatch.state,
+        dispatch.device,
+        calls=calls,
+        budget_s=budget_s,
+        static_io=dispatch.static_io,
+    )
+    dispatch.mode = found.decision.mode
+    entry = found.entry
+    if entry is None and dispatch.static_io:
+        entry = dispatch.make(dispatch.args)
+    dispatch.use(entry, dispatch.args)
+    report = HybridReport(
+        subject=name_of(dispatch.fn),
+        device=dispatch.device.type,
+        chosen=found.decision.mode,
+        reason=found.decision.reason,
+        rows=found.rows,
+        calls=calls,
+        budget_s=budget_s,
+    )
+    return Hybrid(dispatch, report)

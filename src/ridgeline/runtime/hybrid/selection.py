@@ -1,0 +1,135 @@
+"""Which mode to keep: a pure decision over measured times.
+
+The fastest measured mode wins, if its gain is more than noise. Where the number of calls is known, what
+counts is the whole bill: `total = compile time still to pay + calls x time of one call`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ridgeline import units
+from ridgeline.errors import PlanError
+from ridgeline.plan import Execution
+
+
+class Measurement(NamedTuple):
+    """Time of one call in a mode, in seconds: median and quartiles; only of modes that are equivalent.
+
+    `to_pay_s` is compile time that choosing the mode would still cost; what is compiled already is free.
+    """
+
+    mode: Execution
+    call_s: float
+    low_s: float
+    high_s: float
+    to_pay_s: float = 0.0
+
+
+class Decision(NamedTuple):
+    """The mode to keep, and why."""
+
+    mode: Execution
+    reason: str
+
+
+def decide(measurements: Sequence[Measurement], calls: int | None = None) -> Decision:
+    """The fastest mode whose gain is real; among those that noise cannot tell apart the simplest.
+
+    Args:
+        measurements: Simplest mode first; the first one is the program as written (eager).
+        calls: How often the program will be called; None where nobody knows.
+
+    Returns:
+        A mode whose median is never above that of the first.
+
+    Raises:
+        PlanError: nothing was measured.
+    """
+    if not measurements:
+        raise PlanError("wanted at least one measured mode to decide on, got none; measure eager")
+    totals = [_total(m, calls) for m in measurements]
+    plain = totals[0]
+    best = min(totals, key=lambda total: total.call_s)
+    chosen = next(
+        total
+        for total in totals
+        if total is best or (total.call_s <= plain.call_s and not _is_slower(total, best))
+    )
+    return Decision(chosen.mode, _reason(chosen, best, plain, measurements, calls))
+
+
+def break_even_calls(eager_s: float, call_s: float, compile_s: float) -> int | None:
+    """Number of calls after which the compile time is earned back; None where it never is.
+
+    Source: `compile_s + n * call_s <= n * eager_s`, solved for n.
+    """
+    if call_s >= eager_s:
+        return None
+    return math.ceil(compile_s / (eager_s - call_s))
+
+
+def why_not_worth(
+    expected_s: float, left_s: float, best_call_s: float, calls: int | None
+) -> str | None:
+    """Why a mode should not even be compiled, or None if it should.
+
+    Args:
+        expected_s: Expected compile time, seconds.
+        left_s: What is left of the budget, seconds.
+        best_call_s: Time of one call in the best mode so far, seconds.
+        calls: Number of calls, if known.
+    """
+    if expected_s > left_s:
+        return (
+            f"expected to take {units.seconds(expected_s)} to compile, "
+            f"{units.seconds(max(left_s, 0.0))} of the budget are left"
+        )
+    if calls is not None and expected_s > calls * best_call_s:
+        return (
+            f"expected to take {units.seconds(expected_s)} to compile, and all {calls} calls take only "
+            f"{units.seconds(calls * best_call_s)} without it"
+        )
+    return None
+
+
+def _is_slower(measurement: Measurement, best: Measurement) -> bool:
+    """Whether the median of one lies outside the quartiles of the other: more than the spread."""
+    return measurement.call_s > best.high_s or measurement.low_s > best.call_s
+
+
+def _total(measurement: Measurement, calls: int | None) -> Measurement:
+    """The measurement itself, or what all calls cost with it."""
+    if calls is None:
+        return measurement
+    pay = measurement.to_pay_s
+    return Measurement(
+        measurement.mode,
+        pay + calls * measurement.call_s,
+        pay + calls * measurement.low_s,
+        pay + calls * measurement.high_s,
+    )
+
+
+def _reason(
+    chosen: Measurement,
+    best: Measurement,
+    plain: Measurement,
+    measurements: Sequence[Measurement],
+    calls: int | None,
+) -> str:
+    what = "a call" if calls is None else f"{calls} calls with the compile time still to pay"
+    if chosen is plain and best is plain:
+        if len(measurements) == 1:
+            return "nothing else is offered, equivalent and inside the budget"
+        return f"no other mode is faster: {what} {units.seconds(plain.call_s)}"
+    if chosen is best:
+        gain = plain.call_s / best.call_s if best.call_s else math.inf
+        return (
+            f"fastest of {len(measurements)} measured: {what} {units.seconds(best.call_s)}, "
+            f"{gain:.2f} x {plain.mode} ({units.seconds(plain.call_s)})"
+        )
+    return (
+        f"{best.mode} ({units.seconds(best.call_s)} for {what}) is faster than {chosen.mode} "
+        f"({units.seconds(chosen.call_s)}) by less than the spread of the measurement: the simpler is kept"
+    )

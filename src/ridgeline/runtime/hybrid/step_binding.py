@@ -1,0 +1,145 @@
+"""A compiled step program bound to its state; on a GPU captured, and replayed as one CUDA graph."""
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import CaptureError
+
+Call = Callable[[list[Tensor]], Sequence[Tensor]]
+"""A compiled program: all inputs as one flat list, which it may empty; its outputs."""
+
+WARMUP_CALLS = 2
+"""Calls before a capture: Triton loads its kernels and libraries settle."""
+
+
+class BoundStep:
+    """A compiled program with its state, on the CPU: `loss = step(tensors of a batch)`.
+
+    Args:
+        call: The program.
+        state: Its first inputs; written in place.
+        examples: Batch tensors as it was compiled for; their strides count.
+    """
+
+    def __init__(self, call: Call, state: Sequence[Tensor], examples: Sequence[Tensor]) -> None:
+        self._call = call
+        self._state = list(state)
+        self._strides = [tensor.stride() for tensor in examples]
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
+        """One step; the loss, a tensor of its own.
+
+        Args:
+            inputs: Tensors of a batch of the compiled shapes; used as they are where their strides fit.
+        """
+        flat = self._state.copy()
+        for tensor, strides in zip(inputs, self._strides, strict=True):
+            if tensor.stride() == strides and not tensor.requires_grad:
+                flat.append(tensor)
+            else:
+                laid_out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+                flat.append(laid_out.copy_(tensor.detach()))
+        return self._call(flat)[0]
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+
+class ReplayedStep:
+    """A compiled program with its state, captured as a CUDA graph: a step costs the host one launch.
+
+    Args:
+        call: The program.
+        state: Its first inputs, on the GPU; written in place and never moved.
+        examples: Batch tensors as it was compiled for; copied.
+        rng: Whether the program draws random numbers; its generators then stand as before after the
+            calls that warm up.
+
+    Raises:
+        CaptureError: the program cannot be captured; nothing can run on the device afterwards.
+
+    Cost: Three steps, undone.
+    """
+
+    def __init__(self, call: Call, state: Sequence[Tensor], examples: Sequence[Tensor]) -> None:
+        misplaced = sorted({str(t.device) for t in (*state, *examples) if t.device.type != "cuda"})
+        if misplaced:
+            raise CaptureError(
+                f"wanted all of the step's tensors on the GPU, got some on {', '.join(misplaced)}; move what "
+                "the loss function brings along (class weights, masks) to the model's device"
+            )
+        self._inputs = [tensor.detach().clone() for tensor in examples]
+        arguments = [*state, *self._inputs]
+        stream = torch.cuda.Stream()
+        self._graph = torch.cuda.CUDAGraph()
+        with _undone(state):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream), torch.no_grad():
+                for _ in range(WARMUP_CALLS):
+                    call(arguments.copy())
+            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.synchronize()
+        try:
+            # Threads that pin memory go on calling CUDA meanwhile; that is allowed. Nothing is executed.
+            with (
+                torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
+                torch.no_grad(),
+            ):
+                self._loss = call(arguments.copy())[0]
+        except RuntimeError as error:
+            raise CaptureError(
+                f"wanted to capture the step's program as a CUDA graph, got {type(error).__name__}: {error}; "
+                "the process cannot go on after a failed capture, start it again with execution='eager'"
+            ) from error
+        self._call = call
+        self._arguments = arguments
+        self._release = weakref.finalize(self, _release, self._graph)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
+        """One step; the loss, a tensor of its own.
+
+        Cost: Copies the batch on the device; does not wait.
+        """
+        torch._foreach_copy_(self._inputs, list(inputs))
+        self._graph.replay()
+        return self._loss.clone()
+
+    def close(self) -> None:
+        """Release the graph and its memory.
+
+        Cost: Waits for the device.
+        """
+        self._release()
+        gc.collect()
+
+
+def bind(
+    call: Call, state: Sequence[Tensor], examples: Sequence[Tensor]
+) -> BoundStep | ReplayedStep:
+    """The program with its state, replayed as a CUDA graph where the state is on a GPU."""
+    on_gpu = any(tensor.is_cuda for tensor in (*state, *examples))
+    return ReplayedStep(call, state, examples) if on_gpu else BoundStep(call, state, examples)
+
+
+@contextlib.contextmanager
+def _undone(state: Sequence[Tensor]) -> Iterator[None]:
+    """Put the state and the generators back as they were, after real calls."""
+    saved = [tensor.clone() for tensor in state]
+    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state()
+    try:
+        yield
+    finally:
+        for tensor, before in zip(state, saved, strict=True):
+            tensor.copy_(before)
+        torch.set_rng_state(cpu)
+        torch.cuda.set_rng_state(cuda)
+
+
+def _release(graph: torch.cuda.CUDAGraph) -> None:
+    torch.cuda.synchronize()
+    graph.reset()

@@ -1,0 +1,237 @@
+"""A training step that runs as one program: traced, compiled, checked, and then called.
+
+The first call is an eager step, which makes the optimizer's state. The second traces forward, loss, backward
+and optimizer into one graph, compiles it, checks it against the eager step, and from there on a step is one
+call of a compiled program (on a GPU, one replay of a CUDA graph) that updates the model's and the
+optimizer's own tensors.
+"""
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ridgeline.errors import PlanError, RidgelineError
+from ridgeline.runtime import batch as batches
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.capturable import LearningRates
+from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.hybrid.batch_pattern import BatchPattern
+from ridgeline.runtime.hybrid.lifting import LiftedState, place_state
+from ridgeline.runtime.hybrid.step_binding import BoundStep, ReplayedStep, bind
+from ridgeline.runtime.hybrid.step_compiling import ProgramFile, compile_file, compile_graph
+from ridgeline.runtime.hybrid.step_guards import StepGuards
+from ridgeline.runtime.hybrid.step_package import save_step
+from ridgeline.runtime.hybrid.step_program import StepProgram, trace_body
+from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.world import World
+from ridgeline.simulator.frames import WHOLE_STEP
+
+EAGER_STEPS = 1
+"""Real steps before the trace: the first one makes the optimizer's state, exactly as it would."""
+MOST_SHAPES = 2
+"""Shapes compiled: the usual one, and the last batch of an epoch if it comes again."""
+MOST_RECOMPILES = 3
+"""After so many, some setting changes all the time, and compiling would cost more than it gains."""
+ONE_FRAME = f"forward, backward and optimizer run as one program: frame '{WHOLE_STEP}' is all of it"
+SHORTER = "shorter batches than the compiled one ran eagerly"
+
+
+class Prepared(NamedTuple):
+    """A program for batches of one shape, ready to run."""
+
+    pattern: BatchPattern
+    program: StepProgram
+    step: BoundStep | ReplayedStep
+    file: ProgramFile | None
+
+
+class StepGraphRunner:
+    """Runs a step body as one compiled program.
+
+    Settings that are numbers of Python (weight decay, momentum, betas) are constants of the program: when
+    one changes it is compiled again, noted and counted as `recaptures`, up to `MOST_RECOMPILES` times; from
+    then on steps run eagerly, noted and counted as `eager_steps`. Learning rates are inputs.
+
+    Args:
+        body: The step of a worker alone.
+        recorder: Told of the steps; a step is one frame.
+        world: A world of one.
+        notes: Receives what was done differently, and why.
+        packaged: Compile ahead of time into a file that needs no Python (AOTInductor) and run that: less
+            time between operators, and `save` need not compile again. Else compile in this process.
+
+    Raises:
+        PlanError: there are several workers.
+    """
+
+    def __init__(
+        self,
+        body: StepBody,
+        recorder: Recorder,
+        world: World,
+        notes: list[str],
+        *,
+        packaged: bool,
+    ) -> None:
+        if body.reducer is not None or world.size > 1:
+            raise PlanError(
+                f"wanted a worker alone for execution={body.plan.execution!r}, got workers={world.size}; its "
+                "one program has no room for the synchronisation of gradients: use 'compiled+graph' or "
+                "'regional+graph' there"
+            )
+        self._body = body
+        self._recorder = recorder
+        self._world = world
+        self._notes = notes
+        self._packaged = packaged
+        self._num_eager = 0
+        self._num_recompiles = 0
+        self._prepared: list[Prepared] = []
+        self._unusual: Counter[batches.Signature] = Counter()
+        self._lifted: LiftedState | None = None
+        self._guards: StepGuards | None = None
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One step, eager, compiling or as one program; the detached loss.
+
+        Raises:
+            BatchError: the batch differs from the first one in more than a shorter leading dimension.
+            CaptureError: the step cannot be written as one program, compiled or captured.
+            EquivalenceError: the program differs from the eager step.
+
+        Cost: The second call traces, compiles and checks, which takes seconds to minutes.
+        """
+        begin = time.perf_counter_ns()
+        if self._num_eager < EAGER_STEPS:
+            self._num_eager += 1
+            return self._body(batch, self._recorder)
+        if self._guards is not None and (why := self._guards.broken()) is not None:
+            self._forget(why)
+        for prepared in self._prepared:
+            inputs = prepared.pattern.tensors(batch)
+            if inputs is not None:
+                break
+        else:
+            prepared = self._prepare(batch)
+            if prepared is None:
+                self._recorder.count("eager_steps")
+                return self._body(batch, self._recorder)
+            inputs = prepared.pattern.tensors(batch)
+            begin = time.perf_counter_ns()  # compiling happens once; it is no cost of a step
+        assert inputs is not None
+        prepared.program.lifted.rates.refresh()
+        self._body.overhead_ns = time.perf_counter_ns() - begin
+        self._recorder.mark(WHOLE_STEP)
+        return prepared.step(inputs)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether there is a compiled program, which `save` can write."""
+        return bool(self._prepared)
+
+    def save(self, path: str | Path) -> Path:
+        """Save the program with its state, so that training goes on elsewhere; see `save_step`.
+
+        Raises:
+            PlanError: no program was compiled yet.
+            OSError: the file cannot be written.
+        """
+        if not self._prepared:
+            raise PlanError(
+                "wanted a compiled step to save, got none before the second call; run two steps first"
+            )
+        prepared = self._prepared[0]
+        prepared.program.lifted.rates.refresh()
+        return save_step(path, prepared.program, file=prepared.file)
+
+    def close(self) -> None:
+        """Release programs, graphs and files; model and optimizer stay as they are.
+
+        Cost: On a GPU, waits for the device.
+        """
+        for prepared in self._prepared:
+            prepared.step.close()
+            if prepared.file is not None:
+                prepared.file.close()
+        self._prepared.clear()
+
+    def _forget(self, why: str) -> None:
+        self.close()
+        self._lifted = self._guards = None
+        self._num_recompiles += 1
+        if self._num_recompiles > MOST_RECOMPILES:
+            self._note(
+                f"steps ran eagerly after {MOST_RECOMPILES} compilations, since settings go on changing "
+                f"({why})"
+            )
+            return
+        self._recorder.count("recaptures")
+        self._note(f"compiled again because {why}")
+
+    def _prepare(self, batch: Any) -> Prepared | None:
+        """A program for this shape, or None where the batch is better run eagerly."""
+        if self._num_recompiles > MOST_RECOMPILES:
+            return None
+        if self._prepared:
+            signature = batches.signature(batch)
+            batches.check_compatible(self._prepared[0].program.signature, signature)
+            self._unusual[signature] += 1
+            if self._unusual[signature] < 2 or len(self._prepared) == MOST_SHAPES:
+                self._note(SHORTER)
+                return None
+        begin = time.perf_counter()
+        prepared = self._compile(batch)
+        self._recorder.counts["compile_s"] = (
+            self._recorder.counts.get("compile_s", 0.0) + time.perf_counter() - begin
+        )
+        self._prepared.append(prepared)
+        self._recorder.counts["shapes"] = float(len(self._prepared))
+        try:
+            self._check(prepared)
+        except RidgelineError:
+            self.close()
+            raise
+        self._note(ONE_FRAME)
+        return prepared
+
+    def _compile(self, batch: Any) -> Prepared:
+        body = self._body
+        if self._lifted is None:
+            for note in place_state(body.optimizer, self._world.device):
+                self._note(note)
+            self._lifted = LiftedState(body.model, body.optimizer, self._world.device)
+            self._guards = StepGuards(body.model, body.optimizer, self._lifted)
+        program = trace_body(body, batch, self._lifted)
+        file = None
+        if self._packaged:
+            file = compile_file(program)
+            call = file.load()
+        else:
+            call = compile_graph(program)
+        step = bind(call, [entry.tensor for entry in program.state], program.inputs)
+        return Prepared(BatchPattern(program.batch), program, step, file)
+
+    def _check(self, prepared: Prepared) -> None:
+        program = prepared.program
+
+        def replay() -> Tensor:
+            program.lifted.rates.refresh()
+            return prepared.step(program.inputs)
+
+        check_replay(
+            self._body,
+            program.batch,
+            program.inputs,
+            LearningRates(self._body.optimizer),
+            replay,
+            world=self._world,
+            notes=self._notes,
+        )
+        program.lifted.rates.refresh()
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)

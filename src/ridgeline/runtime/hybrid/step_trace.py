@@ -1,0 +1,128 @@
+"""Tracing a function that trains into an FX graph, and saying where that is not possible."""
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim import Optimizer
+
+from ridgeline.errors import CaptureError, RidgelineError
+
+_READS_A_VALUE = "aten._local_scalar_dense.default"
+
+
+def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
+    """The graph of the operators that `step(*arguments)` would run, its backward pass included.
+
+    Tracing uses tensors without data: nothing is computed, no random number drawn.
+
+    Raises:
+        CaptureError: the function reads a value or otherwise needs to run; names the line.
+    """
+    try:
+        with _tracing():
+            graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+    except (RuntimeError, TypeError) as error:
+        if isinstance(error, RidgelineError):
+            raise
+        raise CaptureError(_refusal(error)) from error
+    for node in graph.graph.nodes:
+        if str(node.target) == _READS_A_VALUE:
+            raise CaptureError(
+                f"wanted a step that never waits for its own values, got {node.target}, which reads one "
+                "on the host (.item(), float(), int()); compute with tensors, or use execution='eager'"
+            )
+    return graph
+
+
+class TracedOptimizer:
+    """The optimizer as the body uses it, with torch's compiling flag set while it steps.
+
+    Without the flag the optimizers read step counts on the host (`.item()`), refuse `capturable` on the CPU
+    and group tensors by their addresses; it is how torch's own compiler traces them, and has no public name.
+    The user's code is traced without the flag, since it may do something else where it is set.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        """Forget the gradients of the parameters that stand in; they have none at first."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def step(self) -> None:
+        """The optimizer's own step, on what stands in for its parameters."""
+        # Below a scheduler's wrapper, which would count a step that does not take place.
+        step = type(self._optimizer).step
+        before = torch.compiler._is_compiling_flag  # noqa: SLF001
+        torch.compiler._is_compiling_flag = True  # noqa: SLF001
+        try:
+            step(self._optimizer)
+        finally:
+            torch.compiler._is_compiling_flag = before  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _tracing() -> Iterator[None]:
+    """Settings under which the graph has no hidden state and one thread sees all operators."""
+    with (
+        # cuDNN's batch norm hides that it writes its running statistics; the plain one is a decomposition.
+        torch.backends.cudnn.flags(enabled=False),
+        torch.autograd.set_multithreading_enabled(False),
+        torch.enable_grad(),
+    ):
+        yield
+
+
+def lift_constants(graph: fx.GraphModule, position: int) -> list[Tensor]:
+    """Make inputs of the tensors that the user's code brought along (class weights, masks, ...).
+
+    So a change in place is seen by the program, and a package holds them. Returns these tensors.
+
+    Args:
+        graph: Changed: its `get_attr` nodes become inputs.
+        position: Number of the inputs that they follow.
+    """
+    nodes = [node for node in graph.graph.nodes if node.op == "get_attr"]
+    by_target: dict[str, fx.Node] = {}
+    constants: list[Tensor] = []
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    # Behind the state and before the batch; a batch without tensors cannot be.
+    anchor = placeholders[position]
+    for node in nodes:
+        target = str(node.target)
+        value = getattr(graph, target)
+        if not isinstance(value, Tensor):
+            continue
+        if target not in by_target:
+            with graph.graph.inserting_before(anchor):
+                by_target[target] = graph.graph.placeholder(f"constant_{len(constants)}")
+            by_target[target].meta = dict(node.meta)
+            constants.append(value.detach())
+        node.replace_all_uses_with(by_target[target])
+        graph.graph.erase_node(node)
+    for target in by_target:
+        delattr(graph, target)
+    graph.recompile()
+    return constants
+
+
+def _refusal(error: Exception) -> str:
+    """What could not be traced, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+    theirs = [frame for frame in frames if not frame.filename.startswith(ours)]
+    place = (theirs or frames)[-1]
+    reason = (str(error).strip() or "no message").splitlines()[0]
+    return (
+        f"wanted a step that can be written as one program, got {type(error).__name__}: {reason}, at "
+        f"{Path(place.filename).name}:{place.lineno} in {place.name}; remove what reads values on the host "
+        "(.item(), float(), `if` on a tensor) or use execution='eager'"
+    )

@@ -1,0 +1,98 @@
+"""Substitutes in the places of an optimizer's parameters, state and settings, while its step is traced."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ridgeline.errors import CaptureError
+
+
+class OptimizerSubstitution:
+    """An optimizer that updates other tensors than its own, until `remove()`.
+
+    Its settings select the form of its update that reads learning rates and step counts from tensors
+    (`capturable`, `foreach`); the maths is the same in all forms.
+
+    Args:
+        optimizer: Changed in place, and put back by `remove()`.
+        stand_ins: Parameter to its substitute.
+        state: (parameter, key, substitute) of each tensor of the optimizer's state.
+        rates: Learning rate of each group.
+        widens: Give the optimizer step counts (and other single numbers) in 64 bits.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        stand_ins: Mapping[Tensor, Tensor],
+        state: Sequence[tuple[Tensor, str, Tensor]],
+        rates: Sequence[Tensor],
+        *,
+        widens: bool,
+    ) -> None:
+        self._optimizer = optimizer
+        self._state = optimizer.state
+        self._groups = [dict(group) for group in optimizer.param_groups]
+        inner: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        for parameter, values in optimizer.state.items():
+            if parameter in stand_ins:
+                inner[stand_ins[parameter]] = dict(values)
+        for parameter, key, tensor in state:
+            is_number = tensor.dim() == 0 and tensor.dtype == torch.float32
+            inner[stand_ins[parameter]][key] = tensor.double() if widens and is_number else tensor
+        self._targets = {(stand_ins[p], key): tensor for p, key, tensor in state}
+        self._constants = {p: _without_tensors(values) for p, values in inner.items()}
+        optimizer.state = inner
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["params"] = [stand_ins[p] for p in group["params"]]
+            group["lr"] = rate
+            if "capturable" in group:
+                group["capturable"] = True
+            if "foreach" in group:
+                group["foreach"] = not group.get("differentiable", False)
+            if "fused" in group:
+                group["fused"] = False
+
+    def write_back(self) -> None:
+        """After a step: copy state that it replaced, or computed in 64 bits, into the substitutes.
+
+        Raises:
+            CaptureError: the step made state, or keeps a count in a Python number.
+        """
+        name = type(self._optimizer).__name__
+        for parameter, values in self._optimizer.state.items():
+            for key, value in values.items():
+                if not isinstance(value, Tensor):
+                    continue
+                target = self._targets.get((parameter, key))
+                if target is None:
+                    raise CaptureError(
+                        f"wanted the optimizer's state to exist before its step is traced, got {key!r} made "
+                        f"by {name}.step(); run one eager step first"
+                    )
+                if value is not target:
+                    target.copy_(value)
+            constants = _without_tensors(values)
+            before = self._constants.get(parameter, {})
+            changed = [key for key, value in constants.items() if before.get(key) != value]
+            if changed:
+                raise CaptureError(
+                    f"wanted everything that changes between steps in tensors, got {changed[0]!r} as "
+                    f"{type(constants[changed[0]]).__name__} in the state of {name}; use execution='eager', "
+                    "or an optimizer that counts in tensors"
+                )
+
+    def remove(self) -> None:
+        """Put the optimizer's own parameters, state and settings back."""
+        self._optimizer.state = self._state
+        for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.clear()
+            group.update(saved)
+
+
+def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if not isinstance(value, Tensor)}

@@ -1,0 +1,219 @@
+"""A priced step after torch's compiler: fused runs as single pieces, calls of programs instead of operators.
+
+The model is simple on purpose, and every part of it is stated in the notes of a prediction: which operators
+become one kernel is told by `fusion`, such a kernel takes as long as its bytes at the measured bandwidth, and
+the host pays for calling the program and each of its kernels.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from ridgeline.execution import MODES, Form
+from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Execution, Precision
+from ridgeline.simulator.costs import Identity, Prices
+from ridgeline.simulator.fusion import FUSABLE, Run, blocks_of, fused_runs, parts_of
+from ridgeline.simulator.pieces import Piece, PricedStep, price_step
+from ridgeline.workload import Op, Phase, Workload
+
+
+class CallCost(NamedTuple):
+    """Host cost of a compiled program in dispatches of a forward operator: a call, and each kernel in it."""
+
+    call: float
+    kernel: float
+
+
+CALLS: dict[Form, dict[Phase, CallCost]] = {
+    "compiled": {"forward": CallCost(20, 1.5), "backward": CallCost(8, 0.9)},
+    "regional": {"forward": CallCost(20, 1.5), "backward": CallCost(8, 0.9)},
+    "step-graph": {
+        "forward": CallCost(10, 0.6),
+        "backward": CallCost(0, 0.6),
+        "optimizer": CallCost(0, 0.6),
+    },
+    "packaged": {
+        "forward": CallCost(6, 0.3),
+        "backward": CallCost(0, 0.3),
+        "optimizer": CallCost(0, 0.3),
+    },
+}
+"""Guards and autograd's wrappers make a compiled forward dearer than what it replaces where steps are small.
+
+Source: assumed from chains of 4 and 16 linear layers of width 8 (torch 2.13, one CPU thread): a compiled
+forward takes 0.18 ms more than an eager one at 8 us a dispatch and 13 us per kernel, a backward 7 us per
+kernel. Whole steps of a small MLP, about 20 kernels: 0.21 and 0.39 ms as one program, 0.07 ms as a package.
+"""
+
+
+def price_execution(
+    machine: Machine,
+    workload: Workload,
+    setting: Setting,
+    precision: Precision = "as-is",
+    execution: Execution = "eager",
+) -> PricedStep:
+    """The operators of a step as an execution mode runs them, priced; made once and kept.
+
+    Args:
+        machine: Measured ceilings and timings.
+        workload: The step of one worker.
+        setting: How the device is shared.
+        precision: See `op_seconds`.
+        execution: Only its form counts here; replaying a graph is left to the clock.
+
+    Raises:
+        MachineError: the profile lacks a ceiling that an operator needs.
+    """
+    form = MODES[execution].form
+    if form not in CALLS:
+        return price_step(machine, workload, setting, precision)
+    return _price_compiled(Identity(machine), Identity(workload), setting, precision, form)
+
+
+@lru_cache(maxsize=64)
+def _price_compiled(
+    machine: Identity[Machine],
+    workload: Identity[Workload],
+    setting: Setting,
+    precision: Precision,
+    form: Form,
+) -> PricedStep:
+    priced = price_step(machine.value, workload.value, setting, precision)
+    list_ = Prices(machine.value, setting, precision)
+    runs = fused_runs(workload.value, form)
+    compiled = _Compiled(list_, workload.value, form, runs)
+    phases = [
+        tuple(compiled.pieces(phase, pieces))
+        for phase, pieces in (
+            ("forward", priced.forward),
+            ("backward", priced.backward),
+            ("optimizer", priced.optimizer),
+        )
+    ]
+    notes = (*priced.notes, *list_.notes, *_assumptions(workload.value, form, runs))
+    return PricedStep(phases[0], phases[1], phases[2], tuple(dict.fromkeys(notes)))
+
+
+class _Compiled:
+    """Turns the pieces of the eager step into those of a compiled one."""
+
+    def __init__(self, list_: Prices, workload: Workload, form: Form, runs: Sequence[Run]) -> None:
+        self._list = list_
+        self._ops = workload.ops
+        self._calls = CALLS[form]
+        self._part = parts_of(workload, form)
+        self._blocks = blocks_of(workload) if form == "regional" else {}
+        self._runs = {run.ops[0]: run for run in runs}
+        self._fused = {index for run in runs for index in run.ops}
+
+    def pieces(self, phase: Phase, eager: Sequence[Piece]) -> list[Piece]:
+        """A phase as the compiled step runs it: a run stands where its first operator stood."""
+        found: list[Piece] = []
+        by_op = {piece.op: piece for piece in eager}
+        called: set[object] = set()
+        for piece in eager:
+            op = self._ops[piece.op]
+            part = self._part(op)
+            if part is None:
+                found.append(piece)
+                continue
+            if part not in called:
+                called.add(part)
+                found.append(self._call(phase, piece))
+            run = self._runs.get(piece.op)
+            if run is not None:
+                joined = self._joined(run, by_op)._replace(members=run.ops)
+                found.append(self._kernel(phase, joined))
+            elif piece.op not in self._fused and _has_work(op):
+                found.append(self._kernel(phase, self._alone(piece, op)))
+        return [piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel]
+
+    def _joined(self, run: Run, by_op: dict[int, Piece]) -> Piece:
+        """One kernel for a run: its bytes at the measured bandwidth, and no more than its parts took.
+
+        On a CPU the rate of small operators is that of calling them, which a loop inside a program is spared;
+        on a GPU small kernels are slow by themselves.
+        """
+        members = [by_op[index] for index in run.ops]
+        apart_s = sum(piece.work_s for piece in members)
+        least_s = min(self._list.least_copy_seconds(run.num_bytes), apart_s)
+        taken_s = least_s
+        if self._list.setting.device == "cuda":
+            taken_s = max(least_s, min(self._list.copy_seconds(run.num_bytes), apart_s))
+        return members[0]._replace(
+            name=_name(members),
+            work_s=taken_s,
+            ideal_s=0.0,
+            roofline_s=least_s,
+            bound="memory",
+            source="assumed",
+            flops=sum(piece.flops for piece in members),
+            num_bytes=run.num_bytes,
+            has_kernel=True,
+        )
+
+    def _alone(self, piece: Piece, op: Op) -> Piece:
+        """A kernel of one operator: a library's, or the compiler's where it writes such loops itself."""
+        if op.family not in FUSABLE:
+            return piece
+        run = Run((piece.op,), op.bytes_read, op.bytes_written)
+        return self._joined(run, {piece.op: piece})._replace(name=piece.name)
+
+    def _kernel(self, phase: Phase, piece: Piece) -> Piece:
+        """The piece, issued by a compiled program."""
+        return self._issued(piece, self._calls[phase].kernel)
+
+    def _call(self, phase: Phase, first: Piece) -> Piece:
+        """Calling the program of which `first` is the first operator."""
+        piece = first._replace(
+            name=f"call compiled {phase}",
+            op=-1,
+            work_s=0.0,
+            ideal_s=0.0,
+            roofline_s=0.0,
+            bound="dispatch",
+            source="assumed",
+            flops=0,
+            num_bytes=0,
+            has_kernel=False,
+        )
+        return self._issued(piece, self._calls[phase].call)
+
+    def _issued(self, piece: Piece, dispatches: float) -> Piece:
+        seconds = dispatches * self._list.dispatch("forward")
+        if self._list.setting.device == "cuda":
+            return piece._replace(host_s=seconds)
+        return piece._replace(fixed_s=seconds)
+
+
+def _has_work(op: Op) -> bool:
+    """Views and empty results vanish from compiled programs."""
+    return op.family != "view" and (op.family != "other" or bool(op.flops or op.bytes_moved))
+
+
+def _name(members: Sequence[Piece]) -> str:
+    """`fused_native_batch_norm_relu`: the operators of a kernel, each once, as Inductor names kernels."""
+    words = dict.fromkeys(piece.name.split(".")[1] for piece in members if "." in piece.name)
+    shown = list(words)[:4]
+    more = f"_and_{len(words) - 4}_more" if len(words) > 4 else ""
+    return f"fused_{'_'.join(shown)}{more}"
+
+
+def _assumptions(workload: Workload, form: Form, runs: Sequence[Run]) -> tuple[str, ...]:
+    if form == "regional" and not blocks_of(workload):
+        return (
+            "assumed: no module path names numbered blocks, so that none is compiled by itself",
+        )
+    count = sum(len(run.ops) for run in runs)
+    forward = CALLS[form]["forward"]
+    fused = (
+        f"assumed: compiling makes {len(runs)} kernels of {count} elementwise operators, normalisations, "
+        "reductions and copies between contractions, as fast as their bytes at the measured bandwidth"
+    )
+    calls = (
+        f"assumed: calling a compiled program costs the host {forward.call:g} dispatches, and each kernel in "
+        f"it {forward.kernel:g}"
+    )
+    return fused, calls

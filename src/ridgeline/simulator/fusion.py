@@ -1,0 +1,204 @@
+"""What torch's compiler makes one kernel of: runs of operators that need no contraction in between.
+
+Elementwise operators, normalisations, reductions and copies that feed each other become one kernel, which
+reads what comes from outside and writes what is used outside or stays. Contractions (matrix products,
+convolutions, attention) stay what they are.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from ridgeline.execution import Form
+from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.dataflow import DataFlow, data_flow, spec_bytes, spec_elements
+from ridgeline.workload import Op, TensorSpec, Workload
+
+FUSABLE = ("elementwise", "normalization", "reduction", "copy")
+"""Families that Inductor translates to loops of its own and joins.
+
+Source: torch/_inductor/lowering.py; contractions become calls of libraries or templates instead.
+"""
+
+
+class Run(NamedTuple):
+    """Operators that become one kernel: their indices in order, and the bytes across its boundary."""
+
+    ops: tuple[int, ...]
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes read plus bytes written."""
+        return self.bytes_read + self.bytes_written
+
+
+def fused_runs(workload: Workload, form: Form) -> tuple[Run, ...]:
+    """The runs of at least two operators that a form of the step makes one kernel of, by first operator.
+
+    Two operators are joined when one takes the other's result, both lie in the same compiled part of the
+    step, and no other way between them leads out of the run: then the kernels still have an order. What
+    a reduction gives is read back by a later kernel where it is spread over more elements.
+
+    Args:
+        workload: Its edges, shapes and module paths are used.
+        form: `eager` fuses nothing; see `part_of`.
+
+    Source: assumed; Inductor fuses nodes that share memory unless that makes a cycle
+        (torch/_inductor/scheduler.py).
+    """
+    return _fused_runs(Identity(workload), form)
+
+
+@lru_cache(maxsize=32)
+def _fused_runs(workload: Identity[Workload], form: Form) -> tuple[Run, ...]:
+    ops = workload.value.ops
+    part = parts_of(workload.value, form)
+    flow = data_flow(workload.value)
+    groups = _joined(ops, flow, part)
+    runs = [_run(ops, flow, members) for members in groups if len(members) > 1]
+    return tuple(sorted(runs))
+
+
+def parts_of(workload: Workload, form: Form) -> Callable[[Op], Hashable]:
+    """Tells which compiled part of the step an operator lies in; None: it runs as it is.
+
+    `compiled`: forward and backward. `regional`: each block of each of them. `step-graph`, `packaged`:
+    forward, backward and optimizer; gradients stay, so kernels end where the optimizer begins.
+    """
+    if form == "regional":
+        block_of = _block_finder(workload)
+        return lambda op: (op.phase, block_of(op)) if block_of(op) else None
+    if form == "compiled":
+        return lambda op: op.phase if op.phase != "optimizer" else None
+    if form in ("step-graph", "packaged"):
+        return lambda op: op.phase
+    return lambda op: None
+
+
+def blocks_of(workload: Workload) -> dict[str, tuple[int, ...]]:
+    """Repeated blocks by module path: the operators of each, in order.
+
+    A block is the innermost numbered module (`layers.3`) that has modules beneath it.
+    """
+    block_of = _block_finder(workload)
+    found: dict[str, list[int]] = {}
+    for index, op in enumerate(workload.ops):
+        if block_of(op):
+            found.setdefault(block_of(op), []).append(index)
+    return {path: tuple(members) for path, members in found.items()}
+
+
+def _block_finder(workload: Workload) -> Callable[[Op], str]:
+    paths = {op.module for op in workload.ops}
+    parents = {
+        path[:end] for path in paths for end in range(len(path)) if path[end] == "."
+    }  # every proper prefix, so what has something beneath it
+    blocks: dict[str, str] = {}
+    for path in paths:
+        words = path.split(".")
+        prefixes = [".".join(words[:n]) for n in range(len(words), 0, -1)]
+        blocks[path] = next(
+            (p for p in prefixes if p.rpartition(".")[2].isdigit() and p in parents), ""
+        )
+    return lambda op: blocks[op.module] if op.phase != "optimizer" else ""
+
+
+def _joined(
+    ops: Sequence[Op], flow: DataFlow, part: Callable[[Op], Hashable]
+) -> list[tuple[int, ...]]:
+    """Groups of operators that are joined, each in order.
+
+    Joined operators have one depth, and every other edge leads to a greater one: no group waits for itself.
+    """
+    joins = [
+        {other: _is_joinable(ops[other], op, part) for other in flow.waits[index]}
+        for index, op in enumerate(ops)
+    ]
+    depth = _depths(ops, joins)
+    leader = list(range(len(ops)))
+
+    def find(index: int) -> int:
+        while leader[index] != index:
+            leader[index] = leader[leader[index]]
+            index = leader[index]
+        return index
+
+    for index, before in enumerate(joins):
+        for other, is_joinable in before.items():
+            if is_joinable and depth[other] == depth[index]:
+                leader[find(index)] = find(other)
+    groups: dict[int, list[int]] = {}
+    for index, op in enumerate(ops):
+        if op.family in FUSABLE and part(op) is not None:
+            groups.setdefault(find(index), []).append(index)
+    return [tuple(members) for members in groups.values()]
+
+
+def _depths(ops: Sequence[Op], joins: Sequence[dict[int, bool]]) -> list[int]:
+    """The most kernel boundaries on a way to each operator.
+
+    What could be joined to its user only (momentum that decays before the gradient is there) waits for it.
+    """
+    depth: list[int] = []
+    latest: dict[int, int] = {}
+    for before in joins:
+        depth.append(max((depth[o] + (not joinable) for o, joinable in before.items()), default=0))
+    for index in range(len(ops) - 1, -1, -1):
+        is_follower = any(j and depth[o] == depth[index] for o, j in joins[index].items())
+        if not is_follower:
+            depth[index] = max(depth[index], latest.get(index, 0))
+        for other, is_joinable in joins[index].items():
+            limit = depth[index] - (not is_joinable)
+            latest[other] = min(latest.get(other, limit), limit)
+    return depth
+
+
+def _is_joinable(first: Op, second: Op, part: Callable[[Op], Hashable]) -> bool:
+    if first.family not in FUSABLE or second.family not in FUSABLE:
+        return False
+    if part(first) is None or part(first) != part(second):
+        return False
+    return first.family != "reduction" or _most_elements(first) >= _most_elements(second)
+
+
+def _most_elements(op: Op) -> int:
+    return max((spec_elements(spec) for spec in op.outputs), default=0)
+
+
+def _run(ops: Sequence[Op], flow: DataFlow, members: tuple[int, ...]) -> Run:
+    """Bytes across the boundary: all that the members move, less what stays between them."""
+    inside = set(members)
+    seen: set[tuple[int, int]] = set()
+    standing: dict[int, list[TensorSpec]] = {}
+    read = written = 0
+    for index in members:
+        op = ops[index]
+        kept = 0
+        for spec, source in zip(op.inputs, flow.sources[index], strict=True):
+            if source is None:
+                # What was there before the step has no source; who overwrites it waits for its readers.
+                readers = [standing[other] for other in flow.waits[index] if other in standing]
+                is_kept = any(spec in specs for specs in readers)
+                standing.setdefault(index, []).append(spec)
+            else:
+                is_kept = source[0] in inside or source in seen
+                seen.add(source)
+            kept += spec_bytes(spec) if is_kept else 0
+        read += max(0, op.bytes_read - kept)
+        written += op.bytes_written
+        for number, spec in enumerate(op.outputs):
+            users = flow.users.get((index, number), ())
+            is_kept = not users or not inside.issuperset(users)
+            if not is_kept and (
+                spec.role == "activation" or any(_overwrites(ops[user], spec) for user in users)
+            ):
+                written -= spec_bytes(spec)
+    return Run(members, read, max(0, written))
+
+
+def _overwrites(op: Op, spec: TensorSpec) -> bool:
+    """Whether the operator writes a tensor like this one in place."""
+    words = op.name.split(".")
+    return len(words) > 1 and words[1].endswith("_") and spec in op.outputs

@@ -1,0 +1,119 @@
+"""`ridgeline bench`: its flags, what it runs, and where the result goes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ridgeline.cli import bench
+from ridgeline.cli.bench import EXPERIMENTS, MODELS
+from ridgeline.experiments.hybrid import cases
+from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, Row
+from ridgeline.machine import Host, Quantity
+
+EMPTY = HybridExperiment(
+    host=Host(
+        name="host",
+        processor="Processor",
+        cores=2,
+        memory_bytes=1 << 30,
+        cache_bytes=1 << 20,
+        system="Linux",
+        python="3.11",
+        torch="2.13.0",
+    ),
+    devices=(),
+    versions={"torch": "2.13.0"},
+    is_quick=True,
+    limit_s=100.0,
+    cases=(
+        CaseResult(
+            model="mlp",
+            purpose="callable",
+            title="512-256-128-2",
+            rows=(
+                Row(
+                    contender="eager",
+                    kind="peer",
+                    call_s=Quantity.measured([1e-4, 1e-4], "s"),
+                    prepare_s=0.1,
+                ),
+            ),
+        ),
+    ),
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What the experiment is asked for, instead of running it."""
+    calls: list[dict[str, object]] = []
+
+    def run(**arguments: object) -> HybridExperiment:
+        calls.append({key: value for key, value in arguments.items() if key != "progress"})
+        arguments["progress"]("preparing")
+        return EMPTY
+
+    monkeypatch.setattr("ridgeline.experiments.hybrid.run", run)
+    return calls
+
+
+def test_flags_are_frozen(run) -> None:
+    """The verb has exactly these flags, and explains itself."""
+    ran = run("bench", "--help")
+    assert ran.status == 0
+    flags = {word.strip(",]") for word in ran.out.split() if word.lstrip("[").startswith("--")}
+    assert {flag.lstrip("[") for flag in flags} == {
+        "--help", "--quick", "--only", "--output", "--json", "--quiet",
+    }  # fmt: skip
+    assert "what compiling costs and when it is earned back" in " ".join(ran.out.split())
+
+
+def test_it_runs_what_was_asked(run, asked) -> None:
+    """Flags reach the experiment; progress goes to stderr, the table to stdout."""
+    ran = run("bench", "hybrid", "--quick", "--only", "mlp,gpt2")
+    assert (ran.status, ran.err) == (0, "preparing\n")
+    assert asked == [{"quick": True, "only": ("mlp", "gpt2")}]
+    assert "mlp inference" in ran.out
+    assert run("bench", "hybrid", "-q").err == ""
+    assert asked[1] == {"quick": False, "only": MODELS}
+
+
+def test_json_and_file(run, asked, tmp_path) -> None:
+    """`--json` prints the value as its file has it; `-o` writes that file."""
+    path = tmp_path / "hybrid.json"
+    ran = run("bench", "hybrid", "--json", "-q", "-o", path)
+    assert json.loads(ran.out)["kind"] == "hybrid-experiment"
+    assert HybridExperiment.load(path) == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench"], "the following arguments are required: NAME"),
+        (["bench", "hybrids"], "invalid choice: 'hybrids'"),
+        (["bench", "hybrid", "--only", "mlp,vgg"], "wanted some of mlp,resnet18,gpt2, got 'vgg'"),
+    ],
+)
+def test_wrong_usage(run, words: list[str], message: str) -> None:
+    """An unknown experiment or model is refused before anything runs."""
+    ran = run(*words)
+    assert ran.status == 2
+    assert message in ran.err
+
+
+def test_names_agree() -> None:
+    """The verb, which imports no torch, knows the models of the experiment and its package."""
+    assert bench.MODELS == cases.MODELS
+    assert EXPERIMENTS == ("hybrid",)
+
+
+def test_help_needs_no_torch() -> None:
+    """Neither the verb nor the values and text of its result import torch."""
+    code = (
+        "import sys; from ridgeline.cli.main import main; status = main(['bench', '--help']); "
+        "sys.exit(status or ('torch' in sys.modules) * 9)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert ran.returncode == 0

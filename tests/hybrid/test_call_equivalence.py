@@ -1,0 +1,198 @@
+"""What a capture can bake in is caught before it is used, and what a program reads is found."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import CaptureError, EquivalenceError
+from ridgeline.plan import Execution
+from ridgeline.runtime.hybrid.call_equivalence import compare_calls, largest_difference
+from ridgeline.runtime.hybrid.call_state import CallState
+from ridgeline.runtime.hybrid.callable_forms import make_form
+from ridgeline.runtime.hybrid.hybridize import Hybrid, hybridize
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_in_this_process() -> Iterator[None]:
+    """The compiler's pool of processes would outlive the tests."""
+    from torch._inductor import config
+
+    with config.patch(compile_threads=1):
+        yield
+
+
+def mlp(features: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(features, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+class Frozen(nn.Module):
+    """Computes with a copy of its weight from the first call: a weight baked in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(self.weight.detach().sum())
+
+
+def counting() -> Any:
+    calls = [0]
+
+    def count(x: Tensor) -> Tensor:
+        calls[0] += 1
+        return x * calls[0]
+
+    return count
+
+
+def branching(x: Tensor) -> Tensor:
+    return x + 1 if bool(x.sum() > 0) else x - 1
+
+
+def reading(x: Tensor) -> Tensor:
+    return x * x.abs().max().item()
+
+
+FLAG = False
+
+
+def flipping(x: Tensor) -> Tensor:
+    global FLAG  # noqa: PLW0603 - the very habit that a capture bakes in
+    FLAG = not FLAG
+    return x + 1 if FLAG else x - 1
+
+
+def same(hybrid: Hybrid, fn: Any, *args: Any) -> None:
+    with torch.no_grad():
+        expected = fn(*args)
+    torch.testing.assert_close(hybrid(*args), expected)
+
+
+@pytest.mark.parametrize("mode", ["script", "compiled"])
+@pytest.mark.parametrize("make", [counting, lambda: flipping], ids=["counter", "flag"])
+def test_a_python_value_that_the_program_changes_itself_is_caught(
+    mode: Execution, make: Any
+) -> None:
+    """A counter or a flag is baked into a capture: refused with the difference, never used."""
+    with pytest.raises(
+        EquivalenceError, match=rf"wanted mode '{mode}' to give the results of eager"
+    ):
+        hybridize(make(), torch.randn(4), mode)
+
+
+@pytest.mark.parametrize("fn", [branching, reading])
+def test_a_trace_that_bakes_a_value_read_to_the_host_is_not_used(fn: Any) -> None:
+    """What reads a value is scripted with its branch, or refused; the results stay those of eager."""
+    for mode in ("script", "compiled"):
+        with hybridize(fn, torch.randn(4), mode) as hybrid:  # type: ignore[arg-type]
+            for x in (torch.ones(4), -torch.ones(4), torch.randn(4)):
+                same(hybrid, fn, x)
+
+
+def test_a_traced_value_is_refused() -> None:
+    """TorchScript cannot read a lambda's source here, and its trace would bake the branch in."""
+    with pytest.raises(
+        CaptureError, match=r"would be constants, the first at .*test_call_equivalence\.py"
+    ):
+        hybridize(lambda x, *rest: branching(x), torch.randn(4), "script")
+
+
+def test_a_weight_baked_in_is_caught_by_changing_it() -> None:
+    """The check scales parameters in place and puts them back bitwise; a frozen copy shows."""
+    module = Frozen()
+    before = module.weight.detach().clone()
+    frozen = float(module.weight.detach().sum())
+    outcome = compare_calls(module, lambda x: x * frozen, (torch.randn(4),), CallState(module))
+    assert not outcome.is_equal
+    assert torch.equal(module.weight, before)
+
+
+def test_the_random_state_and_the_example_are_left_alone() -> None:
+    """Making a Hybrid draws no numbers from the program's stream, and writes into no example."""
+    module, x = mlp(), torch.randn(1, 8)
+    kept, state = x.clone(), torch.get_rng_state()
+    hybridize(module, x, "script").close()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(x, kept)
+
+
+def test_a_function_that_writes_into_its_arguments_is_refused() -> None:
+    """Captured programs work on copies of their arguments, so such a write would be lost."""
+    with pytest.raises(
+        CaptureError, match="wanted a function that leaves its arguments as they are"
+    ):
+        hybridize(lambda x: x.add_(1), torch.randn(4), "compiled")
+
+
+def test_packaged_follows_the_weights_and_a_constant_in_it_is_caught() -> None:
+    """The form compiled ahead of time is held to the same rules: weights by reference, no Python number."""
+    module, factor = mlp(), [1.0]
+
+    def fn(x: Tensor) -> Tensor:
+        return module(x) * factor[0]
+
+    args = (torch.randn(1, 8),)
+    form = make_form("packaged", fn, args)
+    assert compare_calls(fn, form.call, args, CallState(fn)).is_equal
+    factor[0] = 1.5
+    outcome = compare_calls(fn, form.call, args, CallState(fn))
+    form.close()
+    with pytest.raises(
+        EquivalenceError, match="wanted mode 'packaged' to give the results of eager"
+    ):
+        outcome.check("packaged")
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "difference"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), 0.25),
+        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, float("inf")]), 0.0),
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), 0.0),
+        (torch.tensor([1.0]), torch.tensor([float("nan")]), float("inf")),
+        (torch.tensor([1]), torch.tensor([2]), float("inf")),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), float("inf")),
+        ({"a": 1}, {"a": 1}, 0.0),
+        ({"a": 1}, {"a": 2}, float("inf")),
+        ([1], (1,), float("inf")),
+    ],
+)
+def test_the_difference_of_results(expected: Any, got: Any, difference: float) -> None:
+    """Relative to the largest value; NaN and infinities must coincide; integers and structure are exact."""
+    assert largest_difference(expected, got)[0] == pytest.approx(difference)
+
+
+def test_what_a_program_reads_is_found() -> None:
+    """Values of closures, globals, attributes and configurations; not those that the program writes."""
+
+    class Settings:
+        def __init__(self) -> None:
+            self.alpha = 0.5
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings, self.scale, self.calls, self.unused = Settings(), 2.0, 0, 7
+            self.mask = torch.ones(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.shifted(x) * self.mask
+
+        def shifted(self, x: Tensor) -> Tensor:
+            return x * self.scale + self.settings.alpha
+
+    module, offset = Reads(), 3
+    state = CallState(lambda x: module(x) + offset)
+    watch = state.watch()
+    assert set(state.values()) == {0.5, 2.0, 3}
+    assert [tensor.shape for tensor in state.tensors()] == [(2,)]
+    module.calls, module.unused = 5, 8
+    assert watch()
+    module.settings.alpha = 0.25
+    assert not watch()

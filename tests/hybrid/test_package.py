@@ -1,0 +1,808 @@
+"""Saved programs: what a package keeps, what it refuses, and how a packaged callable is called."""
+
+import copy
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline import codec
+from ridgeline.errors import BatchError, CaptureError, PackageError
+from ridgeline.runtime.hybrid import package as package_module
+from ridgeline.runtime.hybrid.aot import compile_program
+from ridgeline.runtime.hybrid.archive import METADATA, ROOT, SEAL, STATE, write_archive
+from ridgeline.runtime.hybrid.flat_program import flatten_program
+from ridgeline.runtime.hybrid.host import Host, describe_host, unmet
+from ridgeline.runtime.hybrid.load import LoadedCallable, load
+from ridgeline.runtime.hybrid.metadata import Metadata, TensorSpec
+from ridgeline.runtime.hybrid.package import read_package, write_package
+from ridgeline.runtime.hybrid.packaged import PackagedCallable, package_callable
+
+CPU = torch.device("cpu")
+
+
+# The file. Its program is a stand-in: nothing here may load it.
+
+
+def stand_in_program(folder: Path) -> Path:
+    """A zip of the shape that AOTInductor writes."""
+    path = folder / "program.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("program/archive_format", b"pt2")
+        archive.writestr(
+            "program/data/aotinductor/model/code.wrapper.cpp", b"// /home/someone/model.py"
+        )
+        archive.writestr("program/data/aotinductor/model/code.wrapper.so", bytes(range(256)) * 8)
+    return path
+
+
+def metadata(**changes: Any) -> Metadata:
+    """Metadata of a callable of one vector."""
+    spec = TensorSpec(shape=(2,), dtype="float32")
+    fields: dict[str, Any] = {
+        "purpose": "callable",
+        "device": "cpu",
+        "inputs": (spec,),
+        "outputs": (spec,),
+        "input_tree": "{}",
+        "output_tree": "{}",
+    }
+    return Metadata(**{**fields, **changes})
+
+
+def save(folder: Path, **changes: Any) -> Path:
+    """A small package in the folder."""
+    return write_package(
+        folder / "saved.pt2",
+        program=stand_in_program(folder),
+        metadata=metadata(**changes),
+        state={"weight": torch.arange(6.0).reshape(2, 3)},
+    )
+
+
+def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    """Change members of a package by name, with a correct zip around them."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def refusal(path: Path, **options: Any) -> str:
+    with pytest.raises(PackageError) as caught:
+        read_package(path, **options)
+    return str(caught.value)
+
+
+DAMAGED = "nothing of it was run: copy it again, or save the program again"
+
+
+def test_state_keeps_values_types_and_layout(tmp_path: Path) -> None:
+    """Every tensor comes back with its values, type and strides, whatever it shared memory with."""
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    state = {
+        "bf16": torch.randn(3, 5).bfloat16(),
+        "int": torch.tensor([1, -2], dtype=torch.int64),
+        "bool": torch.tensor([True, False]),
+        "0-d": torch.tensor(7, dtype=torch.int32),
+        "empty": torch.empty(0, 3),
+        "transposed": base.transpose(0, 2),
+        "view": base[1],
+        "slice": base[:, ::2],
+        "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 3),
+        "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "parameter": nn.Parameter(torch.ones(2)),
+    }
+    path = write_package(
+        tmp_path / "saved.pt2", program=stand_in_program(tmp_path), metadata=metadata(), state=state
+    )
+    loaded = read_package(path).state()
+    assert list(loaded) == list(state)
+    for name, tensor in state.items():
+        assert torch.equal(loaded[name], tensor), name
+        assert (loaded[name].dtype, loaded[name].stride()) == (tensor.dtype, tensor.stride()), name
+
+
+def test_metadata_keeps_what_is_known_of_the_program(tmp_path: Path) -> None:
+    """What was described comes back, with the machine, the state and the checksums filled in."""
+    read = read_package(save(tmp_path, details={"constants": {"1": None}})).metadata
+    assert read.details == {"constants": {"1": None}}
+    assert read.state == {"weight": TensorSpec(shape=(2, 3), dtype="float32")}
+    assert read.host == describe_host(CPU)
+    assert read.versions["torch"] == torch.__version__
+    assert read.capability == torch.backends.cpu.get_cpu_capability()
+    assert set(read.checksums) == {
+        "archive_format",
+        "data/aotinductor/model/code.wrapper.cpp",
+        "data/aotinductor/model/code.wrapper.so",
+        STATE,
+    }
+
+
+def test_no_generated_source_is_shipped(tmp_path: Path) -> None:
+    """The file names that torch looks at stay; the source with this machine's folders does not."""
+    with zipfile.ZipFile(save(tmp_path)) as archive:
+        assert archive.read(f"{ROOT}/data/aotinductor/model/code.wrapper.cpp") == b""
+        assert b"/home/someone" not in b"".join(archive.read(name) for name in archive.namelist())
+
+
+def test_a_package_is_the_program_of_another(tmp_path: Path) -> None:
+    """A package can be saved again with other state, without its source."""
+    first = save(tmp_path)
+    state = {"weight": torch.zeros(2, 3)}
+    again = write_package(tmp_path / "again.pt2", program=first, metadata=metadata(), state=state)
+    assert torch.equal(read_package(again).state()["weight"], torch.zeros(2, 3))
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    """A write that fails half way leaves the old package as it was, and no temporary file."""
+    path = save(tmp_path)
+    before, names = path.read_bytes(), sorted(tmp_path.iterdir())
+    program = tmp_path / "program.pt2"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        # Too small for the weights; then for the archive around them only.
+        for size in (1000, 100_000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+            with pytest.raises(OSError, match="File too large"):
+                write_package(
+                    path, program=program, metadata=metadata(), state={"w": torch.ones(24_900)}
+                )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == names
+
+
+def test_a_path_ends_in_pt2(tmp_path: Path) -> None:
+    """Torch reads programs from .pt2 files only, so no other name is written."""
+    with pytest.raises(PackageError) as caught:
+        write_package(tmp_path / "saved.bin", program=tmp_path, metadata=metadata())
+    assert str(caught.value) == (
+        f"wanted a path that ends in .pt2 for a saved program, got {tmp_path / 'saved.bin'}; torch reads "
+        "programs from such files only"
+    )
+
+
+def test_types_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
+    """A tensor that safetensors cannot hold is an error before anything is written."""
+    program = stand_in_program(tmp_path)
+    state = {"z": torch.zeros(2, dtype=torch.complex128)}
+    with pytest.raises(PackageError) as caught:
+        write_package(tmp_path / "saved.pt2", program=program, metadata=metadata(), state=state)
+    assert str(caught.value) == (
+        "wanted tensors of types that safetensors can hold, got (2,) complex128 for z; keep tensors of other "
+        "types out of the program"
+    )
+    assert list(tmp_path.iterdir()) == [program]
+
+
+def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
+    """A missing file, a directory, a text, a checkpoint and a foreign program are told apart."""
+    missing = tmp_path / "missing.pt2"
+    assert refusal(missing) == (
+        f"wanted a program saved by Ridgeline, got no such file at {missing}; give the path of a file written "
+        "by save()"
+    )
+    assert refusal(tmp_path) == (
+        f"wanted a program saved by Ridgeline, got a directory at {tmp_path}; give the path of a file written "
+        "by save()"
+    )
+    text = tmp_path / "text.pt2"
+    text.write_text("hello")
+    assert refusal(text) == (
+        "wanted a program saved by Ridgeline, got a file that is no zip archive (it starts with b'hell') in "
+        f"{text}; give the path of a file written by save()"
+    )
+    text.write_bytes(b"")
+    assert "(it starts with b'')" in refusal(text)
+    checkpoint = tmp_path / "checkpoint.pt2"
+    torch.save({"weight": torch.ones(2)}, checkpoint)
+    for foreign in (checkpoint, stand_in_program(tmp_path)):
+        assert refusal(foreign) == (
+            "wanted a program saved by Ridgeline, got a zip archive of another kind (it has no "
+            f"{ROOT}/{METADATA}) in {foreign}; give the path of a file written by save()"
+        )
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+    """Wherever a copy broke off, the file is refused."""
+    path = save(tmp_path)
+    content = path.read_bytes()
+    for size in (4, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:size])
+        assert refusal(path) == (
+            "wanted the saved program as it was written, got a damaged file: it was cut short, or its directory "
+            f"is broken, in {path}; {DAMAGED}"
+        )
+
+
+def test_a_damaged_byte_of_the_program_is_refused(tmp_path: Path) -> None:
+    """One flipped bit of native code is found, and the member is named."""
+    path = save(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[content.index(bytes(range(256))) + 300] ^= 1
+    path.write_bytes(content)
+    assert refusal(path) == (
+        "wanted the saved program as it was written, got a damaged file: data/aotinductor/model/code.wrapper.so "
+        f"is not what was written, in {path}; {DAMAGED}"
+    )
+
+
+def test_no_flipped_byte_is_missed(tmp_path: Path) -> None:
+    """Whichever byte is flipped, the file is refused, or it reads as it was written."""
+    path = save(tmp_path)
+    content, weight = path.read_bytes(), read_package(path).state()["weight"]
+    program = read_members(path)
+    source = random.Random(0)
+    refused = 0
+    for position in source.sample(range(len(content)), 400):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << source.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            read = read_package(path)
+        except PackageError:
+            refused += 1
+            continue
+        assert torch.equal(read.state()["weight"], weight)
+        assert read_members(path) == program
+    assert refused > 200
+
+
+def read_members(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (
+            lambda m: m.update(
+                {f"{ROOT}/{METADATA}": m[f"{ROOT}/{METADATA}"].replace(b"cpu", b"gpu")}
+            ),
+            f"{METADATA} is not what was written",
+        ),
+        (lambda m: m.pop(f"{ROOT}/{SEAL}"), f"{SEAL} is missing"),
+        (lambda m: m.pop(f"{ROOT}/{STATE}"), f"{STATE} is missing"),
+        (lambda m: m.update({f"{ROOT}/extra/more": b""}), "extra/more does not belong to it"),
+        (
+            lambda m: m.update({f"{ROOT}/archive_format": b"pt3"}),
+            "archive_format is not what was written",
+        ),
+        (
+            lambda m: m.update({f"{ROOT}/../evil": b""}),
+            f"member '{ROOT}/../evil' points outside of it",
+        ),
+        (lambda m: m.update({"/etc/evil": b""}), "member '/etc/evil' points outside of it"),
+        (lambda m: m.update({f"{ROOT}/a\\b": b""}), f"member '{ROOT}/a\\\\b' points outside of it"),
+    ],
+    ids=["metadata", "no seal", "missing", "extra", "other", "dots", "absolute", "backslash"],
+)
+def test_an_edited_package_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, bytes]], None], what: str
+) -> None:
+    """Members that were edited, dropped, added or point elsewhere are found, though the zip is correct."""
+    path = save(tmp_path)
+    rewrite(path, change)
+    assert refusal(path) == (
+        f"wanted the saved program as it was written, got a damaged file: {what}, in {path}; {DAMAGED}"
+    )
+
+
+def test_compressed_or_doubled_members_are_refused(tmp_path: Path) -> None:
+    """Nothing is unpacked that may become larger than the file, and no name means two contents."""
+    path = save(tmp_path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{ROOT}/extra/bomb", bytes(1 << 20))
+    assert "extra/bomb is compressed, which no member is" in refusal(path)
+    path = save(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr(f"{ROOT}/archive_format", b"pt3")
+    assert "archive_format is in it twice" in refusal(path)
+
+
+def test_a_flag_of_encryption_is_damage(tmp_path: Path) -> None:
+    """Features of zip files that no package uses are damage, not errors of the zip module."""
+    path = save(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] ^= 1
+    path.write_bytes(content)
+    assert "archive_format is not what was written" in refusal(path)
+
+
+def test_a_later_format_is_refused(tmp_path: Path) -> None:
+    """A file of a later version is not guessed at."""
+    path = tmp_path / "saved.pt2"
+    later = codec.encode(metadata()).replace(b'"version": 1', b'"version": 2')
+    write_archive(path, {}, lambda _checksums: later)
+    assert refusal(path) == (
+        f"wanted package version 1, got version 2 in {path}, written by ridgeline {codec.VERSION}; make the file "
+        "again with this release"
+    )
+
+
+def test_metadata_with_unknown_fields_is_refused(tmp_path: Path) -> None:
+    """Metadata that does not fit is a package error, not one of another kind."""
+    path = tmp_path / "saved.pt2"
+    odd = codec.encode(metadata()).replace(b'"purpose"', b'"porpoise"')
+    write_archive(path, {}, lambda _checksums: odd)
+    assert refusal(path).startswith("wanted a package file, got content that does not fit in ")
+
+
+def test_another_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program runs on the kind of device that it was made for."""
+    path = save(tmp_path)
+    assert refusal(path, device="cuda") == (
+        f"wanted a program for cuda, got one made for cpu in {path}; save it again from a model on cuda"
+    )
+    monkeypatch.setattr(package_module, "describe_host", lambda _device: describe_host(CPU))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = save(tmp_path, device="cuda")
+    assert refusal(path) == (
+        f"wanted a CUDA device for the program in {path}, got none on this machine; run it where there is one, "
+        "or save it again from a model on cpu"
+    )
+
+
+def test_another_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the program needs and this machine lacks is named."""
+    here = describe_host(CPU)
+    other = msgspec.structs.replace(here, versions={**here.versions, "torch": "2.10.1+cpu"})
+    monkeypatch.setattr(package_module, "describe_host", lambda _device: other)
+    path = save(tmp_path)
+    monkeypatch.undo()
+    assert refusal(path) == (
+        f"wanted torch 2.10, for which the program in {path} was made, got torch {torch.__version__}; save it "
+        "again here, from the model's source"
+    )
+
+
+def test_what_a_machine_must_have() -> None:
+    """Platform, torch and processor must fit; a GPU program also needs its GPU and CUDA."""
+    versions = {"torch": "2.13.0+cu130", "ridgeline": "0.1.0", "cuda": "13.0"}
+    wanted = Host(
+        platform="linux x86_64", capability="AVX2", instructions=("avx", "avx2"), versions=versions
+    )
+
+    def got(**changes: Any) -> Host:
+        return msgspec.structs.replace(wanted, **changes)
+
+    def with_versions(**changes: str) -> Host:
+        return got(versions={**versions, **changes})
+
+    assert unmet(wanted, wanted, "cpu") is None
+    assert (
+        unmet(wanted, got(instructions=("avx", "avx2", "avx512f"), capability="AVX512"), "cpu")
+        is None
+    )
+    assert (
+        unmet(wanted, with_versions(torch="2.13.1+cpu", ridgeline="0.2.0", cuda=""), "cpu") is None
+    )
+    assert unmet(wanted, got(platform="linux aarch64"), "cpu") == (
+        "platform linux x86_64",
+        "linux aarch64",
+    )
+    assert unmet(wanted, with_versions(torch="2.11.0"), "cpu") == ("torch 2.13", "torch 2.11.0")
+    assert unmet(wanted, got(instructions=("avx",)), "cpu") == (
+        "a processor with avx2",
+        "one without",
+    )
+    assert unmet(wanted, got(instructions=(), capability="DEFAULT"), "cpu") == (
+        "a processor of AVX2",
+        "DEFAULT",
+    )
+    gpu = msgspec.structs.replace(wanted, capability="sm_90")
+    assert unmet(gpu, gpu, "cuda") is None
+    assert unmet(gpu, got(capability="sm_80"), "cuda") == ("a GPU of sm_90", "sm_80")
+    older = msgspec.structs.replace(gpu, versions={**versions, "cuda": "12.8"})
+    assert unmet(gpu, older, "cuda") == ("CUDA 13", "CUDA 12.8")
+
+
+def test_a_file_replaced_after_the_check_is_not_used(tmp_path: Path) -> None:
+    """What is loaded is what was verified."""
+    path = save(tmp_path)
+    package = read_package(path)
+    save(tmp_path)
+    for use in (package.state, package.load_program):
+        with pytest.raises(PackageError) as caught:
+            use()
+        assert str(caught.value) == (
+            f"wanted {path} as it was verified, got a file replaced since; load it again"
+        )
+
+
+def test_a_program_that_does_not_load_is_an_error(tmp_path: Path) -> None:
+    """Metadata that describes no callable, and code that the system refuses, are package errors."""
+    path = save(tmp_path)
+    with pytest.raises(PackageError) as caught:
+        load(path)
+    assert str(caught.value) == (
+        f"wanted the description of a callable, got one that does not fit (KeyError: 'constants') in {path}; save "
+        "the program again with this release"
+    )
+    leaf = torch.utils._pytree.treespec_dumps(torch.utils._pytree.tree_structure(0))
+    save(tmp_path, details={"constants": {}}, input_tree=leaf, output_tree=leaf)
+    with pytest.raises(
+        PackageError, match=r"^wanted to load the program in .*; package it again on this machine$"
+    ):
+        load(path)
+
+
+# Tracing: state becomes inputs.
+
+
+def test_all_state_becomes_inputs() -> None:
+    """Parameters, buffers and tensors closed over are inputs of the program; tracing changes none of them."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout())
+    x, scale = torch.randn(4, 3), torch.tensor(2.0)
+    before, generator = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+
+    def fn(x: Tensor) -> Tensor:
+        return net(x) * scale + net[0].weight.data.sum() + torch.tensor([1.0, 2.0, 3.0])
+
+    program = flatten_program(fn, x)
+    given = {id(tensor) for tensor in program.state.values()}
+    assert given == {id(tensor) for tensor in (*net.parameters(), *net.buffers(), scale)}
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in before.items())
+    assert torch.equal(generator, torch.get_rng_state())
+
+
+def test_names_and_ties_of_a_module_are_kept() -> None:
+    """State of a module has its names; a tied parameter is one input."""
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    assert list(flatten_program(net, torch.randn(2, 3)).state) == ["0.weight", "1.bias"]
+
+
+def test_inputs_given_twice_are_two_inputs() -> None:
+    """The same tensor as two example inputs, or also closed over, stands for different tensors."""
+    x = torch.ones(2)
+    program = flatten_program(lambda a, b: a + 2 * b + 4 * x, (x, x))
+    (out,) = program.graph(
+        torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    )
+    assert out.tolist() == [7.0, 14.0]
+
+
+@pytest.mark.parametrize(
+    ("fn", "operator"),
+    [
+        (
+            lambda x: x if x.sum() > 0 else -x,
+            "DataDependentOutputException: aten._local_scalar_dense.default",
+        ),
+        (
+            lambda x: x * x.sum().item(),
+            "DataDependentOutputException: aten._local_scalar_dense.default",
+        ),
+        (lambda x: x[x > 0], "DynamicOutputShapeException: aten.nonzero.default"),
+    ],
+    ids=["branch", "item", "mask"],
+)
+def test_dependence_on_values_is_refused(fn: Callable[[Tensor], Tensor], operator: str) -> None:
+    """A branch or shape that depends on values cannot be packaged; operator and line are named."""
+    with pytest.raises(CaptureError) as caught:
+        flatten_program(fn, torch.ones(3))
+    line = fn.__code__.co_firstlineno
+    assert str(caught.value) == (
+        f"wanted to trace <lambda> into a program, got {operator} (test_package.py:{line} in <lambda>); shapes and "
+        "control flow must not depend on the values of tensors (.item(), if tensor: ..., x[mask])"
+    )
+
+
+def test_functions_that_do_not_fit_are_refused() -> None:
+    """Inputs that are no tensors, updated inputs, other outputs and arrays made in each call are named."""
+    x = torch.ones(3)
+
+    def message(fn: Callable[..., Any], inputs: Any) -> str:
+        with pytest.raises(CaptureError) as caught:
+            flatten_program(fn, inputs)
+        return str(caught.value)
+
+    assert message(lambda a, b: a * b, (x, 3)) == (
+        "wanted example inputs made of tensors, got 3 as leaf 1; fix what is no tensor with functools.partial or "
+        "a lambda"
+    )
+    assert message(lambda a, b: a + b.mul_(2), (x, x)) == (
+        "wanted a function that leaves its inputs as they are, got one that updates input 1 in place; clone the "
+        "input first, or close over a tensor that is to be updated"
+    )
+    assert message(lambda a: {"a": a + 1, "b": object()}, x) == (
+        "wanted <lambda> to return tensors, numbers, texts or None in tuples, lists and dicts, got object; return "
+        "its tensors"
+    )
+    supply = iter([torch.ones(3), torch.zeros(3)])
+    assert message(lambda a: a + next(supply), x) == (
+        "wanted a function that uses the same tensors in every call, got one that used a new (3,) tensor in its "
+        "second; keep one tensor, and write new values into it"
+    )
+    meta = torch.ones(3, device="meta")
+    assert message(lambda a: (a + 1, meta + 1), x) == (
+        "wanted all tensors of a program on one device, got input 0 on cpu, tensor_0 on meta; move them with "
+        ".to(device) first"
+    )
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C++ compiler the message says what to install."""
+    program = flatten_program(nn.Linear(2, 2), torch.ones(1, 2))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CaptureError) as caught:
+        compile_program(program.graph, [*program.state.values(), *program.inputs], tmp_path)
+    assert str(caught.value) == (
+        "wanted a C++ compiler to package a program, got none (g++ is not on PATH); install one (apt install g++, "
+        "or dnf install gcc-c++) or set CXX to its path"
+    )
+
+
+# Compiled programs: two compilations serve all tests.
+
+MODEL = '''
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    """Batch norm and dropout in training mode: state is updated, random numbers are drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)
+
+    def forward(self, x, extra):
+        y = self.drop(self.norm(self.first(x))) * extra["scale"]
+        return {"scores": y + extra["bias"], "best": (y.argmax(-1), None)}, 3
+'''
+
+
+class Case:
+    """A model in its own module, packaged and saved, with inputs and the plain results."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "source").mkdir()
+        (folder / "source" / "users_model.py").write_text(MODEL)
+        sys.path.insert(0, str(folder / "source"))
+        try:
+            import users_model
+        finally:
+            sys.path.remove(str(folder / "source"))
+            sys.modules.pop("users_model", None)
+        torch.manual_seed(0)
+        self.model = users_model.Model()
+        self.fresh = copy.deepcopy(self.model)
+        self.inputs = (
+            torch.randn(4, 6),
+            {"scale": torch.tensor(2.0), "bias": torch.randn(5, 4).t()},
+        )
+        self.packaged = package_callable(self.model, self.inputs)
+        self.path = self.packaged.save(folder / "model.pt2")
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    made = Case(tmp_path_factory.mktemp("case"))
+    yield made
+    made.packaged.close()
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[tuple[nn.Module, PackagedCallable]]:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    with package_callable(net, torch.randn(1, 8)) as packaged:
+        yield net, packaged
+
+
+def plain(model: nn.Module, *inputs: Any) -> Any:
+    with torch.no_grad():
+        return model(*inputs)
+
+
+def assert_same(got: Any, wanted: Any) -> None:
+    assert got[1] == wanted[1] == 3
+    assert list(got[0]) == ["scores", "best"]
+    torch.testing.assert_close(got[0]["scores"], wanted[0]["scores"])
+    assert torch.equal(got[0]["best"][0], wanted[0]["best"][0])
+    assert got[0]["best"][1] is None
+
+
+def test_a_packaged_module_does_what_the_module_does(case: Case) -> None:
+    """Same structure, values, dropout and batch statistics as the plain module, call after call."""
+    twin = copy.deepcopy(case.model)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        got = case.packaged(*case.inputs)
+        torch.manual_seed(seed)
+        assert_same(got, plain(twin, *case.inputs))
+    for mine, theirs in zip(case.model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert case.packaged.mode == "packaged"
+
+
+def test_a_loaded_module_goes_on_where_it_was_saved(case: Case) -> None:
+    """The file holds the state of the moment of saving, its own, and gives the same results."""
+    loaded = load(case.path)
+    assert isinstance(loaded, LoadedCallable)
+    twin = copy.deepcopy(case.fresh)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        got = loaded(*case.inputs)
+        torch.manual_seed(seed)
+        assert_same(got, plain(twin, *case.inputs))
+    assert int(loaded.state["norm.num_batches_tracked"]) == 2
+    assert loaded.mode == "packaged"
+    assert repr(loaded).startswith(f"LoadedCallable({case.path}: ")
+    assert repr(loaded).endswith(
+        f" -> (4, 5) float32, (4,) int64, cpu {loaded.metadata.capability}, 7 tensors)"
+    )
+
+
+def test_a_fresh_process_needs_no_source(case: Case, tmp_path: Path) -> None:
+    """A process that cannot import the model loads and runs it, and imports nothing of the user's."""
+    x, extra = case.inputs
+    script = """
+import importlib.util, json, sys
+import torch
+from ridgeline.runtime.hybrid.load import load
+assert importlib.util.find_spec("users_model") is None
+before = set(sys.modules)
+loaded = load(sys.argv[1])
+given = json.loads(sys.stdin.read())
+inputs = torch.tensor(given["x"]), {k: torch.tensor(v) for k, v in given["extra"].items()}
+torch.manual_seed(5)
+out, three = loaded(*inputs)
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(json.dumps([out["scores"].tolist(), out["best"][0].tolist(), three, sorted(new)]))
+"""
+    given = {"x": x.tolist(), "extra": {k: v.tolist() for k, v in extra.items()}}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(case.path)],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(codec.__file__).parents[1])},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    scores, best, three, imported = json.loads(done.stdout)
+    torch.manual_seed(5)
+    wanted = plain(copy.deepcopy(case.fresh), *case.inputs)
+    assert_same(
+        ({"scores": torch.tensor(scores), "best": (torch.tensor(best), None)}, three), wanted
+    )
+    assert not [name for name in imported if "model" in name]
+
+
+def test_torch_opens_a_package(case: Case) -> None:
+    """The file is a torch archive as well: torch's own loader runs it, given the state."""
+    model = torch._inductor.aoti_load_package(str(case.path))
+    loaded = load(case.path)
+    torch.manual_seed(0)
+    flat = model.loader.run(
+        [*copy.deepcopy(loaded.state).values(), case.inputs[0], *case.inputs[1].values()]
+    )
+    torch.manual_seed(0)
+    torch.testing.assert_close(flat[0], loaded(*case.inputs)[0]["scores"])
+
+
+def test_inputs_are_checked(case: Case) -> None:
+    """Another structure, shape, type or leaf is an error that names the input, before anything runs."""
+    loaded = load(case.path)
+    x, extra = case.inputs
+
+    def message(*inputs: Any) -> str:
+        with pytest.raises(BatchError) as caught:
+            loaded(*inputs)
+        return str(caught.value)
+
+    remedy = (
+        "the program was compiled for the former: convert the input, or package it for such inputs"
+    )
+    assert message(x[:3], extra) == (
+        f"wanted input 0 as (4, 6) float32 on cpu, got (3, 6) float32 on cpu; {remedy}"
+    )
+    assert message(x.double(), extra) == (
+        f"wanted input 0 as (4, 6) float32 on cpu, got (4, 6) float64 on cpu; {remedy}"
+    )
+    assert message(x, {**extra, "scale": 2.0}) == (
+        f"wanted input 1['scale'] as () float32 on cpu, got 2.0; {remedy}"
+    )
+    assert message(x.to("meta"), extra) == (
+        f"wanted input 0 as (4, 6) float32 on cpu, got (4, 6) float32 on meta; {remedy}"
+    )
+    assert message(x) == (
+        "wanted inputs of structure (..., {'scale': ..., 'bias': ...}), got (...,); call it as the function that it "
+        "was made from"
+    )
+    assert int(loaded.state["norm.num_batches_tracked"]) == 0
+
+
+def test_updated_parameters_are_seen(network: tuple[nn.Module, PackagedCallable]) -> None:
+    """What is written into a parameter counts for the next call, down to a bias of two elements."""
+    net, packaged = network
+    x = torch.randn(1, 8)
+    for parameter in net.parameters():
+        with torch.no_grad():
+            parameter.add_(0.5)
+        torch.testing.assert_close(packaged(x), plain(net, x))
+    net[2].bias.data = torch.tensor([5.0, 6.0])
+    torch.testing.assert_close(packaged(x), plain(net, x))
+    net.load_state_dict({name: torch.ones_like(value) for name, value in net.state_dict().items()})
+    torch.testing.assert_close(packaged(x), plain(net, x))
+
+
+def test_an_exchanged_parameter_is_caught(network: tuple[nn.Module, PackagedCallable]) -> None:
+    """A parameter of another type would be read as garbage; it is refused."""
+    net, packaged = network
+    x = torch.randn(1, 8)
+    weight = net[0].weight.data
+    net[0].weight.data = weight.bfloat16()
+    with pytest.raises(PackageError) as caught:
+        packaged(x)
+    assert str(caught.value) == (
+        "wanted 0.weight as (6, 8) float32 on cpu, as it was packaged, got (6, 8) bfloat16 on cpu; package the "
+        "model again after such a change"
+    )
+    net[0].weight.data = weight.t().contiguous().t()
+    with pytest.raises(PackageError, match=r"got \(6, 8\) float32 on cpu with strides \(1, 6\)"):
+        packaged(x)
+    net[0].weight.data = weight
+    torch.testing.assert_close(packaged(x), plain(net, x))
+
+
+def test_strides_and_gradient_modes_do_not_matter(
+    network: tuple[nn.Module, PackagedCallable],
+) -> None:
+    """Views, inputs that want gradients and inference mode all give the plain result, without gradients."""
+    net, packaged = network
+    wide = torch.randn(1, 16)
+    for x in (wide[:, ::2], wide[:, 3:11], wide.t()[:8].t(), wide[:, :8].clone().requires_grad_()):
+        torch.testing.assert_close(packaged(x), plain(net, x))
+        assert not packaged(x).requires_grad
+        with torch.inference_mode():
+            torch.testing.assert_close(packaged(x), net(x))
+    first = packaged(wide[:, :8])
+    kept = first.clone()
+    packaged(wide[:, 8:])
+    assert torch.equal(first, kept)
+
+
+def test_a_closed_callable_says_so(
+    network: tuple[nn.Module, PackagedCallable], tmp_path: Path
+) -> None:
+    """Closing removes the compiled file, once; use afterwards is an error."""
+    program = flatten_program(network[0], torch.randn(1, 8))
+    folder = tmp_path / "own"
+    folder.mkdir()
+    copied = folder / "program.pt2"
+    copied.write_bytes(network[1]._path.read_bytes())
+    packaged = PackagedCallable(program, network[1].metadata, copied)
+    packaged.close()
+    packaged.close()
+    assert not folder.exists()
+    with pytest.raises(
+        PackageError, match=r"^wanted to call a packaged callable, got one that was closed; "
+    ):
+        packaged(torch.randn(1, 8))
+    with pytest.raises(
+        PackageError, match=r"^wanted to save a packaged callable, got one that was closed; "
+    ):
+        packaged.save(tmp_path / "late.pt2")

@@ -1,0 +1,149 @@
+"""Which mode is kept, as laws over measured times; and how the report says so."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.errors import PlanError
+from ridgeline.plan import Execution
+from ridgeline.runtime.hybrid.hybrid_report import HybridReport, ModeRow
+from ridgeline.runtime.hybrid.selection import (
+    Measurement,
+    break_even_calls,
+    decide,
+    why_not_worth,
+)
+
+law = settings(deadline=None, max_examples=60)
+MODES: tuple[Execution, ...] = ("eager", "graph", "script", "compiled", "packaged")
+
+
+@st.composite
+def measured(draw: st.DrawFn) -> list[Measurement]:
+    number = draw(st.integers(1, len(MODES)))
+    made = []
+    for index, mode in enumerate(MODES[:number]):
+        median = draw(st.floats(1e-6, 1e-2))
+        below, above = draw(st.floats(0, 0.5)), draw(st.floats(0, 2))
+        pay = draw(st.floats(0, 60)) if index else 0.0
+        made.append(Measurement(mode, median, median * (1 - below), median * (1 + above), pay))
+    return made
+
+
+def total(one: Measurement, calls: int | None) -> float:
+    return one.call_s if calls is None else one.to_pay_s + calls * one.call_s
+
+
+@law
+@given(measured(), st.none() | st.integers(0, 10**7))
+def test_never_slower_than_the_program_as_written(
+    times: list[Measurement], calls: int | None
+) -> None:
+    """The bill of the chosen mode is never above that of the first, whatever the spreads."""
+    chosen = next(one for one in times if one.mode == decide(times, calls).mode)
+    assert total(chosen, calls) <= total(times[0], calls)
+
+
+@law
+@given(measured(), st.none() | st.integers(1, 10**7))
+def test_without_spread_the_cheapest_wins(times: list[Measurement], calls: int | None) -> None:
+    """With exact times the decision is the minimum of `compile + calls x call`, or of the call."""
+    exact = [Measurement(o.mode, o.call_s, o.call_s, o.call_s, o.to_pay_s) for o in times]
+    chosen = next(one for one in exact if one.mode == decide(exact, calls).mode)
+    assert total(chosen, calls) == min(total(one, calls) for one in exact)
+
+
+@law
+@given(measured(), st.floats(0.01, 100))
+def test_the_unit_of_time_does_not_matter(times: list[Measurement], factor: float) -> None:
+    """All times scaled alike, on another machine, lead to the same mode (away from ties by rounding)."""
+    power = 2.0 ** round(factor)  # exact, so that rounding breaks no tie
+    scaled = [
+        Measurement(o.mode, o.call_s * power, o.low_s * power, o.high_s * power) for o in times
+    ]
+    assert decide(scaled).mode == decide(times).mode
+
+
+@law
+@given(measured())
+def test_a_slower_mode_changes_nothing(times: list[Measurement]) -> None:
+    """Measuring one more mode that is slower than all others leaves the decision as it is."""
+    slow = max(one.high_s for one in times) * 2
+    more = [*times, Measurement("regional", slow, slow, slow)]
+    assert decide(more).mode == decide(times).mode
+
+
+def test_a_gain_within_the_spread_is_not_claimed() -> None:
+    """Eager stays, and the reason says that the other was faster by less than the spread."""
+    times = [
+        Measurement("eager", 1.0e-3, 0.8e-3, 1.2e-3),
+        Measurement("compiled", 0.9e-3, 0.7e-3, 1.1e-3),
+    ]
+    assert decide(times) == (
+        "eager",
+        (
+            "compiled (900 us for a call) is faster than eager (1.00 ms) by less than the spread of the "
+            "measurement: the simpler is kept"
+        ),
+    )
+
+
+def test_the_number_of_calls_weighs_compiling_against_its_gain() -> None:
+    """10 s of compiling for 1 ms a call: not for 1 000 calls, but for 100 000."""
+    times = [
+        Measurement("eager", 2e-3, 2e-3, 2e-3),
+        Measurement("compiled", 1e-3, 1e-3, 1e-3, to_pay_s=10.0),
+    ]
+    assert decide(times, 1_000).mode == "eager"
+    assert decide(times, 100_000) == (
+        "compiled",
+        (
+            "fastest of 2 measured: 100000 calls with the compile time still to pay 110 s, "
+            "1.82 x eager (200 s)"
+        ),
+    )
+    assert break_even_calls(2e-3, 1e-3, 10.0) == 10_000
+    assert break_even_calls(1e-3, 2e-3, 10.0) is None
+
+
+def test_compiling_is_refused_before_it_costs_more_than_it_could_give() -> None:
+    """The reason names the expected seconds and what is left, or what the calls take without it."""
+    assert why_not_worth(20.0, 15.0, 1e-3, None) == (
+        "expected to take 20.0 s to compile, 15.0 s of the budget are left"
+    )
+    assert why_not_worth(20.0, 100.0, 1e-3, 1000) == (
+        "expected to take 20.0 s to compile, and all 1000 calls take only 1.00 s without it"
+    )
+    assert why_not_worth(20.0, 100.0, 1e-3, 100_000) is None
+
+
+def test_nothing_measured_is_an_error() -> None:
+    """There is no decision without a measurement."""
+    with pytest.raises(PlanError, match="wanted at least one measured mode to decide on, got none"):
+        decide([])
+
+
+def test_the_report_reads_as_a_table() -> None:
+    """The text is for people: one line a mode, the choice with its reason, counts and notes."""
+    report = HybridReport(
+        subject="MLP", device="cpu", chosen="compiled", reason="fastest of 2 measured", calls=1000,
+        budget_s=60.0, notes=("a note",), counters={"eager_calls": 2, "rebuilds": 0},
+        rows=(
+            ModeRow(mode="eager", status="measured", call_s=1e-4, low_s=9e-5, high_s=1.1e-4),
+            ModeRow(
+                mode="compiled", status="measured", call_s=2e-5, low_s=1.9e-5, high_s=2.1e-5,
+                compile_s=3.0, difference=1e-7, break_even=37500,
+            ),
+            ModeRow(mode="packaged", status="skipped", reason="no time"),
+        ),
+    )  # fmt: skip
+    assert repr(report) == (
+        "HybridReport(MLP on cpu, 1000 calls, budget 60.0 s)\n"
+        "     mode      call     quartiles           compile  difference  earned back  why\n"
+        "     eager     100 us   90.0 us .. 110 us\n"
+        "  *  compiled  20.0 us  19.0 us .. 21.0 us  3.00 s   1.0e-07     37500 calls\n"
+        "     packaged  skipped                                                        no time\n"
+        "  chosen: compiled: fastest of 2 measured\n"
+        "  counted: eager_calls 2\n"
+        "  ! a note"
+    )

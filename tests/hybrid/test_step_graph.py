@@ -1,0 +1,279 @@
+"""Steps that run as one program: which batches they take, what they watch, and that they are checked."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor import config
+
+from ridgeline.errors import BatchError, EquivalenceError, PlanError
+from ridgeline.plan import Plan
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.hybrid import step_graph
+from ridgeline.runtime.hybrid.batch_pattern import BatchPattern
+from ridgeline.runtime.hybrid.step_graph import (
+    EAGER_STEPS,
+    MOST_RECOMPILES,
+    ONE_FRAME,
+    SHORTER,
+    StepGraphRunner,
+)
+from ridgeline.runtime.hybrid.step_program import StepProgram
+from ridgeline.runtime.recorder import HostClock, Recorder
+from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.world import World
+
+STEP_GRAPH = Plan(execution="step-graph")
+
+
+def make(dropout: float = 0.25) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 8, bias=False),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(8, 8),
+        nn.Dropout(dropout),
+        nn.Linear(8, 3),
+    )
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def batch_of(index: int, size: int = 8) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(index)
+    x = torch.randn(size, 6, generator=generator)
+    return {"x": x, "y": torch.randint(0, 3, (size,), generator=generator)}
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs run operator by operator instead of compiled, which takes milliseconds to prepare."""
+
+    def as_traced(program: StepProgram) -> Any:
+        def call(flat: list[Tensor]) -> Any:
+            with torch.no_grad():
+                return program.graph(*flat)
+
+        return call
+
+    monkeypatch.setattr(step_graph, "compile_graph", as_traced)
+
+
+class Pair(NamedTuple):
+    """A step as one program beside the eager step, from the same start."""
+
+    program: TrainStep
+    eager: TrainStep
+
+    def both(self, change: Any) -> None:
+        for step in self:
+            change(step)
+
+    def run(self, index: int, size: int = 8) -> None:
+        losses = []
+        for step in self:
+            torch.manual_seed(index)
+            losses.append(step(batch_of(index, size)))
+        torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
+
+    def counters(self) -> dict[str, float]:
+        return self.program.timeline().counters
+
+
+@pytest.fixture
+def pair(interpreted: None) -> Iterator[Pair]:
+    steps = []
+    for plan in (STEP_GRAPH, Plan()):
+        model = make()
+        steps.append(TrainStep(model, loss_fn, sgd(model), plan, device="cpu"))
+    yield Pair(*steps)
+    for step in steps:
+        step.close()
+
+
+def test_a_shorter_batch_runs_eagerly_and_is_counted(pair: Pair) -> None:
+    """The last batch of an epoch trains as it would eagerly; the notes say so; the next one goes on."""
+    for index, size in enumerate((8, 8, 8, 5, 8)):
+        pair.run(index, size)
+    assert pair.counters()["eager_steps"] == 1
+    assert SHORTER in pair.program.notes
+    assert ONE_FRAME in pair.program.notes
+    assert any("equals the eager step within" in note for note in pair.program.notes)
+
+
+def test_a_shorter_batch_that_comes_again_gets_a_program(pair: Pair) -> None:
+    """A second shape is compiled, a third runs eagerly."""
+    for index, size in enumerate((8, 8, 5, 5, 5, 4, 4, 8)):
+        pair.run(index, size)
+    assert pair.counters()["shapes"] == 2
+    assert pair.counters()["eager_steps"] == 3
+
+
+def test_any_other_batch_is_refused(pair: Pair) -> None:
+    """The message names the leaf, what was wanted and what was got."""
+    for index in range(3):
+        pair.run(index)
+    with pytest.raises(
+        BatchError, match=r"wanted leaf 0 of the batch as \(8, 6\) float32, got \(9,"
+    ):
+        pair.program(batch_of(0, 9))
+
+
+def test_a_setting_that_changes_compiles_again(pair: Pair) -> None:
+    """Weight decay is a constant of the program: changed, noted, counted, and equal to eager; lr is not."""
+    for index in range(8):
+        pair.run(index)
+        if index == 3:
+            pair.both(lambda step: step.optimizer.param_groups[0].update(lr=0.2))
+        if index == 5:
+            pair.both(lambda step: step.optimizer.param_groups[0].update(weight_decay=0.5))
+    assert pair.counters()["recaptures"] == 1
+    assert "compiled again because the optimizer's weight_decay changed" in pair.program.notes
+
+
+def test_flags_and_frozen_parameters_compile_again(pair: Pair) -> None:
+    """Evaluation mode of one module, and a parameter frozen, are seen by the next step."""
+    for index in range(6):
+        pair.run(index)
+        if index == 2:
+            pair.both(lambda step: step.model[1].eval())
+        if index == 3:
+            pair.both(lambda step: step.model[4].requires_grad_(requires_grad=False))
+    assert "compiled again because a training flag changed" in pair.program.notes
+    assert "compiled again because parameters were frozen or released" in pair.program.notes
+
+
+def test_a_setting_that_changes_all_the_time_runs_eagerly(pair: Pair) -> None:
+    """A schedule of momentum would compile before every step: after some it is left to the eager step."""
+    for index in range(MOST_RECOMPILES + 5):
+        pair.run(index)
+        pair.both(
+            lambda step, m=0.9 - index / 50: step.optimizer.param_groups[0].update(momentum=m)
+        )
+    assert pair.counters()["recaptures"] == MOST_RECOMPILES
+    assert pair.counters()["eager_steps"] >= 2
+    note = f"steps ran eagerly after {MOST_RECOMPILES} compilations, since settings go on changing"
+    assert any(text.startswith(note) for text in pair.program.notes)
+
+
+def test_loaded_checkpoints_are_taken_over(pair: Pair) -> None:
+    """Model and optimizer state loaded between steps is what the next step trains on."""
+    for index in range(4):
+        pair.run(index)
+        if index == 1:
+            saved = [
+                (s.model.state_dict(), s.optimizer.state_dict())
+                for s in pair
+            ]  # fmt: skip
+            saved = torch.utils._pytree.tree_map_only(Tensor, torch.clone, saved)
+    for step, (model, optimizer) in zip(pair, saved, strict=True):
+        step.model.load_state_dict(model)
+        step.optimizer.load_state_dict(optimizer)
+    for index in range(4, 7):
+        pair.run(index)
+    assert "recaptures" not in pair.counters()
+
+
+def test_a_constant_baked_in_is_caught(interpreted: None) -> None:
+    """A loss that depends on a Python counter trains differently as a program: refused, not used."""
+    calls = [0]
+
+    def counting(model: nn.Module, batch: Any) -> Tensor:
+        calls[0] += 1
+        return loss_fn(model, batch) * (1.0 + calls[0])
+
+    model = make()
+    with TrainStep(model, counting, sgd(model), STEP_GRAPH, device="cpu") as step:
+        for index in range(EAGER_STEPS):
+            step(batch_of(index))
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(
+            EquivalenceError, match="wanted execution='step-graph' to equal the eager"
+        ):
+            step(batch_of(EAGER_STEPS))
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_several_workers_are_refused() -> None:
+    """One program has no place for the synchronisation of gradients; the message says what has."""
+    model = make()
+    device = torch.device("cpu")
+    body = StepBody(model, loss_fn, sgd(model), STEP_GRAPH, None, clip_norm=None, device=device)
+    world = World(rank=0, size=2, local_rank=0, device=device)
+    with pytest.raises(PlanError) as caught:
+        StepGraphRunner(body, Recorder(HostClock()), world, [], packaged=False)
+    assert str(caught.value) == (
+        "wanted a worker alone for execution='step-graph', got workers=2; its one program has no room for the "
+        "synchronisation of gradients: use 'compiled+graph' or 'regional+graph' there"
+    )
+
+
+@pytest.fixture
+def compiled_in_this_process() -> Iterator[None]:
+    """The compiler's pool of processes would outlive the test."""
+    with config.patch(compile_threads=1):
+        yield
+
+
+@pytest.mark.usefixtures("compiled_in_this_process")
+def test_compiled_steps_equal_eager_ones() -> None:
+    """Compiled: two dropouts, batch norm, AdamW, clipping, micro-batches and a scheduler, step by step."""
+    steps = []
+    for execution in ("step-graph", "eager"):
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        plan = Plan(execution=execution, accumulate=2)
+        steps.append(TrainStep(model, loss_fn, optimizer, plan, clip_norm=0.5, device="cpu"))
+    pair = Pair(*steps)
+    schedulers: list[Any] = []
+    for index in range(6):
+        pair.run(index)
+        schedulers = schedulers or [
+            torch.optim.lr_scheduler.CosineAnnealingLR(step.optimizer, 6) for step in pair
+        ]
+        for scheduler in schedulers:
+            scheduler.optimizer._opt_called = True
+            scheduler.step()
+    for mine, theirs in zip(*(step.model.state_dict().values() for step in pair), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert pair.counters()["compile_s"] > 0
+    pair.both(lambda step: step.close())
+
+
+def test_batches_are_recognised_by_structure_shape_type_and_constants() -> None:
+    """The tensors of a batch like the example come in its order; any other gives None."""
+    x, y = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
+    pattern = BatchPattern({"a": (x, [y]), "b": "word"})
+    assert pattern.tensors({"b": "word", "a": (x, [y])}) == [x, y]
+    for other in (
+        {"a": (x, [y]), "b": "other"},
+        {"a": (x, (y,)), "b": "word"},
+        {"a": (x[:1], [y]), "b": "word"},
+        {"a": (x.double(), [y]), "b": "word"},
+        {"a": (x, [y])},
+        {"a": (x, [y]), "c": "word"},
+        (x, y),
+    ):
+        assert pattern.tensors(other) is None
+
+
+class Named(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+def test_named_tuples_are_recognised() -> None:
+    """What pytree flattens is compared by its structure."""
+    pattern = BatchPattern(Named(torch.ones(2), torch.zeros(3)))
+    assert pattern.tensors(Named(torch.ones(2), torch.zeros(3))) is not None
+    assert pattern.tensors((torch.ones(2), torch.zeros(3))) is None

@@ -1,0 +1,170 @@
+"""Which operators become one kernel, and how many bytes cross its boundary."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+
+from chained_workloads import ELEMENT_BYTES, Builder, chains, flows, make_chain, tensor
+from ridgeline.execution import Form
+from ridgeline.simulator.dataflow import data_flow, spec_bytes
+from ridgeline.simulator.fusion import FUSABLE, blocks_of, fused_runs
+from ridgeline.workload import TensorSpec, Workload
+
+N = (1 << 20) * ELEMENT_BYTES
+FORMS: tuple[Form, ...] = ("compiled", "regional", "step-graph")
+
+
+def _sizes(workload: Workload, form: Form = "compiled") -> list[tuple[tuple[int, ...], int, int]]:
+    return [
+        (run.ops, run.bytes_read // N, run.bytes_written // N) for run in fused_runs(workload, form)
+    ]
+
+
+def test_a_run_moves_what_enters_and_what_leaves() -> None:
+    """Three operators in a row read one tensor and write one, instead of three each."""
+    workload = make_chain((3,))
+    assert _sizes(workload)[0] == ((1, 2, 3), 1, 1)
+
+
+def test_what_is_used_outside_is_written() -> None:
+    """A result inside a run that a later contraction takes as well leaves it."""
+    b = Builder()
+    first = b.op("forward", "elementwise", more=(tensor(b.elements, "batch"),))
+    second = b.op("forward", "elementwise", (first,))
+    b.op("forward", "matmul", (first, second))
+    assert _sizes(b.workload()) == [((0, 1), 1, 2)]
+
+
+def test_a_tensor_is_read_once() -> None:
+    """Two operators of a run that take the same result read it once."""
+    b = Builder()
+    product = b.op("forward", "matmul")
+    left = b.op("forward", "elementwise", (product,))
+    b.op("forward", "elementwise", (product, left))
+    assert _sizes(b.workload()) == [((1, 2), 1, 1)]
+
+
+def test_views_are_transparent() -> None:
+    """A view between two operators parts nothing: its base is what is taken."""
+    b = Builder()
+    first = b.op("forward", "elementwise", more=(tensor(b.elements, "batch"),))
+    view = b.op("forward", "view", (first,))
+    b.op("forward", "elementwise", (view,), waits=(first,))
+    assert _sizes(b.workload()) == [((0, 2), 1, 1)]
+
+
+def test_no_run_waits_for_itself() -> None:
+    """Operators joined around a contraction would wait for it and it for them: they stay apart."""
+    b = Builder()
+    first = b.op("forward", "elementwise", more=(tensor(b.elements, "batch"),))
+    product = b.op("forward", "matmul", (first,))
+    b.op("forward", "elementwise", (first, product))
+    assert _sizes(b.workload()) == []
+
+
+def test_what_a_reduction_gives_is_read_back() -> None:
+    """A reduction ends a kernel where its result is spread over more elements, as in clipping."""
+    b = Builder()
+    source = b.op("forward", "elementwise", more=(tensor(b.elements, "batch"),))
+    norm = b.op("forward", "reduction", (source,), output=tensor(1))
+    b.op("forward", "elementwise", (source, norm))
+    assert [run.ops for run in fused_runs(b.workload(), "compiled")] == [(0, 1)]
+
+
+def test_a_step_of_sgd_moves_five_words() -> None:
+    """Momentum SGD with weight decay reads gradient, state and parameter and writes the last two."""
+    workload = make_chain((0,))
+    assert _sizes(workload, "step-graph") == [((3, 4, 5), 3, 2)]
+    assert _sizes(workload, "compiled") == []
+
+
+def test_what_only_waits_for_its_user_is_joined() -> None:
+    """Momentum could decay at the start of the step; it is one kernel with what adds the gradient."""
+    b = Builder()
+    state = tensor(b.elements, "state")
+    gradient = b.op("backward", "matmul", output=tensor(b.elements, "gradient"))
+    decayed = b.op("optimizer", "elementwise", more=(state,), output=state, name="aten.mul_.Tensor")
+    b.op("optimizer", "elementwise", (decayed, gradient), output=state, name="aten.add_.Tensor")
+    # The decayed momentum is overwritten in place, so it is written once.
+    assert _sizes(b.workload(), "step-graph") == [((1, 2), 2, 1)]
+
+
+def test_regions_do_not_reach_into_each_other() -> None:
+    """Compiled by region, operators of two blocks stay two kernels; compiled whole they are one."""
+    b = Builder()
+    first = b.op("forward", "matmul", module="layers.0.linear")
+    for path in ("layers.0.act", "layers.0.act", "layers.1.act", "layers.1.act", "head", "head"):
+        first = b.op("forward", "elementwise", (first,), module=path)
+    workload = b.workload()
+    assert [run.ops for run in fused_runs(workload, "compiled")] == [(1, 2, 3, 4, 5, 6)]
+    assert [run.ops for run in fused_runs(workload, "regional")] == [(1, 2), (3, 4)]
+    assert fused_runs(workload, "eager") == ()
+
+
+def test_blocks_are_numbered_modules_with_modules_beneath() -> None:
+    """`stages.0.1` is a block, the leaf `stem.1` is not, and the optimizer lies in none."""
+    b = Builder()
+    for path in ("stem.1", "stages.0.0.conv", "stages.0.0", "stages.0.1.conv", "head"):
+        b.op("forward", "elementwise", module=path)
+    b.op("optimizer", "elementwise", module="stages.0.0")
+    assert blocks_of(b.workload()) == {"stages.0.0": (1, 2), "stages.0.1": (3,)}
+    assert blocks_of(make_chain((1, 1), is_numbered=False)) == {}
+
+
+def test_a_slice_is_part_of_a_result() -> None:
+    """What is smaller than the only result that it can come from is a part of it."""
+    b = Builder()
+    whole = b.op("forward", "matmul", output=tensor(3 * b.elements))
+    at = b.op("forward", "elementwise", more=(tensor(b.elements),), waits=(whole,))
+    assert data_flow(b.workload()).sources[at] == ((whole, 0),)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("float32", 4), ("bfloat16", 2), ("int64", 8), ("bool", 1), ("float8_e4m3fn", 1)],
+)
+def test_bytes_of_a_tensor(dtype: str, size: int) -> None:
+    """Distinct elements times the size that the dtype's name tells; an expanded dimension is one."""
+    assert spec_bytes(TensorSpec(shape=(5, 7), stride=(0, 1), dtype=dtype)) == 7 * size
+
+
+@given(flows())
+def test_laws_of_runs(workload: Workload) -> None:
+    """Runs are disjoint, of one phase, of families that fuse, and their kernels have an order."""
+    for form in FORMS:
+        runs = fused_runs(workload, form)
+        members = list(itertools.chain.from_iterable(run.ops for run in runs))
+        assert len(members) == len(set(members))
+        for run in runs:
+            assert len({workload.ops[i].phase for i in run.ops}) == 1
+            assert all(workload.ops[i].family in FUSABLE for i in run.ops)
+            assert run.num_bytes <= sum(workload.ops[i].bytes_moved for i in run.ops)
+        leader = {i: run.ops[0] for run in runs for i in run.ops}
+        edges = {
+            (leader.get(a, a), leader.get(b, b))
+            for b, before in enumerate(data_flow(workload).waits)
+            for a in before
+        }
+        _check_order({(a, b) for a, b in edges if a != b})
+
+
+def _check_order(edges: set[tuple[int, int]]) -> None:
+    """Whether kernels can be put in order: remove those that wait for nothing until none is left."""
+    while edges:
+        waiting = {b for _, b in edges}
+        left = {(a, b) for a, b in edges if a in waiting}
+        assert left != edges, "kernels wait for each other"
+        edges = left
+
+
+@given(chains)
+def test_coarser_parts_never_move_more(workload: Workload) -> None:
+    """Compiling whole moves no more bytes than by region, and the optimizer included no more still."""
+    moved = []
+    for form in ("eager", "regional", "compiled", "step-graph"):
+        runs = fused_runs(workload, form)
+        inside = {i for run in runs for i in run.ops}
+        alone = sum(op.bytes_moved for i, op in enumerate(workload.ops) if i not in inside)
+        moved.append(alone + sum(run.num_bytes for run in runs))
+    assert moved == sorted(moved, reverse=True)

@@ -111,16 +111,15 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
         model = make_model(world)
         tuned = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
         chosen["ddp tuned"] = plain(model, tuned, precision)
-    executions = ("eager", "graph") if world.device.type == "cuda" else ("eager",)
     sync = Sync(bucket_bytes=tuple(arguments.bucket_bytes))
-    for execution in executions:
+    for execution in arguments.executions:
         plan = Plan(execution=execution, precision=precision, workers=world.size, sync=sync)
         model = make_model(world)
         chosen[f"ridgeline {execution}"] = TrainStep(model, loss_fn, sgd(model), plan)
     if world.device.type == "cuda" and world.size > 1:
         model = make_model(world)
         alone = World(0, 1, world.local_rank, world.device)
-        plan = Plan(execution="graph", precision=precision)
+        plan = Plan(execution=arguments.executions[-1], precision=precision)
         chosen["alone"] = TrainStep(model, loss_fn, sgd(model), plan, world=alone)
     if world.device.type == "cpu" and world.size > 1:
         chosen["plain process"] = WholeBatch(world, arguments)
@@ -286,6 +285,12 @@ def main() -> int:
     parser.add_argument("--side", type=int, default=28 if on_gpu else 8, help="height and width")
     parser.add_argument("--precision", choices=("as-is", "bf16"), default="as-is")
     parser.add_argument("--bucket-bytes", type=int, nargs="+", default=[4 << 20])
+    parser.add_argument(
+        "--executions",
+        nargs="+",
+        default=["eager", "graph"] if on_gpu else ["eager"],
+        help="ways to run our step; `alone` runs in the last one",
+    )
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--per-turn", type=int, default=50 if on_gpu else 3, help="steps per turn")
     parser.add_argument("--output", help="JSON file, e.g. under benchmarks/results/")

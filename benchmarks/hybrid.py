@@ -41,6 +41,8 @@ def main() -> int:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: the GPU if there is one"
     )
+    parser.add_argument("--titles", default="", help="cases whose purpose and title contain this")
+    parser.add_argument("--contenders", nargs="+", default=[], help="these only, beside eager")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="what it may take")
     parser.add_argument("--cold", action="store_true", help="an empty compile cache for everyone")
     parser.add_argument("--output", type=Path, help="JSON file; default: below benchmarks/results/")
@@ -51,6 +53,8 @@ def main() -> int:
         limit_s=arguments.limit,
         cold=arguments.cold,
         device=arguments.device,
+        titles=arguments.titles,
+        contenders=arguments.contenders,
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
     console().print(experiment_text(experiment))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import BatchError, CaptureError, EquivalenceError
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.call_graph import NUM_TURNS, CallGraph
+from ridgeline.runtime.hybrid.calls.graph import NUM_TURNS, CallGraph
 from ridgeline.runtime.hybrid.hybridize import hybridize
 
 pytestmark = [

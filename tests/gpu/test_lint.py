@@ -13,9 +13,14 @@ from torch import Tensor, nn
 
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid import lint_judge
-from ridgeline.runtime.hybrid.child_trial import try_in_child, try_step_in_child
-from ridgeline.runtime.hybrid.lint import Lint, inspect_callable, inspect_step, lint_callable
+from ridgeline.runtime.hybrid.capture import lint_judge
+from ridgeline.runtime.hybrid.capture.child_trial import try_in_child, try_step_in_child
+from ridgeline.runtime.hybrid.capture.lint import (
+    Lint,
+    inspect_callable,
+    inspect_step,
+    lint_callable,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -176,7 +181,9 @@ def test_failed_capture_in_a_child(programs: ModuleType) -> None:
 
 def test_no_fused_form_on_gpus(programs: ModuleType) -> None:
     """An optimizer whose fused form is for CPUs alone is a finding."""
-    lint = inspect_step(make_body(programs, "Adagrad"), tuple(x.cuda() for x in BATCH), device="cuda")
+    lint = inspect_step(
+        make_body(programs, "Adagrad"), tuple(x.cuda() for x in BATCH), device="cuda"
+    )
     assert [one.rule for one in lint.findings][:1] == ["optimizer"]
 
 

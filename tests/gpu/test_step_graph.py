@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.loaded_step import LoadedStep
-from ridgeline.runtime.hybrid.package import read_package
-from ridgeline.runtime.hybrid.step_graph import StepGraphRunner
-from ridgeline.runtime.hybrid.step_package import load_step
+from ridgeline.runtime.hybrid.packages.package import read_package
+from ridgeline.runtime.hybrid.steps.loaded import LoadedStep
+from ridgeline.runtime.hybrid.steps.runner import StepGraphRunner
+from ridgeline.runtime.hybrid.steps.saving import load_step
 from ridgeline.runtime.step import TrainStep
 
 pytestmark = [

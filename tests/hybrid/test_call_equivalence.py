@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.call_equivalence import compare_calls, largest_difference
-from ridgeline.runtime.hybrid.call_state import CallState
-from ridgeline.runtime.hybrid.callable_forms import make_form
+from ridgeline.runtime.hybrid.calls.equivalence import compare_calls, largest_difference
+from ridgeline.runtime.hybrid.calls.forms import make_form
+from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.hybridize import Hybrid, hybridize
 
 

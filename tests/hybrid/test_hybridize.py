@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ridgeline.errors import BatchError, CaptureError, PlanError
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.call_state import CallState
-from ridgeline.runtime.hybrid.call_trial import search
+from ridgeline.runtime.hybrid.calls.search import search
+from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.hybridize import Hybrid, hybridize
 
 FORMS: tuple[Execution, ...] = ("eager", "script", "compiled")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ridgeline.errors import PackageError
-from ridgeline.runtime.hybrid import package
-from ridgeline.runtime.hybrid.child_trial import TrialOutcome
+from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
+from ridgeline.runtime.hybrid.packages import package
 
 
 @pytest.fixture

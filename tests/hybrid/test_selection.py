@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.hybrid_report import HybridReport, ModeRow
-from ridgeline.runtime.hybrid.selection import (
+from ridgeline.runtime.hybrid.calls.report import HybridReport, ModeRow
+from ridgeline.runtime.hybrid.calls.selection import (
     Measurement,
     break_even_calls,
     decide,

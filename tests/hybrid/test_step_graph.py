@@ -11,16 +11,16 @@ from torch._inductor import config
 from ridgeline.errors import BatchError, EquivalenceError, PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid import step_graph
-from ridgeline.runtime.hybrid.batch_pattern import BatchPattern
-from ridgeline.runtime.hybrid.step_graph import (
+from ridgeline.runtime.hybrid.steps import runner as step_graph
+from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
+from ridgeline.runtime.hybrid.steps.program import StepProgram
+from ridgeline.runtime.hybrid.steps.runner import (
     EAGER_STEPS,
     MOST_RECOMPILES,
     ONE_FRAME,
     SHORTER,
     StepGraphRunner,
 )
-from ridgeline.runtime.hybrid.step_program import StepProgram
 from ridgeline.runtime.recorder import HostClock, Recorder
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World

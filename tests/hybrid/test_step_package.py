@@ -15,9 +15,9 @@ from torch._inductor import config
 from ridgeline.errors import BatchError, PackageError, PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid.load import load
-from ridgeline.runtime.hybrid.loaded_step import LoadedStep
-from ridgeline.runtime.hybrid.package import read_package
-from ridgeline.runtime.hybrid.step_package import load_step
+from ridgeline.runtime.hybrid.packages.package import read_package
+from ridgeline.runtime.hybrid.steps.loaded import LoadedStep
+from ridgeline.runtime.hybrid.steps.saving import load_step
 from ridgeline.runtime.step import TrainStep
 
 STEPS_BEFORE, STEPS_AFTER = 4, 5

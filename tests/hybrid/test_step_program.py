@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid.step_program import StepProgram, trace_body, trace_step
+from ridgeline.runtime.hybrid.steps.program import StepProgram, trace_body, trace_step
 from ridgeline.runtime.recorder import HostClock, Recorder
 
 WEIGHTS = torch.linspace(0.5, 1.5, 4)

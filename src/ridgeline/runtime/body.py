@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
+from ridgeline.execution import MODES
 from ridgeline.plan import Plan, Precision
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.hybrid.compiling import Form, LossFunction, make_form
-from ridgeline.runtime.hybrid.modes import MODES
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
 

@@ -30,30 +30,33 @@ class FlatBuffers:
         groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for key, buffer in tensors.items():
             groups.setdefault((buffer.dtype, buffer.device), []).append(key)
+        self._views: list[Tensor] = []
         self.flats = tuple(
-            _flatten([(tensors[key], places[key]) for key in keys]) for keys in groups.values()
+            self._flatten([(tensors[key], places[key]) for key in keys]) for keys in groups.values()
         )
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Counters that every write into a buffer raises; views share them with their flat tensor."""
-        return tuple(flat._version for flat in self.flats)  # noqa: SLF001 - torch has no public name
+        """Counters that every write into a buffer raises."""
+        return tuple(view._version for view in self._views)  # noqa: SLF001 - torch has no public name
 
     @property
     def num_bytes(self) -> int:
         """Bytes that one broadcast of all buffers moves."""
         return sum(flat.numel() * flat.element_size() for flat in self.flats)
 
-
-def _flatten(members: list[tuple[Tensor, list[tuple[nn.Module, str]]]]) -> Tensor:
-    first = members[0][0]
-    total = sum(buffer.numel() for buffer, _ in members)
-    flat = torch.empty(total, dtype=first.dtype, device=first.device)
-    offset = 0
-    for buffer, places in members:
-        view = flat[offset : offset + buffer.numel()].view(buffer.shape)
-        view.copy_(buffer)
-        offset += buffer.numel()
-        for module, name in places:
-            module._buffers[name] = view  # noqa: SLF001
-    return flat
+    def _flatten(self, members: list[tuple[Tensor, list[tuple[nn.Module, str]]]]) -> Tensor:
+        first = members[0][0]
+        total = sum(buffer.numel() for buffer, _ in members)
+        flat = torch.empty(total, dtype=first.dtype, device=first.device)
+        offset = 0
+        for buffer, places in members:
+            # `.data` gives a view its own version counter: compiled code saves buffers for backward, and
+            # a write into another buffer, or the broadcast, must not look like a change of this one.
+            view = flat[offset : offset + buffer.numel()].view(buffer.shape).data
+            view.copy_(buffer)
+            offset += buffer.numel()
+            self._views.append(view)
+            for module, name in places:
+                module._buffers[name] = view  # noqa: SLF001
+        return flat

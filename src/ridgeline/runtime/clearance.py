@@ -5,8 +5,8 @@ from typing import Any
 from ridgeline.errors import CaptureError
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid.child_trial import check_trial, try_step_in_child
-from ridgeline.runtime.hybrid.lint import check_capturable, inspect_step, is_doubtful
+from ridgeline.runtime.hybrid.capture.child_trial import check_trial, try_step_in_child
+from ridgeline.runtime.hybrid.capture.lint import check_capturable, inspect_step, is_doubtful
 from ridgeline.runtime.world import World
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import EquivalenceError
+from ridgeline.execution import MODES
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.hybrid.modes import MODES
 from ridgeline.runtime.recorder import HostClock, Recorder
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.world import World

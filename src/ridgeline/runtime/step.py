@@ -179,9 +179,9 @@ class TrainStep:
 
         Cost: Compiles, seconds to minutes, unless the plan's execution is `packaged`.
         """
-        from ridgeline.runtime.hybrid.step_graph import StepGraphRunner
-        from ridgeline.runtime.hybrid.step_package import save_step
-        from ridgeline.runtime.hybrid.step_program import trace_body
+        from ridgeline.runtime.hybrid.steps.program import trace_body
+        from ridgeline.runtime.hybrid.steps.runner import StepGraphRunner
+        from ridgeline.runtime.hybrid.steps.saving import save_step
 
         check_alone("packaged", self.world.size)
         if isinstance(self._runner, StepGraphRunner) and self._runner.is_prepared:
@@ -212,7 +212,7 @@ class TrainStep:
         if self._body.form.note:
             self.notes.append(self._body.form.note)
         if mode.form in ("step-graph", "packaged"):
-            from ridgeline.runtime.hybrid.step_graph import StepGraphRunner
+            from ridgeline.runtime.hybrid.steps.runner import StepGraphRunner
 
             packaged = mode.form == "packaged"
             return StepGraphRunner(

@@ -13,7 +13,7 @@ import torch
 
 from ridgeline.errors import RidgelineError
 from ridgeline.experiments.hybrid.calls import call_contenders
-from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.cases import PURPOSES, Case
 from ridgeline.experiments.hybrid.check import Seen, begin, difference, observe
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant
 from ridgeline.experiments.hybrid.limit import limit_of
@@ -89,7 +89,9 @@ class Contest:
         reason = self._reason_to_skip(contender)
         if reason:
             return msgspec.structs.replace(row, status="skipped", reason=reason)
-        self._progress(f"{self.case.model} {_VERBS[self.case.purpose]}: preparing {contender.name}")
+        self._progress(
+            f"{self.case.model} {PURPOSES[self.case.purpose]}: preparing {contender.name}"
+        )
         entrant: Entrant | None = None
         is_warm = not self.case.is_cold and self._first_compile_s is not None
         started = time.perf_counter()
@@ -134,7 +136,7 @@ class Contest:
         if BASE not in self._entrants:
             return {}, 0
         self._progress(
-            f"{self.case.model} {_VERBS[self.case.purpose]}: timing {len(self._entrants)} contenders"
+            f"{self.case.model} {PURPOSES[self.case.purpose]}: timing {len(self._entrants)} contenders"
         )
         rivals = {name: self._repeated(entrant) for name, entrant in self._entrants.items()}
         once_s = min(time_block(rivals[BASE], 3) for _ in range(3))
@@ -227,13 +229,14 @@ class Contest:
             torch.cuda.empty_cache()
 
 
-def hold(case: Case, *, limit_s: float, progress: Progress) -> CaseResult:
-    """Hold a case with all contenders of its purpose."""
+def hold(
+    case: Case, *, limit_s: float, progress: Progress, names: Sequence[str] = ()
+) -> CaseResult:
+    """Hold a case with all contenders of its purpose, or with those named beside the eager one."""
     contenders = call_contenders(case) if case.purpose == "callable" else step_contenders(case)
+    if names:
+        contenders = [one for one in contenders if one.name in (BASE, *names)]
     return Contest(case, contenders, limit_s=limit_s, progress=progress).hold()
-
-
-_VERBS = {"callable": "inference", "step": "training"}
 
 
 def _failed(row: Row, error: Exception) -> Row:

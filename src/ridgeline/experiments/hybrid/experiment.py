@@ -8,7 +8,7 @@ import torch
 
 from ridgeline.codec import VERSION
 from ridgeline.errors import TaskError
-from ridgeline.experiments.hybrid.cases import MODELS, cases, left_out
+from ridgeline.experiments.hybrid.cases import MODELS, PURPOSES, cases, left_out
 from ridgeline.experiments.hybrid.contest import hold
 from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment
 from ridgeline.probe.fingerprint import devices, driver, host
@@ -31,6 +31,8 @@ def run(
     limit_s: float | None = None,
     cold: bool = False,
     device: str | None = None,
+    titles: str = "",
+    contenders: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> HybridExperiment:
     """Execute models in every way, ours and the others', and compare them in turns.
@@ -42,10 +44,12 @@ def run(
             100 or 330 on a CPU (quick or not), 180 or 450 on a GPU.
         cold: Let every contender compile with an empty cache; else the first of a case fills it for all.
         device: `cpu` or `cuda`; None takes the GPU where there is one.
+        titles: Take only the cases whose purpose and title ("training 28x28x1, batch 32, ...") contain this.
+        contenders: Take only these beside `eager`; none: all.
         progress: Takes lines about what happens now.
 
     Raises:
-        TaskError: a model is unknown.
+        TaskError: a model is unknown, or no title fits.
 
     Cost: Compiles, so it takes minutes and keeps the machine busy.
     """
@@ -58,8 +62,15 @@ def run(
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     limit = LIMITS_S[kind, quick] if limit_s is None else limit_s
     chosen = [
-        dataclasses.replace(case, is_cold=cold) for case in cases(kind, quick=quick, only=only)
+        dataclasses.replace(case, is_cold=cold)
+        for case in cases(kind, quick=quick, only=only)
+        if titles in f"{PURPOSES[case.purpose]} {case.title}"
     ]
+    if not chosen:
+        raise TaskError(
+            f"wanted a case whose purpose and title contain {titles!r}, got none among {', '.join(only)} on "
+            f"{kind}; leave it out to see them all"
+        )
     report = progress or _silent
     end = time.perf_counter() + limit
     results: list[CaseResult] = []
@@ -67,7 +78,8 @@ def run(
         # What earlier cases left over goes to all that follow.
         share = case.weight / sum(later.weight for later in chosen[index:])
         limit_of_case_s = max(LEAST_S, share * (end - time.perf_counter()))
-        results.append(hold(case, limit_s=min(limit, limit_of_case_s), progress=report))
+        limit_of_case_s = min(limit, limit_of_case_s)
+        results.append(hold(case, limit_s=limit_of_case_s, names=contenders, progress=report))
     return HybridExperiment(
         host=host(),
         devices=devices(),

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import PlanError
+from ridgeline.execution import check_offered
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.call_dispatch import Dispatch, capturing
-from ridgeline.runtime.hybrid.call_trial import search
-from ridgeline.runtime.hybrid.callable_forms import name_of
-from ridgeline.runtime.hybrid.hybrid_report import HybridReport, ModeRow
-from ridgeline.runtime.hybrid.modes import check_offered
+from ridgeline.runtime.hybrid.calls.dispatch import Dispatch, capturing
+from ridgeline.runtime.hybrid.calls.forms import name_of
+from ridgeline.runtime.hybrid.calls.report import HybridReport, ModeRow
+from ridgeline.runtime.hybrid.calls.search import search
 
 
 def hybridize(
@@ -145,7 +145,7 @@ class Hybrid:
 
         Cost: Compiles, seconds to minutes.
         """
-        from ridgeline.runtime.hybrid.packaged import save_callable
+        from ridgeline.runtime.hybrid.packages.callables import save_callable
 
         return save_callable(self._dispatch.fn, self._dispatch.args, path)
 

@@ -8,12 +8,12 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import PackageError
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.metadata import Metadata
-from ridgeline.runtime.hybrid.package import Package, read_package
-from ridgeline.runtime.hybrid.program_call import ProgramCall
+from ridgeline.runtime.hybrid.packages.metadata import Metadata
+from ridgeline.runtime.hybrid.packages.package import Package, read_package
+from ridgeline.runtime.hybrid.packages.program_call import ProgramCall
 
 if TYPE_CHECKING:
-    from ridgeline.runtime.hybrid.step_package import LoadedStep
+    from ridgeline.runtime.hybrid.steps.saving import LoadedStep
 
 
 def load(path: str | Path, *, device: str | None = None) -> "LoadedCallable | LoadedStep":
@@ -35,7 +35,7 @@ def load(path: str | Path, *, device: str | None = None) -> "LoadedCallable | Lo
     """
     package = read_package(path, device=device)
     if package.metadata.purpose == "step":
-        from ridgeline.runtime.hybrid.step_package import load_step
+        from ridgeline.runtime.hybrid.steps.saving import load_step
 
         return load_step(package)
     return LoadedCallable(package)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.runtime.capturable import NOT_FUSED_ON_GPU
-from ridgeline.runtime.hybrid.lint_rules import Finding, finding
+from ridgeline.runtime.hybrid.capture.lint_rules import Finding, finding
 
 READ_RATE_ON_HOST = ("Adadelta", "RMSprop")
 """Their form for one tensor at a time passes `alpha=-lr`, which reads the learning rate on the host."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.hybrid.substitution import OptimizerSubstitution
+from ridgeline.runtime.hybrid.steps.substitution import OptimizerSubstitution
 
 Role = Literal["parameter", "buffer", "optimizer", "rate", "constant"]
 

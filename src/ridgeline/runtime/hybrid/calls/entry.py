@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError
+from ridgeline.execution import MODES, Form
 from ridgeline.plan import Execution
 from ridgeline.runtime.batch import signature
-from ridgeline.runtime.hybrid.call_equivalence import Comparison, compare_calls
-from ridgeline.runtime.hybrid.call_state import CallState, preserved
-from ridgeline.runtime.hybrid.callable_forms import CallableForm, make_form
-from ridgeline.runtime.hybrid.modes import MODES, Form
+from ridgeline.runtime.hybrid.calls.equivalence import Comparison, compare_calls
+from ridgeline.runtime.hybrid.calls.forms import CallableForm, make_form
+from ridgeline.runtime.hybrid.calls.state import CallState, preserved
 
 
 class Entry:
@@ -119,7 +119,7 @@ class Entry:
             self.run = self.fast = self.call_static
 
     def _replay(self, args: tuple[Any, ...], static_io: bool) -> None:
-        from ridgeline.runtime.hybrid.call_graph import CallGraph
+        from ridgeline.runtime.hybrid.calls.graph import CallGraph
 
         graph = CallGraph(self.form.call, args, static_io=static_io)
         self.close_graph = graph.close
@@ -212,15 +212,19 @@ def _inspected(
 
     What cannot be judged by looking is tried in a child process first.
     """
-    from ridgeline.runtime.hybrid.child_trial import check_trial, try_in_child
-    from ridgeline.runtime.hybrid.lint import check_capturable, inspect_callable, is_doubtful
+    from ridgeline.runtime.hybrid.capture.child_trial import check_trial, try_in_child
+    from ridgeline.runtime.hybrid.capture.lint import (
+        check_capturable,
+        inspect_callable,
+        is_doubtful,
+    )
 
     lint = inspect_callable(fn, args, device=device)
     check_capturable(lint.findings)
     if not is_doubtful(lint):
         return ()
     outcome = try_in_child(
-        "ridgeline.runtime.hybrid.call_graph:capture_once", {"fn": fn, "args": args}
+        "ridgeline.runtime.hybrid.calls.graph:capture_once", {"fn": fn, "args": args}
     )
     return (check_trial(outcome, lint.doubts),)
 

@@ -21,11 +21,17 @@ from torch._inductor import aoti_load_package
 
 from ridgeline import codec
 from ridgeline.errors import FileFormatError, PackageError
-from ridgeline.runtime.hybrid.archive import METADATA, SEAL, STATE, ArchiveReader, write_archive
-from ridgeline.runtime.hybrid.child_trial import try_in_child
-from ridgeline.runtime.hybrid.child_worker import is_trial
-from ridgeline.runtime.hybrid.host import describe_host, unmet
-from ridgeline.runtime.hybrid.metadata import Metadata, TensorSpec
+from ridgeline.runtime.hybrid.capture.child_trial import try_in_child
+from ridgeline.runtime.hybrid.capture.child_worker import is_trial
+from ridgeline.runtime.hybrid.packages.archive import (
+    METADATA,
+    SEAL,
+    STATE,
+    ArchiveReader,
+    write_archive,
+)
+from ridgeline.runtime.hybrid.packages.host import describe_host, unmet
+from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """A loaded program: flat inputs to flat outputs."""

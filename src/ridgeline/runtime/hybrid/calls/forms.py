@@ -15,10 +15,10 @@ from torch import nn
 from torch.jit.frontend import FrontendError
 
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.hybrid.call_compiling import FAILURES, TracedFunction
-from ridgeline.runtime.hybrid.call_state import CallState
+from ridgeline.execution import Form
+from ridgeline.runtime.hybrid.calls.compiling import FAILURES, TracedFunction
+from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.compiling import CompiledRegions, many_variants
-from ridgeline.runtime.hybrid.modes import Form
 
 
 class CallableForm(NamedTuple):
@@ -142,7 +142,7 @@ def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
 
 
 def _packaged(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
-    from ridgeline.runtime.hybrid.packaged import package_callable
+    from ridgeline.runtime.hybrid.packages.callables import package_callable
 
     packaged = package_callable(fn, args)
     return CallableForm(packaged, needs_layout=True, close=packaged.close)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.codec import Noun, Value
-from ridgeline.runtime.hybrid.host import Host
+from ridgeline.runtime.hybrid.packages.host import Host
 
 
 class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.runtime.hybrid.lifting import LiftedState
+from ridgeline.runtime.hybrid.steps.lifting import LiftedState
 
 _NOT_BAKED = ("params", "lr", "initial_lr")
 

@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import BatchError, CaptureError, PackageError, PlanError
 from ridgeline.plan import Execution
 from ridgeline.runtime.batch import signature
-from ridgeline.runtime.hybrid.call_entry import Entry, guarded
-from ridgeline.runtime.hybrid.call_state import CallState
-from ridgeline.runtime.hybrid.callable_forms import without_gradients
+from ridgeline.runtime.hybrid.calls.entry import Entry, guarded
+from ridgeline.runtime.hybrid.calls.forms import without_gradients
+from ridgeline.runtime.hybrid.calls.state import CallState
 
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
 OTHER_KIND = "calls with arguments of another structure or dtype than the example ran eagerly"

@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.runtime.hybrid.lint_calls import CallWatch
-from ridgeline.runtime.hybrid.lint_judge import Operation, judge
-from ridgeline.runtime.hybrid.lint_lines import Lines
-from ridgeline.runtime.hybrid.lint_rules import (
+from ridgeline.runtime.hybrid.capture.lint_calls import CallWatch
+from ridgeline.runtime.hybrid.capture.lint_judge import Operation, judge
+from ridgeline.runtime.hybrid.capture.lint_lines import Lines
+from ridgeline.runtime.hybrid.capture.lint_rules import (
     COPIES_FROM_HOST,
     HOST_READS,
     Finding,

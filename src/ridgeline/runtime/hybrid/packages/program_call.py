@@ -14,8 +14,8 @@ from torch._C._dynamo.guards import TensorGuards
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, PackageError
-from ridgeline.runtime.hybrid.metadata import TensorSpec
-from ridgeline.runtime.hybrid.package import Run
+from ridgeline.runtime.hybrid.packages.metadata import TensorSpec
+from ridgeline.runtime.hybrid.packages.package import Run
 
 
 class ProgramCall:

@@ -28,7 +28,7 @@ import torch
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid.child_worker import (
+from ridgeline.runtime.hybrid.capture.child_worker import (
     LOG,
     PAYLOAD,
     TRIAL_VARIABLE,
@@ -42,7 +42,7 @@ LIMIT_S = 300.0
 STEPS = 6
 """Three eager ones, one that captures and checks, two replays."""
 
-_WORKER = "ridgeline.runtime.hybrid.child_worker"
+_WORKER = "ridgeline.runtime.hybrid.capture.child_worker"
 _LAUNCHER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",

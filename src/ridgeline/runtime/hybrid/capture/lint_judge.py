@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.hybrid.lint_rules import OPERATORS
+from ridgeline.runtime.hybrid.capture.lint_rules import OPERATORS
 
 
 class Operation(NamedTuple):

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 from ridgeline.plan import Plan, Precision
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
-from ridgeline.runtime.hybrid.lifting import LiftedState, StateTensor
-from ridgeline.runtime.hybrid.scalar_gathering import gather_scalars
-from ridgeline.runtime.hybrid.step_trace import TracedOptimizer, lift_constants, trace_graph
+from ridgeline.runtime.hybrid.steps.lifting import LiftedState, StateTensor
+from ridgeline.runtime.hybrid.steps.scalar_gathering import gather_scalars
+from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, lift_constants, trace_graph
 from ridgeline.runtime.recorder import HostClock, Recorder
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, EquivalenceError
-from ridgeline.runtime.hybrid.call_state import CallState, SavedState, preserved
+from ridgeline.runtime.hybrid.calls.state import CallState, SavedState, preserved
 from ridgeline.runtime.random_state import seed_all
 
 TOLERANCES = {

@@ -18,13 +18,13 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.hybrid.batch_pattern import BatchPattern
-from ridgeline.runtime.hybrid.lifting import LiftedState, place_state
-from ridgeline.runtime.hybrid.step_binding import BoundStep, ReplayedStep, bind
-from ridgeline.runtime.hybrid.step_compiling import ProgramFile, compile_file, compile_graph
-from ridgeline.runtime.hybrid.step_guards import StepGuards
-from ridgeline.runtime.hybrid.step_package import save_step
-from ridgeline.runtime.hybrid.step_program import StepProgram, trace_body
+from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
+from ridgeline.runtime.hybrid.steps.binding import BoundStep, ReplayedStep, bind
+from ridgeline.runtime.hybrid.steps.compiling import ProgramFile, compile_file, compile_graph
+from ridgeline.runtime.hybrid.steps.guards import StepGuards
+from ridgeline.runtime.hybrid.steps.lifting import LiftedState, place_state
+from ridgeline.runtime.hybrid.steps.program import StepProgram, trace_body
+from ridgeline.runtime.hybrid.steps.saving import save_step
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
 from ridgeline.simulator.frames import WHOLE_STEP

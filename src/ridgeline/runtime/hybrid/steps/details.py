@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.codec import Value
-from ridgeline.runtime.hybrid.lifting import Role
+from ridgeline.runtime.hybrid.steps.lifting import Role
 
 Constant = None | bool | int | float | str
 """What may stand in a batch besides tensors; it is the same for every step."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ridgeline.runtime.hybrid.lint_lines import is_users
+from ridgeline.runtime.hybrid.capture.lint_lines import is_users
 
 Report = Callable[[str, str, FrameType | None], None]
 """`report(rule, op, frame)`; an empty rule stands for a doubt."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.errors import CaptureError, RidgelineError
-from ridgeline.runtime.hybrid.aot import compile_program
-from ridgeline.runtime.hybrid.package import load_compiled
-from ridgeline.runtime.hybrid.step_binding import Call
-from ridgeline.runtime.hybrid.step_program import StepProgram
+from ridgeline.runtime.hybrid.packages.aot import compile_program
+from ridgeline.runtime.hybrid.packages.package import load_compiled
+from ridgeline.runtime.hybrid.steps.binding import Call
+from ridgeline.runtime.hybrid.steps.program import StepProgram
 
 SMALL = 1 << 14
 """Elements of a tensor whose loops are over, on a CPU, before a second thread has woken up."""

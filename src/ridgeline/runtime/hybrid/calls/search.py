@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 import torch
 
 from ridgeline.errors import CaptureError, PackageError
+from ridgeline.execution import MODES, Form, offered
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.call_entry import Entry, guarded
-from ridgeline.runtime.hybrid.call_state import CallState, preserved
-from ridgeline.runtime.hybrid.callable_forms import CallableForm
-from ridgeline.runtime.hybrid.hybrid_report import ModeRow
-from ridgeline.runtime.hybrid.modes import MODES, Form, offered
-from ridgeline.runtime.hybrid.selection import (
+from ridgeline.runtime.hybrid.calls.entry import Entry, guarded
+from ridgeline.runtime.hybrid.calls.forms import CallableForm
+from ridgeline.runtime.hybrid.calls.report import ModeRow
+from ridgeline.runtime.hybrid.calls.selection import (
     Decision,
     Measurement,
     break_even_calls,
     decide,
     why_not_worth,
 )
+from ridgeline.runtime.hybrid.calls.state import CallState, preserved
 
 ORDER: tuple[Execution, ...] = (
     "eager", "graph", "script", "compiled", "compiled+graph", "regional", "regional+graph", "packaged",

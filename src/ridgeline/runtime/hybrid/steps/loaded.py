@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, PackageError
 from ridgeline.runtime import batch as batches
-from ridgeline.runtime.hybrid.archive import METADATA, ROOT, SEAL, STATE
-from ridgeline.runtime.hybrid.batch_pattern import BatchPattern
-from ridgeline.runtime.hybrid.metadata import TensorSpec
-from ridgeline.runtime.hybrid.package import Package, read_package, write_package
-from ridgeline.runtime.hybrid.step_binding import bind
-from ridgeline.runtime.hybrid.step_details import SavedRandomState, StepDetails
+from ridgeline.runtime.hybrid.packages.archive import METADATA, ROOT, SEAL, STATE
+from ridgeline.runtime.hybrid.packages.metadata import TensorSpec
+from ridgeline.runtime.hybrid.packages.package import Package, read_package, write_package
+from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
+from ridgeline.runtime.hybrid.steps.binding import bind
+from ridgeline.runtime.hybrid.steps.details import SavedRandomState, StepDetails
 
 
 class LoadedStep:

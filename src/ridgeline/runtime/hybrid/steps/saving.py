@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import PackageError
-from ridgeline.runtime.hybrid.loaded_step import LoadedStep
-from ridgeline.runtime.hybrid.metadata import Metadata, TensorSpec
-from ridgeline.runtime.hybrid.package import Package, write_package
-from ridgeline.runtime.hybrid.step_compiling import ProgramFile, compile_file
-from ridgeline.runtime.hybrid.step_details import Constant, SavedRandomState, StepDetails
-from ridgeline.runtime.hybrid.step_guards import baked_settings
-from ridgeline.runtime.hybrid.step_program import StepProgram
+from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
+from ridgeline.runtime.hybrid.packages.package import Package, write_package
+from ridgeline.runtime.hybrid.steps.compiling import ProgramFile, compile_file
+from ridgeline.runtime.hybrid.steps.details import Constant, SavedRandomState, StepDetails
+from ridgeline.runtime.hybrid.steps.guards import baked_settings
+from ridgeline.runtime.hybrid.steps.loaded import LoadedStep
+from ridgeline.runtime.hybrid.steps.program import StepProgram
 
 
 def save_step(path: str | Path, program: StepProgram, *, file: ProgramFile | None = None) -> Path:

@@ -1,0 +1,1 @@
+"""Calling functions and modules in another mode: forms, graphs, the search for the fastest."""

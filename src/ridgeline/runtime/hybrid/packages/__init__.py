@@ -1,0 +1,1 @@
+"""Programs as files: the archive, its metadata, ahead-of-time compilation, loading."""

@@ -1,12 +1,10 @@
-"""The linter on functions: every rule pinned by its text, and what is left alone."""
+"""The linter on functions: every rule pinned by its text, and what is left alone.
 
 The device captured is the CPU, or torch's `meta` device where host and device must differ.
 """
 
 import contextlib
 import random
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,20 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
-from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid.capture import lint_observer
 from ridgeline.runtime.hybrid.capture.lint import (
     Lint,
     check_capturable,
     inspect_callable,
-    inspect_step,
-    is_doubtful,
     lint_callable,
-    lint_step,
-    optimizer_findings,
 )
-from ridgeline.runtime.hybrid.capture.lint_rules import RULES
 
 FILE = Path(__file__).relative_to(Path.cwd()) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__)  # fmt: skip
 OUTSIDE = torch.ones(3)

@@ -1,9 +1,8 @@
-"""The linter on training steps and modules: optimizers, gradients, buffers, doubts, and no trace left."""
+"""The linter on training steps and modules: optimizers, gradients, buffers, doubts, and no trace left.
 
 The device captured is the CPU, or torch's `meta` device where host and device must differ.
 """
 
-import contextlib
 import random
 import sys
 import warnings
@@ -16,13 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.hybrid.capture import lint_observer
 from ridgeline.runtime.hybrid.capture.lint import (
     Lint,
-    check_capturable,
     inspect_callable,
     inspect_step,
     is_doubtful,
@@ -34,6 +31,11 @@ from ridgeline.runtime.hybrid.capture.lint_rules import RULES
 
 FILE = Path(__file__).relative_to(Path.cwd()) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__)  # fmt: skip
 OUTSIDE = torch.ones(3)
+
+
+def line_of(program: Callable[..., Any], after: int = 1) -> str:
+    code = program.__code__
+    return f"{FILE}:{code.co_firstlineno + after} in {code.co_name}"
 
 
 class Net(nn.Module):

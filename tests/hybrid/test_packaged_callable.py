@@ -80,7 +80,7 @@ def test_dependence_on_values_is_refused(fn: Callable[[Tensor], Tensor], operato
         flatten_program(fn, torch.ones(3))
     line = fn.__code__.co_firstlineno
     assert str(caught.value) == (
-        f"wanted to trace <lambda> into a program, got {operator} (test_package.py:{line} in <lambda>); shapes and "
+        f"wanted to trace <lambda> into a program, got {operator} (test_packaged_callable.py:{line} in <lambda>); shapes and "
         "control flow must not depend on the values of tensors (.item(), if tensor: ..., x[mask])"
     )
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch.autograd.graph import Node
 
-_OURS = str(Path(__file__).parents[1]) + os.sep
+_OURS = str(Path(__file__).parents[2]) + os.sep  # the package `runtime`
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _ENGINE: CodeType = torch.autograd.graph._engine_run_backward.__code__  # noqa: SLF001 - where backward begins

@@ -243,7 +243,7 @@ def _first_line(error: BaseException) -> str:
 
 def _user_line(error: BaseException) -> str:
     """The innermost line of the traceback that is neither torch's nor ours."""
-    foreign = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    foreign = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(foreign):
             return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"

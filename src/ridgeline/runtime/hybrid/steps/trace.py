@@ -117,7 +117,7 @@ def lift_constants(graph: fx.GraphModule, position: int) -> list[Tensor]:
 def _refusal(error: Exception) -> str:
     """What could not be traced, and where."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]))
     theirs = [frame for frame in frames if not frame.filename.startswith(ours)]
     place = (theirs or frames)[-1]
     reason = (str(error).strip() or "no message").splitlines()[0]

@@ -53,7 +53,8 @@ class WholeBatch:
         model = make_model(world)
         self.model = model
         self._is_running = world.rank == 0
-        self._step = plain(model, model, arguments.precision)
+        precision = "as-is" if arguments.precision == "double" else arguments.precision
+        self._step = plain(model, model, precision)
         self._batch = make_batches(world, arguments.batch * world.size, arguments.side)[0]
         self._threads = torch.get_num_threads()
 
@@ -84,7 +85,7 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def make_model(world: World) -> nn.Module:
-    """The same ResNet-18 everywhere."""
+    """The same ResNet-18 everywhere, in torch's default type."""
     torch.manual_seed(0)
     model = ResNet18(num_classes=10).to(world.device)
     return model.to(memory_format=torch.channels_last) if world.device.type == "cuda" else model
@@ -95,7 +96,8 @@ def make_batches(world: World, batch: int, side: int) -> list[tuple[Tensor, Tens
     generator = torch.Generator().manual_seed(100 + world.rank)
     batches = []
     for _ in range(4):
-        images = torch.randn(batch, 1, side, side, generator=generator)
+        images = torch.randn(batch, 1, side, side, generator=generator, dtype=torch.float32)
+        images = images.to(torch.get_default_dtype())
         labels = torch.randint(0, 10, (batch,), generator=generator)
         batches.append((images.to(world.device), labels.to(world.device)))
     return batches
@@ -103,7 +105,7 @@ def make_batches(world: World, batch: int, side: int) -> list[tuple[Tensor, Tens
 
 def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callable[[Any], Tensor]]:
     """Name to step function; every one has a model of its own, built alike."""
-    precision = arguments.precision
+    precision = "as-is" if arguments.precision == "double" else arguments.precision
     chosen: dict[str, Callable[[Any], Tensor]] = {}
     if world.size > 1:
         model = make_model(world)
@@ -111,6 +113,12 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
         model = make_model(world)
         tuned = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
         chosen["ddp tuned"] = plain(model, tuned, precision)
+        # The order of additions follows the size of the buckets: what that alone changes.
+        model = make_model(world)
+        size_mb = arguments.bucket_bytes[0] / (1 << 20)
+        chosen["ddp our buckets"] = plain(
+            model, DistributedDataParallel(model, bucket_cap_mb=size_mb), precision
+        )
     sync = Sync(bucket_bytes=tuple(arguments.bucket_bytes))
     for execution in arguments.executions:
         plan = Plan(execution=execution, precision=precision, workers=world.size, sync=sync)
@@ -216,6 +224,8 @@ def summary(figures: Quantity) -> dict[str, float]:
 def work(arguments: argparse.Namespace) -> None:
     """One worker's share; rank 0 prints and writes the result."""
     world = World.join(threads=arguments.threads)
+    if arguments.precision == "double":
+        torch.set_default_dtype(torch.float64)  # tells rounding from mistakes in the check
     batches = make_batches(world, arguments.batch, arguments.side)
     differences = check(world, arguments, batches)
     steps = contenders(world, arguments)
@@ -283,7 +293,7 @@ def main() -> int:
     )
     parser.add_argument("--batch", type=int, default=32, help="samples per worker")
     parser.add_argument("--side", type=int, default=28 if on_gpu else 8, help="height and width")
-    parser.add_argument("--precision", choices=("as-is", "bf16"), default="as-is")
+    parser.add_argument("--precision", choices=("as-is", "bf16", "double"), default="as-is")
     parser.add_argument("--bucket-bytes", type=int, nargs="+", default=[4 << 20])
     parser.add_argument(
         "--executions",

@@ -173,7 +173,15 @@ def fill_by_mask(x: Tensor) -> None:
     x[x > 0] = 0.0
 
 
+def marked(x: Tensor) -> Tensor:
+    mark = torch.ops.profiler._record_function_enter_new("part", None)
+    result = x + 1
+    torch.ops.profiler._record_function_exit._RecordFunction(mark)
+    return result
+
+
 FINE = [
+    (marked, "cpu"),
     (lambda x: x[torch.tensor([0, 1])], "cpu"),
     (fill_by_mask, "cpu"),
     (lambda x: x.repeat_interleave(x[0].long(), 0, output_size=3), "cpu"),

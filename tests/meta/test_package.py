@@ -19,6 +19,7 @@ TORCH_FREE = (
     "cli.verify",
     "codec",
     "errors",
+    "execution",
     "history",
     "laws",
     "machine",

@@ -31,6 +31,7 @@ KNOWN_NAMESPACES = frozenset(
     (
         "aten",
         "prims",
+        "profiler",  # marks of `record_function`, which torch's own optimizers set
         "prim",
         "rngprims",
         "c10d",

@@ -56,6 +56,8 @@ class TrainStep:
         allow: Changes of the maths that `"auto"` may make, e.g. `("bf16",)`; none by default.
         machine: Use this profile instead of measuring.
         device: `cpu` or `cuda`; None takes the GPU where there is one.
+        steps: Steps that will be trained, if known: `"auto"` then weighs the seconds of compiling against
+            what they gain over all steps. Unknown, compiled modes are tried on GPUs only.
         name: Title in reports.
 
     Raises:
@@ -78,6 +80,7 @@ class TrainStep:
         allow: Collection[str] = (),
         machine: Machine | None = None,
         device: str | None = None,
+        steps: int | None = None,
         name: str = "step",
     ) -> None:
         self.world = World.join(device=device)
@@ -89,6 +92,7 @@ class TrainStep:
         self.ranking: Ranking | None = None
         self.name = name
         self._clip_norm = clip_norm
+        self._num_steps = steps
         self._allow = tuple(allow)
         self._example: Any = None
         self._step: PlannedStep | None = None
@@ -148,6 +152,7 @@ class TrainStep:
                 world_size=self.world.size,
                 fixed={"workers": self.world.size, "threads": self.world.threads},
                 allow=self._allow,
+                steps=self._num_steps,
                 trial=self._try,
             )
             self._step = self._planned(self.ranking.best.plan)

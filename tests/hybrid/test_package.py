@@ -18,7 +18,7 @@ from ridgeline.errors import PackageError
 from ridgeline.runtime.hybrid.load import load
 from ridgeline.runtime.hybrid.packages import package as package_module
 from ridgeline.runtime.hybrid.packages.archive import METADATA, ROOT, SEAL, STATE, write_archive
-from ridgeline.runtime.hybrid.packages.host import Host, describe_host, unmet
+from ridgeline.runtime.hybrid.packages.host import describe_host
 from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
 from ridgeline.runtime.hybrid.packages.package import read_package, write_package
 
@@ -365,47 +365,6 @@ def test_another_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         f"wanted torch 2.10, for which the program in {path} was made, got torch {torch.__version__}; save it "
         "again here, from the model's source"
     )
-
-
-def test_what_a_machine_must_have() -> None:
-    """Platform, torch and processor must fit; a GPU program also needs its GPU and CUDA."""
-    versions = {"torch": "2.13.0+cu130", "ridgeline": "0.1.0", "cuda": "13.0"}
-    wanted = Host(
-        platform="linux x86_64", capability="AVX2", instructions=("avx", "avx2"), versions=versions
-    )
-
-    def got(**changes: Any) -> Host:
-        return msgspec.structs.replace(wanted, **changes)
-
-    def with_versions(**changes: str) -> Host:
-        return got(versions={**versions, **changes})
-
-    assert unmet(wanted, wanted, "cpu") is None
-    assert (
-        unmet(wanted, got(instructions=("avx", "avx2", "avx512f"), capability="AVX512"), "cpu")
-        is None
-    )
-    assert (
-        unmet(wanted, with_versions(torch="2.13.1+cpu", ridgeline="0.2.0", cuda=""), "cpu") is None
-    )
-    assert unmet(wanted, got(platform="linux aarch64"), "cpu") == (
-        "platform linux x86_64",
-        "linux aarch64",
-    )
-    assert unmet(wanted, with_versions(torch="2.11.0"), "cpu") == ("torch 2.13", "torch 2.11.0")
-    assert unmet(wanted, got(instructions=("avx",)), "cpu") == (
-        "a processor with avx2",
-        "one without",
-    )
-    assert unmet(wanted, got(instructions=(), capability="DEFAULT"), "cpu") == (
-        "a processor of AVX2",
-        "DEFAULT",
-    )
-    gpu = msgspec.structs.replace(wanted, capability="sm_90")
-    assert unmet(gpu, gpu, "cuda") is None
-    assert unmet(gpu, got(capability="sm_80"), "cuda") == ("a GPU of sm_90", "sm_80")
-    older = msgspec.structs.replace(gpu, versions={**versions, "cuda": "12.8"})
-    assert unmet(gpu, older, "cuda") == ("CUDA 13", "CUDA 12.8")
 
 
 def test_a_file_replaced_after_the_check_is_not_used(tmp_path: Path) -> None:

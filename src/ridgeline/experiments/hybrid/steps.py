@@ -25,6 +25,8 @@ PRIORITY: tuple[Execution, ...] = (
     "compiled",
     "regional",
 )
+LONG_RUN = 100_000
+"""Steps that `auto` is told to expect: a run in which compiling is earned back, or never is."""
 SEARCHED = 4
 """Compilations of `auto`, which tries the best of the plans."""
 
@@ -91,7 +93,14 @@ def _ours(case: Case, plan: Plan | str) -> Entrant:
     optimizer = case.make_optimizer(model, **options)
     allowed = () if case.precision == "as-is" else (case.precision,)
     step = TrainStep(
-        model, case.loss_fn, optimizer, plan, allow=allowed, device=case.device, name=case.model
+        model,
+        case.loss_fn,
+        optimizer,
+        plan,
+        allow=allowed,
+        device=case.device,
+        steps=LONG_RUN,
+        name=case.model,
     )
 
     def remarks() -> Remarks:

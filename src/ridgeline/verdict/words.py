@@ -59,6 +59,7 @@ _KINDS = (
         (LAUNCH,),
         "issue fewer operators: a larger batch per worker, the whole step as one graph on a GPU, or as one "
         "program (execution='step-graph')",
+        "issue less often: a larger batch per worker, or on a GPU a mode that replays a graph",
     ),
     _Kind(
         "COMMUNICATION-BOUND",

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ridgeline.cli.drift import with_drift
+from ridgeline import units
+from ridgeline.cli.drift import with_drift, with_stale_profile
 from ridgeline.timeline import Timeline
 
 PREFIX, SUFFIX = "the machine was", "356 ms for the same plan"
@@ -37,3 +38,25 @@ def test_ordinary_spread_is_not(trial: Timeline | None) -> None:
     """Without a trial, or within a tenth of it, nothing is added."""
     measured = timeline(100)
     assert with_drift(measured, trial) == measured
+
+
+@pytest.mark.parametrize(
+    ("predicted", "is_stale"), [(1000, True), (60, True), (140, False), (80, False)]
+)
+def test_a_profile_of_another_hour_is_named(predicted: int, is_stale: bool) -> None:
+    """When trial and run agree against the prediction, the first note says to measure again."""
+    measured = timeline(100)
+    noted = with_stale_profile(measured, timeline(105), timeline(predicted)).notes
+    assert (len(noted) == 2) is is_stale
+    if is_stale:
+        assert noted[0] == (
+            f"trial (105 ns) and run (100 ns) agree that the saved profile ({units.nanoseconds(predicted)} "
+            "predicted) does not describe this machine as it is now: measure again with `ridgeline measure "
+            "--refresh`"
+        )
+
+
+def test_trial_and_run_that_disagree_blame_no_profile() -> None:
+    """If only one of them is far from the prediction, the profile may be right."""
+    assert with_stale_profile(timeline(100), timeline(900), timeline(1000)).notes == ("first",)
+    assert with_stale_profile(timeline(100), None, timeline(1000)).notes == ("first",)

@@ -18,7 +18,7 @@ from ridgeline import units
 from ridgeline.cli import run_directory
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.decision import Decision, decide
-from ridgeline.cli.drift import with_drift
+from ridgeline.cli.drift import with_drift, with_stale_profile
 from ridgeline.cli.inputs import add_machine_argument, add_task_arguments, positive
 from ridgeline.cli.order import EPOCHS, Order, order_from, wishes_from
 from ridgeline.cli.report import PAGE_NAME, write_report
@@ -157,6 +157,7 @@ def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> in
     """Verify, report, and show how it went; a missed prediction is reported, not punished."""
     trial = decision.ranking.best.measured if decision.ranking else None
     measured = with_drift(Timeline.load(run_dir / run_directory.MEASURED), trial)
+    measured = with_stale_profile(measured, trial, decision.predicted)
     measured.save(run_dir / run_directory.MEASURED)
     history = History.load(run_dir / run_directory.HISTORY)
     verdict = verify(

@@ -68,7 +68,9 @@ def _left_threads(before: set[threading.Thread]) -> list[str]:
 def _compiler_threads() -> set[threading.Thread]:
     """The threads that torch's compiler keeps for good, once it has compiled something."""
     compiling = sys.modules.get("torch._inductor.async_compile")
-    return set() if compiling is None else set(compiling.AsyncCompile.pool()._threads)
+    pool = None if compiling is None else compiling.AsyncCompile.pool
+    # Asking for a pool that nobody needed yet would make one.
+    return set(pool()._threads) if pool is not None and pool.cache_info().currsize else set()
 
 
 def _children() -> list[psutil.Process]:

@@ -145,7 +145,7 @@ def _packaged(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
     from ridgeline.runtime.hybrid.packages.callables import package_callable
 
     packaged = package_callable(fn, args)
-    return CallableForm(packaged, needs_layout=True, close=packaged.close)
+    return CallableForm(packaged, close=packaged.close)
 
 
 def shared_copy(module: nn.Module) -> nn.Module:

@@ -14,6 +14,9 @@ GRACE_S = 5.0
 # pytest writes the current test; scikit-learn and torch's compiler set defaults when first imported.
 SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
 
+KEPT_THREADS = ("InductorSubproc", "tqdm_monitor")
+"""The reader of the compiler's workers, and the watch of its progress bar: both live as long as the process."""
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -67,10 +70,12 @@ def _left_threads(before: set[threading.Thread]) -> list[str]:
 
 def _compiler_threads() -> set[threading.Thread]:
     """The threads that torch's compiler keeps for good, once it has compiled something."""
+    named = {t for t in threading.enumerate() if t.name in KEPT_THREADS}
     compiling = sys.modules.get("torch._inductor.async_compile")
     pool = None if compiling is None else compiling.AsyncCompile.pool
     # Asking for a pool that nobody needed yet would make one.
-    return set(pool()._threads) if pool is not None and pool.cache_info().currsize else set()
+    has_pool = pool is not None and pool.cache_info().currsize
+    return named | (set(pool()._threads) if has_pool else set())
 
 
 def _children() -> list[psutil.Process]:

@@ -1,6 +1,7 @@
 """The child's side of a trial: rebuild what the parent wrote, run it, report, and end at once."""
 
 import os
+import resource
 import runpy
 import sys
 import traceback
@@ -67,6 +68,8 @@ def run_steps(
 def main(directory: str, program: str, parent: str, script: str) -> None:
     """Run `program` on the payload in `directory`; the report says how it went."""
     end_with_parent(int(parent))
+    # A crash is an answer here; writing out the memory of a process with a GPU can take minutes.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     report = _attempt(Path(directory), program, script)
     write_atomically(Path(directory) / REPORT, msgspec.json.encode(report))
     end_well()  # a process that failed to capture may hang in its own teardown

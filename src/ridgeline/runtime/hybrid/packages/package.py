@@ -116,6 +116,9 @@ def load_compiled(path: Path, device: torch.device) -> Run:
 
 _survived: list[Path] = []
 
+LOAD_LIMIT_S = 60.0
+"""A child imports torch, starts a GPU and loads a program within some 10 s, or it hangs."""
+
 
 def _check_survives(path: Path) -> None:
     """Load a program in a child process first, once: an installation where that crashes is known.
@@ -125,7 +128,7 @@ def _check_survives(path: Path) -> None:
     """
     if _survived or is_trial():
         return
-    outcome = try_in_child(load_once, {"path": str(path)})
+    outcome = try_in_child(load_once, {"path": str(path)}, limit_s=LOAD_LIMIT_S)
     if outcome.status == "failed":
         raise PackageError(
             f"wanted to load the program in {path}, got a process that {outcome}; torch "

@@ -6,6 +6,7 @@ Span names are the contract between the simulator and the runtime, see `ridgelin
 """
 
 import statistics
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from ridgeline import units
@@ -26,6 +27,8 @@ LANES: tuple[Lane, ...] = (
 class Span(Value, frozen=True, kw_only=True):
     """One thing that ran on one lane. `detail` marks operators inside a frame.
 
+    `index` tells lanes of one kind apart: which device, or which thread.
+
     `attributes` carry what is known about it (`flops`, `bytes`, `bound`, `source`, ...).
     """
 
@@ -34,12 +37,18 @@ class Span(Value, frozen=True, kw_only=True):
     start_ns: int
     end_ns: int
     detail: bool = False
+    index: int = 0
     attributes: dict[str, str | float | int] = {}
 
     @property
     def duration_ns(self) -> int:
         """End minus start."""
         return self.end_ns - self.start_ns
+
+
+def lane_title(lane: Lane, index: int, indexes: Sequence[int]) -> str:
+    """How one of several lanes of a kind is called in reports: `compute`, or `compute:1` of several."""
+    return lane if tuple(indexes) == (0,) else f"{lane}:{index}"
 
 
 class Timeline(Noun, frozen=True, kw_only=True):
@@ -75,6 +84,10 @@ class Timeline(Noun, frozen=True, kw_only=True):
     def lane(self, lane: Lane) -> tuple[Span, ...]:
         """The frames of one lane, by start."""
         return tuple(span for span in self.frames if span.lane == lane)
+
+    def indexes(self, lane: Lane) -> tuple[int, ...]:
+        """The indexes of the spans of one kind of lane, in order; (0,) where there is but one lane."""
+        return tuple(sorted({span.index for span in self.spans if span.lane == lane})) or (0,)
 
     def busy_ns(self, lane: Lane) -> int:
         """Time during which at least one frame of the lane runs."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.errors import RidgelineError
+from ridgeline.reporting.chart_timeline import timeline_figure
 from ridgeline.reporting.trace_json import rows, trace_bytes, write_trace
 from ridgeline.timeline import Span, Timeline
 
@@ -94,6 +95,25 @@ def test_overlapping_collectives_move_to_a_further_row(tmp_path) -> None:
     found = events(write_trace(tmp_path / "t.gz", made))
     threads = [e["args"]["name"] for e in found if e["name"] == "thread_name"]
     assert threads == ["communication", "communication (2)"]
+
+
+def test_lanes_of_one_kind_have_threads_of_their_own(tmp_path) -> None:
+    """Where a kind has more than one lane, each is named with its index; a single lane is not."""
+    made = timeline(
+        span("a", "compute", 0, 60, index=1),
+        span("b", "compute", 10, 60),
+        span("op", "compute", 10, 20, detail=True),
+        span("c", "disk", 0, 5),
+    )
+    found = events(write_trace(tmp_path / "t.gz", made))
+    threads = [e["args"]["name"] for e in found if e["name"] == "thread_name"]
+    assert threads == ["compute:0", "compute:0 ops", "compute:1", "disk"]
+    assert [str(text) for text in timeline_figure([made])["layout"]["yaxis"]["ticktext"]] == [
+        "compute:0",
+        "compute:0 ops",
+        "compute:1",
+        "disk",
+    ]
 
 
 def test_same_timelines_give_same_bytes(tmp_path, predicted, measured) -> None:

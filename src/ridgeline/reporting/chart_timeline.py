@@ -6,7 +6,7 @@ from typing import Any
 from ridgeline import units
 from ridgeline.reporting.figure import Figure, axis, layout
 from ridgeline.reporting.trace_json import rows
-from ridgeline.timeline import LANES, Span, Timeline
+from ridgeline.timeline import LANES, Span, Timeline, lane_title
 
 MOST_DETAILS = 1500
 """Operators drawn per timeline, longest first: more cannot be told apart, and drawing takes seconds."""
@@ -115,10 +115,14 @@ class _Drawing:
         )
         self.height += 0.8
         for lane in LANES:
-            self._lane(lane, [s for s in timeline.spans if s.lane == lane and not s.detail], 0.66)
-            details = [s for s in timeline.spans if s.lane == lane and s.detail]
-            longest = sorted(details, key=lambda s: (-s.duration_ns, s.start_ns))[:MOST_DETAILS]
-            self._lane("operators" if lane == "compute" else f"{lane} ops", longest, 0.4)
+            indexes = timeline.indexes(lane)
+            for index in indexes:
+                spans = [s for s in timeline.spans if s.lane == lane and s.index == index]
+                title = lane_title(lane, index, indexes)
+                self._lane(title, [s for s in spans if not s.detail], 0.66)
+                details = [s for s in spans if s.detail]
+                longest = sorted(details, key=lambda s: (-s.duration_ns, s.start_ns))[:MOST_DETAILS]
+                self._lane("operators" if title == "compute" else f"{title} ops", longest, 0.4)
 
     def _lane(self, name: str, spans: Sequence[Span], thickness: float) -> None:
         for index, row in enumerate(rows(spans)):

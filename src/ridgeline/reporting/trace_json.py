@@ -15,7 +15,7 @@ from typing import Any
 
 from ridgeline.codec import VERSION, write_atomically
 from ridgeline.errors import RidgelineError
-from ridgeline.timeline import LANES, Span, Timeline
+from ridgeline.timeline import LANES, Lane, Span, Timeline, lane_title
 
 _PROCESSES = {"predicted": 1, "measured": 2}
 
@@ -116,12 +116,19 @@ def _process(role: str, timeline: Timeline) -> Iterator[Event]:
 
 
 def _named_rows(timeline: Timeline) -> Iterator[tuple[str, tuple[Span, ...]]]:
-    for lane in LANES:
+    for lane, lane_index, title in _lanes(timeline):
+        members = [s for s in timeline.spans if s.lane == lane and s.index == lane_index]
         for is_detail in (False, True):
-            members = [s for s in timeline.spans if s.lane == lane and s.detail == is_detail]
-            base = f"{lane} ops" if is_detail else lane
-            for index, row in enumerate(rows(members)):
+            base = f"{title} ops" if is_detail else title
+            for index, row in enumerate(rows(s for s in members if s.detail == is_detail)):
                 yield (base if index == 0 else f"{base} ({index + 1})"), row
+
+
+def _lanes(timeline: Timeline) -> Iterator[tuple[Lane, int, str]]:
+    for lane in LANES:
+        indexes = timeline.indexes(lane)
+        for index in indexes:
+            yield lane, index, lane_title(lane, index, indexes)
 
 
 def _slice(pid: int, tid: int, span: Span) -> Event:

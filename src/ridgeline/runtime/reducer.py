@@ -94,7 +94,7 @@ class Reducer:
             bucket.reset()
         # The last step's events are waited for already, and a capture must not see events outside it.
         for variable in (*self._done, self._buffers_done):
-            variable.event = None
+            variable.forget_events()
         self._next = 0
         self._arrivals.clear()
         self._tasks.clear()
@@ -226,7 +226,7 @@ class Reducer:
     def _record_tasks(self) -> None:
         if not self._on_device:
             self._recorder.current.closed += [
-                (task.name, task.lane, task.start_ns, task.stop_ns) for task in self._tasks
+                (task.name, task.record.kind, task.start_ns, task.stop_ns) for task in self._tasks
             ]
 
     def _settle_missing(self, bucket: Bucket, positions: Sequence[int]) -> None:

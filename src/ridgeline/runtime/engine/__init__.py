@@ -1,5 +1,6 @@
 """Asynchronous execution with dependency tracking."""
 
 from ridgeline.runtime.engine.engine import Engine as Engine
-from ridgeline.runtime.engine.variable import Task as Task
+from ridgeline.runtime.engine.statistics import EngineStatistics as EngineStatistics
+from ridgeline.runtime.engine.task import Task as Task
 from ridgeline.runtime.engine.variable import Variable as Variable

@@ -4,32 +4,39 @@ The result equals running everything in push order, one by one; what does not de
 runs side by side on different lanes.
 """
 
-import sys
-import threading
-import time
-from collections import deque
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine.lanes import InlineLane, LaneRunner, ThreadLane
-from ridgeline.runtime.engine.variable import Task, Variable
-from ridgeline.timeline import LANES, Lane, Span, Timeline
-
-SPANS_KEPT = 100_000
-"""Spans an engine remembers; older ones are dropped, so that a long run stays bounded in memory."""
+from ridgeline.runtime.engine import failures
+from ridgeline.runtime.engine.lanes import Finish, JoinableLane, LaneRunner
+from ridgeline.runtime.engine.scheduler import Scheduler, check_alive, closed_gate
+from ridgeline.runtime.engine.statistics import EngineStatistics
+from ridgeline.runtime.engine.task import Task, here
+from ridgeline.runtime.engine.threads import ThreadLane
+from ridgeline.runtime.engine.variable import Variable
+from ridgeline.timeline import Span, Timeline
 
 
 class Engine:
     """Runs tasks on lanes in an order that respects the variables they read and write.
 
+    A lane is a kind of `timeline.LANES`, or one of several of a kind: `copy-in:1`. `host` and
+    `compute` run in the pushing thread; every other lane is a thread of its own.
+
     Args:
         max_pending: Tasks that may be unfinished; a further push blocks. Keeps a fast producer from
             filling the memory.
-        lanes: Factories of special lanes, each given the engine's finish callback. Other lanes are
-            made when first used: `compute` and `host` run in the pushing thread, the rest in a
-            thread each.
+        max_bytes: Likewise for the sum of their `num_bytes`; None sets no bound.
+        max_batches: Batches that may be unfinished after `end_batch()`.
+        threads: Worker threads by lane, which serve it from one queue; also for `host`, `compute`.
+        lanes: Factories of special lanes, each given the engine's finish callback.
+        serial: Run everything one by one in the pushing thread, to look for errors.
+
+    Raises:
+        EngineError: a bound is below 1, or a lane is unknown.
 
     Example:
         >>> with Engine() as engine:
@@ -45,23 +52,20 @@ class Engine:
         self,
         *,
         max_pending: int = 1024,
-        lanes: Mapping[Lane, Callable[[Callable[..., None]], LaneRunner]] | None = None,
+        max_bytes: int | None = None,
+        max_batches: int = 2,
+        threads: Mapping[str, int] = {},
+        lanes: Mapping[str, Callable[[Finish], LaneRunner]] | None = None,
+        serial: bool = False,
     ) -> None:
-        if max_pending < 1:
-            raise EngineError(
-                f"wanted max_pending >= 1, got {max_pending} in Engine(...); raise it"
-            )
-        self._max_pending = max_pending
-        self._changed = threading.Condition(threading.Lock())
-        self._lanes: dict[Lane, LaneRunner] = {
-            lane: make(self._finish) for lane, make in (lanes or {}).items()
-        }
-        self._pending = 0
-        self._sequence = 0
-        self._unraised: list[BaseException] = []
-        self._is_closed = False
-        self._begin_ns = time.perf_counter_ns()
-        self._spans: deque[tuple[str, Lane, int, int]] = deque(maxlen=SPANS_KEPT)
+        self._scheduler = Scheduler(
+            max_pending=max_pending,
+            max_bytes=max_bytes,
+            max_batches=max_batches,
+            threads=threads,
+            lanes=lanes or {},
+            serial=serial,
+        )
 
     def variable(self, name: str = "") -> Variable:
         """A new variable; the name serves messages and reports."""
@@ -73,40 +77,43 @@ class Engine:
         reads: Sequence[Variable] = (),
         writes: Sequence[Variable] = (),
         *,
-        lane: Lane = "host",
+        lane: str = "host",
         name: str = "",
         priority: int = 0,
+        num_bytes: int = 0,
     ) -> Task:
         """Run `fn` on `lane` once everything pushed earlier that it depends on is done.
 
         A function that raises poisons the variables it writes: tasks that touch them are skipped,
-        and `wait` raises the error.
+        and `wait` raises the error. A task may push others. They never block at the bounds; one for
+        `host` or `compute` that has to wait runs in the thread that finishes what it waits for.
 
         Args:
             fn: Called without arguments. On a `WorkLane` it returns a Future.
             reads: Variables read; may overlap with `writes`, which then counts.
             writes: Variables written.
-            lane: Where it runs.
+            lane: Where it runs: `kind` or `kind:index`.
             name: Span name; default the function's name.
-            priority: Higher runs first among the ready tasks of a thread lane.
+            priority: Higher runs first among the ready tasks of a lane of threads.
+            num_bytes: Memory that it holds until it is done, for `max_bytes`.
 
         Raises:
-            EngineError: the engine is closed or the lane is unknown.
+            EngineError: the engine is closed or of another process, the lane is unknown, or a variable
+                was deleted.
 
-        Cost: Blocks while `max_pending` tasks are unfinished; on `compute` and `host`, until done.
+        Cost: About 10 us. Blocks while the bounds are reached; on `compute` and `host`, until done.
         """
-        if lane not in LANES:
-            raise EngineError(f"wanted a lane of {LANES}, got {lane!r} for {name or fn}; use one")
-        written = tuple(dict.fromkeys(writes))
-        read = tuple(variable for variable in dict.fromkeys(reads) if variable not in written)
-        frame = sys._getframe(1)  # noqa: SLF001 - the cheap way to name the pushing line
-        origin = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        task = Task(fn, read, written, lane, name or fn.__name__, priority, origin)
-        runner = self._enter(task)
-        if runner.runs_inline:
-            with self._changed:
-                self._changed.wait_for(lambda: task.waits == 0)
-            self._start(task)
+        scheduler = self._scheduler
+        if not name:
+            try:
+                name = fn.__name__
+            except AttributeError:  # such as functools.partial
+                name = type(fn).__name__
+        record = scheduler.lanes.records.get(lane) or scheduler.lanes.make(lane, name)
+        written = tuple(writes) if len(writes) < 2 else tuple(dict.fromkeys(writes))
+        read = tuple([v for v in dict.fromkeys(reads) if v not in written]) if reads else ()
+        task = Task(fn, read, written, record, name, priority, num_bytes, 2)
+        scheduler.push(task)
         return task
 
     def wait(self, variable: Variable) -> None:
@@ -116,44 +123,153 @@ class Engine:
         made to wait for it, on the device.
 
         Raises:
-            EngineError: a task that writes it failed; chained to what it raised. Raised once.
+            EngineError: the variable is poisoned by a task that failed or was cancelled, chained to what
+                that raised; every time, until `clear_error` or `delete`. Or the variable was deleted,
+                or is written by the task that waits.
         """
-        target = variable.pushed_writes
-        with self._changed:
-            self._changed.wait_for(lambda: variable.version >= target)
-            error, variable.error = variable.error, None
-        if variable.event is not None:
-            variable.event.wait()
+        scheduler = self._scheduler
+        scheduler.process.check("wait")
+        gate = None
+        with scheduler.lock:
+            check_alive(variable, "wait")
+            if variable.version < variable.pushed_writes:
+                if here.task is not None and variable in here.task.writes:
+                    raise EngineError(
+                        f"wanted a wait for what others write, got {variable.name!r}, which the "
+                        f"waiting task {here.task.name!r} itself writes; wait after the push instead"
+                    )
+                gate = closed_gate()
+                variable.waiters.append((variable.pushed_writes, gate))
+        if gate is not None:
+            gate.acquire()
+        if variable.writer_event is not None:
+            variable.writer_event[1].wait()
+        error = variable.error
         if error is not None:
-            self._raise(error)
+            with scheduler.lock:
+                scheduler.failures.mark_told(error)
+            failures.tell(error)
 
     def wait_all(self) -> None:
         """Block until nothing is pending.
 
         Raises:
+            EngineError: a task failed and nobody has been told yet; or called by a task.
+        """
+        scheduler = self._scheduler
+        scheduler.process.check("wait_all")
+        scheduler.check_outside("wait_all")
+        scheduler.drain()
+        for record in list(scheduler.lanes.records.values()):
+            if isinstance(record.runner, JoinableLane):
+                record.runner.join()
+        self._tell_untold()
+
+    def end_batch(self) -> None:
+        """End a mini-batch: block until at most `max_batches` ended ones are unfinished.
+
+        Called once per batch, it keeps a loop that pushes from running far ahead of the work.
+
+        Raises:
             EngineError: a task failed and nobody has been told yet.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending == 0)
-        if self._unraised:
-            self._raise(self._unraised[0])
+        scheduler = self._scheduler
+        scheduler.process.check("end_batch")
+        is_inside = scheduler.is_inside()
+        with scheduler.lock:
+            scheduler.pacing.end_batch(scheduler.num_pushed, blocks=not is_inside)
+        if not is_inside:
+            self._tell_untold()
+
+    def cancel(self, task: Task) -> bool:
+        """Keep a task from running if it has not begun; True if so.
+
+        What it would have written is poisoned by `concurrent.futures.CancelledError`, in its turn: a
+        result that never came must not be read. A task that writes nothing is just left out.
+        """
+        scheduler = self._scheduler
+        scheduler.process.check("cancel")
+        error = failures.cancellation(task)
+        with scheduler.lock:
+            if task.is_done or task.error is not None:
+                return False
+            runner = task.record.runner
+            if not task.waits and not (isinstance(runner, ThreadLane) and runner.withdraw(task)):
+                return False
+            task.error = error
+            task.is_cancelled = True
+            was_ready = not task.waits
+        if was_ready:
+            scheduler.finish(task, None)
+        return True
+
+    def delete(self, variable: Variable) -> None:
+        """Refuse the variable from now on; what was pushed before still runs.
+
+        The deletion is a write like any other. An error in it is forgotten by then; `wait_all` tells of
+        it if nobody has been told.
+
+        Raises:
+            EngineError: the variable is deleted already, or the engine is closed.
+        """
+        self._push_control(variable, "delete", functools.partial(_delete, variable))
+        variable.is_deleted = True
+
+    def clear_error(self, variable: Variable) -> None:
+        """Make a poisoned variable usable for what is pushed from now on; a write like any other.
+
+        Raises:
+            EngineError: the variable was deleted, or the engine is closed.
+        """
+        self._push_control(variable, "clear_error", functools.partial(_clear_error, variable))
+
+    def statistics(self) -> EngineStatistics:
+        """What was done so far."""
+        scheduler = self._scheduler
+        pacing = scheduler.pacing
+        with scheduler.lock:
+            lost = scheduler.num_failed + scheduler.num_skipped + scheduler.num_cancelled
+            return EngineStatistics(
+                pushed=scheduler.num_pushed,
+                done=scheduler.num_pushed - pacing.pending - lost,
+                failed=scheduler.num_failed,
+                skipped=scheduler.num_skipped,
+                cancelled=scheduler.num_cancelled,
+                most_pending=pacing.most_pending,
+                most_bytes=pacing.most_bytes,
+                blocked_s=pacing.blocked_s,
+                busy_s={
+                    r.name: r.busy_ns * 1e-9 for r in scheduler.lanes.records.values() if r.busy_ns
+                },
+            )
 
     def timeline(self, title: str = "engine") -> Timeline:
-        """All finished tasks as spans, from the making of the engine."""
+        """The tasks that ran, the last 100,000 of them, as spans from the making of the engine."""
+        begin_ns = self._scheduler.begin_ns
         spans = tuple(
-            Span(name=name, lane=lane, start_ns=start, end_ns=end)
-            for name, lane, start, end in list(self._spans)
+            Span(
+                name=name,
+                lane=record.kind,
+                index=index,
+                start_ns=start - begin_ns,
+                end_ns=end - begin_ns,
+            )
+            for name, record, index, start, end in list(self._scheduler.spans)
         )
         end = max((span.end_ns for span in spans), default=0)
         return Timeline(origin="measured", title=title, workers=1, spans=spans, steps_ns=(end,))
 
     def close(self) -> None:
-        """Finish what is pending and end the lanes' threads; further pushes are refused."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.wait_for(lambda: self._pending == 0)
-        for runner in self._lanes.values():
-            runner.close()
+        """Finish what is pending and end the lanes' threads; further pushes are refused.
+
+        In a child process made by fork it does nothing, for the threads stayed behind.
+
+        Raises:
+            EngineError: a task failed and nobody has been told yet; or called by a task.
+        """
+        self._scheduler.shut()
+        if not self._scheduler.process.is_forked:
+            self._tell_untold()
 
     def __enter__(self) -> Self:
         return self
@@ -165,77 +281,27 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         """Close; an error nobody waited for is raised, unless another is already on its way."""
-        self.close()
-        if error is None and self._unraised:
-            self._raise(self._unraised[0])
+        if error is None:
+            self.close()
+        else:
+            self._scheduler.shut()
 
-    def _enter(self, task: Task) -> LaneRunner:
-        with self._changed:
-            if self._is_closed:
-                raise EngineError(
-                    f"wanted an open engine for task {task.name!r} ({task.origin}), got a closed one; "
-                    "push before close() or make a new Engine"
-                )
-            self._changed.wait_for(lambda: self._pending < self._max_pending)
-            runner = self._lanes.get(task.lane)
-            if runner is None:
-                inline = task.lane in ("compute", "host")
-                runner = InlineLane(self._finish) if inline else ThreadLane(self._finish, task.lane)
-                self._lanes[task.lane] = runner
-            self._pending += 1
-            self._sequence += 1
-            task.sequence = self._sequence
-            runner.enqueue(task)
-            begun = sum(v.append(task, is_write=False) for v in task.reads)
-            begun += sum(v.append(task, is_write=True) for v in task.writes)
-            task.waits = len(task.reads) + len(task.writes) - begun
-            is_ready = task.waits == 0
-        if is_ready and not runner.runs_inline:
-            self._start(task)
-        return runner
+    def _push_control(self, variable: Variable, name: str, action: Callable[[], None]) -> None:
+        scheduler = self._scheduler
+        task = Task(action, (), (variable,), scheduler.lanes.control, name, 0, 0, 3)
+        scheduler.push(task)
 
-    def _start(self, task: Task) -> None:
-        inherited = next((v.error for v in (*task.reads, *task.writes) if v.error), None)
-        if inherited is not None:
-            task.error = inherited
-            task.fn = _nothing
-        task.start_ns = time.perf_counter_ns()
-        self._lanes[task.lane].start(task)
-
-    def _finish(self, task: Task, error: BaseException | None) -> None:
-        task.stop_ns = time.perf_counter_ns()
-        begin = self._begin_ns
-        self._spans.append((task.name, task.lane, task.start_ns - begin, task.stop_ns - begin))
-        ready: list[Task] = []
-        with self._changed:
-            if error is not None and task.error is None:
-                error.add_note(
-                    f"in task {task.name!r} on lane {task.lane}, pushed at {task.origin}"
-                )
-                task.error = error
-                self._unraised.append(error)
-            if task.error is not None:
-                for variable in task.writes:
-                    variable.error = task.error
-            for variables, is_write in ((task.reads, False), (task.writes, True)):
-                for variable in variables:
-                    for begun in variable.release(is_write=is_write):
-                        begun.waits -= 1
-                        if begun.waits == 0:
-                            ready.append(begun)
-            task.is_done = True
-            self._pending -= 1
-            self._changed.notify_all()
-        for other in ready:
-            if not self._lanes[other.lane].runs_inline:  # inline tasks are awaited by their pusher
-                self._start(other)
-
-    def _raise(self, error: BaseException) -> None:
-        if error in self._unraised:
-            self._unraised.remove(error)
-        detail = (getattr(error, "__notes__", None) or ["in a task"])[0]
-        raise EngineError(f"{type(error).__name__}: {error} ({detail})") from error
+    def _tell_untold(self) -> None:
+        with self._scheduler.lock:
+            untold = self._scheduler.failures.take_untold()
+        if untold:
+            failures.tell(untold[0], others=len(untold) - 1)
 
 
-def _nothing() -> None:
-    return None
+def _delete(variable: Variable) -> None:
+    variable.error = None
+    variable.forget_events()
+
+
+def _clear_error(variable: Variable) -> None:
+    variable.error = None

@@ -1,39 +1,50 @@
 """Lanes: where tasks run. Each kind turns a ready task into work and reports when it is done.
 
-`InlineLane` runs in the thread that pushes (compute, host). `ThreadLane` has a thread of its own
-(loader, disk). `WorkLane` starts asynchronous collectives and is told of their end (gloo).
-`StreamLane` enqueues on a CUDA stream; its tasks are over, for the host, once enqueued.
+`InlineLane` runs in the thread that pushes (compute, host). `ThreadLane`, in threads.py, has workers
+of its own (loader, disk). `WorkLane` starts asynchronous collectives and is told of their end (gloo).
+`StreamLane`, in streams.py, enqueues on a CUDA stream; its tasks are over, for the host, once enqueued.
 Collectives must start in the same order on every worker, so the last two keep push order.
 """
 
-import heapq
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from time import perf_counter_ns
+from typing import Any, Protocol, runtime_checkable
 
-import torch
+from ridgeline.runtime.engine.task import Task, here
+from ridgeline.runtime.engine.variable import events_before, touches_streams
 
-from ridgeline.runtime.engine.variable import Task
-
-Finish = Callable[[Task, BaseException | None], None]
+Finish = Callable[[Task, BaseException | None], Any]
 """`finish(task, error)`: the engine's callback; may be called from any thread, outside locks."""
 
 
 class LaneRunner(Protocol):
-    """What the engine needs of a lane."""
+    """What the engine needs of a lane.
+
+    A task whose `error` is set when it is started must not run: `finish(task, None)` is all it needs.
+    Any other runs by `call`, which notes when it began and who pushes from inside it.
+    """
 
     runs_inline: bool
 
     def enqueue(self, task: Task) -> None:
-        """A task was pushed; called in push order, before it may be ready."""
+        """A task was pushed; called in push order, under the engine's lock, before it may be ready."""
 
     def start(self, task: Task) -> None:
         """All the task waits for is done: run it and call `finish` once."""
 
     def close(self) -> None:
         """No task will come any more; end the lane's threads."""
+
+
+@runtime_checkable
+class JoinableLane(Protocol):
+    """A lane whose tasks may still run on a device when the engine holds them for done."""
+
+    def join(self) -> None:
+        """Make the caller's current stream wait for everything that was enqueued so far."""
 
 
 class InlineLane:
@@ -48,101 +59,78 @@ class InlineLane:
         """Nothing to prepare."""
 
     def start(self, task: Task) -> None:
-        """Run it here and now."""
-        self._finish(task, call(task))
+        """Run it here and now. An interrupt or exit goes on to the caller once the engine knows."""
+        error = call_on_host(task)
+        self._finish(task, error)
+        if error is not None and not isinstance(error, Exception):
+            raise error
 
     def close(self) -> None:
         """Nothing to end."""
 
 
-class ThreadLane:
-    """One worker thread; ready tasks run by priority (higher first), then in push order."""
+class InOrderLane:
+    """Starts tasks in push order, however they become ready, one at a time, outside its lock.
 
-    runs_inline = False
-
-    def __init__(self, finish: Finish, name: str) -> None:
-        self._finish = finish
-        self._name = name
-        self._ready: list[tuple[int, int, Task]] = []
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
-
-    def enqueue(self, task: Task) -> None:
-        """Start the thread with the first task."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=f"ridgeline-{self._name}", daemon=True
-            )
-            self._thread.start()
-
-    def start(self, task: Task) -> None:
-        """Hand the task to the thread."""
-        with self._changed:
-            heapq.heappush(self._ready, (-task.priority, task.sequence, task))
-            self._changed.notify()
-
-    def close(self) -> None:
-        """Let the thread finish what is ready, then end it."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._is_closed)
-                if not self._ready:
-                    return
-                _, _, task = heapq.heappop(self._ready)
-            self._finish(task, call(task))
-
-
-class _InOrder:
-    """Starts tasks in push order, however they become ready."""
-
-    def __init__(self) -> None:
-        self._order: deque[Task] = deque()
-        self._ready: set[int] = set()
-        self._lock = threading.RLock()
-
-    def enqueue(self, task: Task) -> None:
-        with self._lock:
-            self._order.append(task)
-
-    def start(self, task: Task) -> None:
-        with self._lock:
-            self._ready.add(task.sequence)
-            while self._order and self._order[0].sequence in self._ready:
-                head = self._order.popleft()
-                self._ready.discard(head.sequence)
-                self._launch(head)
-
-    def _launch(self, task: Task) -> None:
-        raise AssertionError("a lane defines how it launches")
-
-
-class WorkLane(_InOrder):
-    """Tasks start something asynchronous and return its `torch.futures.Future`."""
+    Whichever thread finds the next task ready launches it; a thread that comes while another launches
+    leaves its task to that one. So no lane waits for another lane's lock.
+    """
 
     runs_inline = False
 
     def __init__(self, finish: Finish) -> None:
-        super().__init__()
         self._finish = finish
+        self._order: deque[Task] = deque()
+        self._ready: set[int] = set()
+        self._lock = threading.Lock()
+        self._is_launching = False
 
-    def _launch(self, task: Task) -> None:
-        if task.error is not None:  # a task it depends on failed: there is no work to wait for
-            self._finish(task, None)
-            return
-        try:
-            future = task.fn()
-        except Exception as error:  # noqa: BLE001 - whatever a task raises travels to its waiters
+    def enqueue(self, task: Task) -> None:
+        """Note its place."""
+        with self._lock:
+            self._order.append(task)
+
+    def start(self, task: Task) -> None:
+        """Launch it and what waited behind it, unless something before it is not ready."""
+        with self._lock:
+            self._ready.add(task.sequence)
+            if self._is_launching:
+                return
+            self._is_launching = True
+        while (head := self._take()) is not None:
+            if head.error is None:
+                self.launch(head)
+            else:  # a task it depends on failed: there is no work to wait for
+                self._finish(head, None)
+
+    def launch(self, task: Task) -> None:
+        """Start the task's work; must see to it that `finish` is called, and must not raise."""
+        raise NotImplementedError("a lane defines how it launches")
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _take(self) -> Task | None:
+        with self._lock:
+            if not self._order or self._order[0].sequence not in self._ready:
+                self._is_launching = False
+                return None
+            head = self._order.popleft()
+            self._ready.discard(head.sequence)
+            return head
+
+
+class WorkLane(InOrderLane):
+    """Tasks start something asynchronous and return its `torch.futures.Future`."""
+
+    def launch(self, task: Task) -> None:
+        """Start the work; its future reports the end."""
+        returned: list[Any] = []
+        error = call_on_host(task, returned)
+        if error is not None:
             self._finish(task, error)
             return
-        future.add_done_callback(partial(self._done, task))
+        returned[0].add_done_callback(partial(self._done, task))
 
     def _done(self, task: Task, future: Any) -> None:
         error: BaseException | None = None
@@ -152,45 +140,44 @@ class WorkLane(_InOrder):
             error = raised
         self._finish(task, error)
 
-    def close(self) -> None:
-        """Nothing to end: the process group owns the threads."""
 
+def call(task: Task, returned: list[Any] | None = None) -> BaseException | None:
+    """Run the task's function; what it raised, or None.
 
-class StreamLane(_InOrder):
-    """Tasks enqueue on one CUDA stream; each leaves an event in the variables it writes."""
-
-    runs_inline = False
-
-    def __init__(self, finish: Finish, stream: torch.cuda.Stream) -> None:
-        super().__init__()
-        self._finish = finish
-        self.stream = stream
-
-    def _launch(self, task: Task) -> None:
-        error: BaseException | None = None
-        ready = torch.cuda.current_stream().record_event()
-        with torch.cuda.stream(self.stream):
-            self.stream.wait_event(ready)
-            for variable in (*task.reads, *task.writes):
-                if variable.event is not None:
-                    self.stream.wait_event(variable.event)
-            try:
-                task.fn()
-            except Exception as raised:  # noqa: BLE001 - travels to the task's waiters
-                error = raised
-            done = self.stream.record_event()
-        for variable in task.writes:
-            variable.event = done
-        self._finish(task, error)
-
-    def close(self) -> None:
-        """Nothing to end: work already enqueued runs on."""
-
-
-def call(task: Task) -> BaseException | None:
-    """Run the task's function; what it raised, or None."""
+    Args:
+        task: Told when it began; pushes from inside it are known as nested.
+        returned: Gets what the function returned.
+    """
+    if task.error is not None:
+        return None
+    thread = (
+        here.__dict__
+    )  # of this thread alone; three accesses through `here` cost a tenth of a task
+    outer = thread.get("task")
+    thread["task"] = task
+    task.start_ns = perf_counter_ns()
     try:
-        task.fn()
-    except Exception as error:  # noqa: BLE001 - whatever a task raises travels to its waiters
+        value = task.fn()
+        if returned is not None:
+            returned.append(value)
+    except BaseException as error:  # noqa: BLE001 - whatever a task raises travels to its waiters
         return error
+    finally:
+        thread["task"] = outer
     return None
+
+
+def call_on_host(task: Task, returned: list[Any] | None = None) -> BaseException | None:
+    """Run the task's function once the streams are through with its variables.
+
+    Cost: Blocks the calling thread while a stream still uses them.
+    """
+    if task.error is None and touches_streams(task):
+        try:
+            for event in events_before(task):
+                event.synchronize()
+        except Exception as error:  # noqa: BLE001 - a device's failure surfaces here, as the task's own
+            return error
+        for variable in task.writes:
+            variable.forget_events()
+    return call(task, returned)

@@ -1,4 +1,4 @@
-"""Variables and tasks: who must wait for whom.
+"""Variables: who must wait for whom.
 
 Every variable keeps the queue of the tasks that read or write it, in the order in which they were
 pushed. Readers run side by side; a writer waits for all before it; what comes after waits for the
@@ -7,65 +7,33 @@ writer. Push order is therefore the serial order that the result equals, and no 
 Source: the per-variable queues of MXNet's dependency engine (Chen et al., 2015).
 """
 
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
-from ridgeline.timeline import Lane
-
-
-class Task:
-    """One pushed function: its lane, its variables, and whether it is done.
-
-    Attributes:
-        name: Span name.
-        origin: `file:line` of the push, named in errors.
-        error: What it raised, or the error it inherited from a variable; None so far.
-        start_ns: `time.perf_counter_ns()` when it was started.
-        stop_ns: Likewise when it was done.
-    """
-
-    __slots__ = (
-        "error", "fn", "is_done", "lane", "name", "origin", "priority", "reads", "sequence",
-        "start_ns", "stop_ns", "waits", "writes",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        fn: Callable[[], Any],
-        reads: tuple["Variable", ...],
-        writes: tuple["Variable", ...],
-        lane: Lane,
-        name: str,
-        priority: int,
-        origin: str,
-    ) -> None:
-        self.fn = fn
-        self.reads = reads
-        self.writes = writes
-        self.lane = lane
-        self.name = name
-        self.priority = priority
-        self.origin = origin
-        self.sequence = 0
-        self.waits = 0
-        self.error: BaseException | None = None
-        self.is_done = False
-        self.start_ns = 0
-        self.stop_ns = 0
-
-    def __repr__(self) -> str:
-        state = "done" if self.is_done else f"waits for {self.waits}" if self.waits else "running"
-        return f"Task({self.name} on {self.lane}, {state})"
+from ridgeline.runtime.engine.task import Task
 
 
 class Variable:
     """A piece of state that tasks read and write; its `version` counts finished writes.
 
-    `event` is the CUDA event of the last write on a stream lane, if any.
+    What streams still have to do with it is told by events: `writer_event` is (stream key, event,
+    sequence) of the last write on a stream lane, `reader_events` maps stream keys to (event,
+    sequence) of the reads since. An event has `wait()`, which makes the current stream wait, and
+    `synchronize()`, which makes the host wait.
+
+    Attributes:
+        name: Serves messages and reports.
+        version: Writes that are done, failed and skipped ones included.
+        error: What poisons it: tasks that touch it are skipped. None if it is sound.
+        is_deleted: Nothing may touch it any more.
     """
 
-    __slots__ = ("error", "event", "name", "pushed_writes", "queue", "readers", "version", "writer")
+    __slots__ = (
+        "error", "is_deleted", "name", "pushed_writes", "queue", "reader_events", "readers",
+        "version", "waiters", "writer", "writer_event",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,41 +42,87 @@ class Variable:
         self.writer: Task | None = None
         self.version = 0
         self.pushed_writes = 0
+        self.waiters: list[tuple[int, threading.Lock]] = []
         self.error: BaseException | None = None
-        self.event: Any = None
+        self.is_deleted = False
+        self.writer_event: Any = None
+        self.reader_events: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
-        return f"Variable({self.name}, version {self.version}, {len(self.queue)} queued)"
+        state = ", deleted" if self.is_deleted else ", poisoned" if self.error else ""
+        return f"Variable({self.name}, version {self.version}, {len(self.queue)} queued{state})"
 
     def append(self, task: Task, *, is_write: bool) -> bool:
-        """Queue an access; True when it may begin at once."""
+        """Queue an access; True when it has to wait, False when it may begin at once."""
         if is_write:
             self.pushed_writes += 1
-        if self.queue or self.writer is not None or (is_write and self.readers):
-            self.queue.append((task, is_write))
-            return False
-        self._enter(task, is_write)
-        return True
-
-    def release(self, *, is_write: bool) -> list[Task]:
-        """End an access; the tasks whose access begins now."""
-        if is_write:
-            self.writer = None
-            self.version += 1
+            if self.writer is not None or self.readers or self.queue:
+                self.queue.append((task, True))
+                return True
+            self.writer = task
         else:
-            self.readers -= 1
+            if self.writer is not None or self.queue:
+                self.queue.append((task, False))
+                return True
+            self.readers += 1
+        return False
+
+    def release_read(self) -> bool:
+        """End a read; True when others may be let in."""
+        self.readers -= 1
+        return bool(self.queue)
+
+    def release_write(self) -> bool:
+        """End the write and wake who waits for it; True when others may be let in."""
+        self.writer = None
+        self.version += 1
+        if self.waiters:
+            for target, gate in self.waiters:
+                if target <= self.version:
+                    gate.release()
+            self.waiters = [waiter for waiter in self.waiters if waiter[0] > self.version]
+        return bool(self.queue)
+
+    def begin(self) -> list[Task]:
+        """Let in who is next: one writer, or all readers up to the next writer."""
         begun: list[Task] = []
-        while self.queue and self.writer is None:
-            task, wants_write = self.queue[0]
-            if wants_write and self.readers:
-                break
-            self.queue.popleft()
-            self._enter(task, wants_write)
+        queue = self.queue
+        while queue and self.writer is None:
+            task, wants_write = queue[0]
+            if wants_write:
+                if self.readers:
+                    break
+                self.writer = task
+            else:
+                self.readers += 1
+            queue.popleft()
             begun.append(task)
         return begun
 
-    def _enter(self, task: Task, is_write: bool) -> None:
-        if is_write:
-            self.writer = task
-        else:
-            self.readers += 1
+    def forget_events(self) -> None:
+        """Whoever uses it next need not wait for any stream."""
+        self.writer_event = None
+        self.reader_events.clear()
+
+
+def touches_streams(task: Task) -> bool:
+    """Some stream may still use the task's variables."""
+    for variable in task.reads:
+        if variable.writer_event is not None:
+            return True
+    for variable in task.writes:
+        if variable.writer_event is not None:
+            return True
+        if variable.reader_events:
+            return True
+    return False
+
+
+def events_before(task: Task) -> Iterator[Any]:
+    """The events that must have come before the task may run on the host."""
+    for variable in (*task.reads, *task.writes):
+        if variable.writer_event is not None:
+            yield variable.writer_event[1]
+    for variable in task.writes:
+        for event, _ in variable.reader_events.values():
+            yield event

@@ -1,0 +1,118 @@
+"""The lanes of an engine: kind, index, who runs them, and how long they were busy."""
+
+import threading
+from collections.abc import Callable, Mapping
+
+from ridgeline.errors import EngineError
+from ridgeline.runtime.engine.lanes import Finish, InlineLane, LaneRunner
+from ridgeline.runtime.engine.threads import FinishAndNext, ThreadLane
+from ridgeline.timeline import LANES, Lane
+
+INLINE = ("host", "compute")
+"""Lanes that run in the pushing thread unless threads are asked for."""
+
+
+class LaneRecord:
+    """One lane of one engine.
+
+    Attributes:
+        keeps_order: Its runner has to be told of every push.
+        is_control: It is that of the engine's own tasks, which delete variables and clear errors.
+        busy_ns: Time of its tasks so far, summed over its threads.
+    """
+
+    __slots__ = ("busy_ns", "index", "is_control", "keeps_order", "kind", "name", "runner")
+
+    def __init__(self, name: str, kind: Lane, index: int, runner: LaneRunner) -> None:
+        self.name = name
+        self.kind: Lane = kind
+        self.index = index
+        self.runner = runner
+        self.keeps_order = not isinstance(runner, InlineLane | ThreadLane)
+        self.is_control = False
+        self.busy_ns = 0
+
+
+class LaneTable:
+    """The lanes of one engine by name; those without a factory are made when first used.
+
+    Args:
+        lanes: Factories of special lanes.
+        finish: What a lane calls at the end of a task.
+        finish_and_next: Likewise for lanes of threads.
+        threads: Worker threads by lane.
+        serial: Lanes without a factory run in the pushing thread.
+
+    Attributes:
+        control: The lane of the engine's own tasks.
+
+    Raises:
+        EngineError: a name is of no kind, or a lane has no threads.
+    """
+
+    def __init__(
+        self,
+        lanes: Mapping[str, Callable[[Finish], LaneRunner]],
+        *,
+        finish: Finish,
+        finish_and_next: FinishAndNext,
+        threads: Mapping[str, int],
+        serial: bool,
+    ) -> None:
+        self._finish = finish
+        self._finish_and_next = finish_and_next
+        self._threads = dict(threads)
+        self._is_serial = serial
+        self._lock = threading.Lock()
+        self.records: dict[str, LaneRecord] = {}
+        self.control = LaneRecord("engine", "host", 0, InlineLane(finish))
+        self.control.is_control = True
+        for name, num_threads in threads.items():
+            parse_lane(name, "Engine(threads=...)")
+            if num_threads < 1:
+                raise EngineError(
+                    f"wanted at least 1 thread, got {num_threads} for lane {name!r} in Engine(...); "
+                    "raise it or leave the lane out"
+                )
+        for name, make in lanes.items():
+            kind, index = parse_lane(name, "Engine(lanes=...)")
+            self.records[name] = LaneRecord(name, kind, index, make(finish))
+
+    def make(self, name: str, where: str) -> LaneRecord:
+        """The lane of this name, made unless it is there.
+
+        Raises:
+            EngineError: there is no such kind of lane.
+        """
+        kind, index = parse_lane(name, where)
+        with self._lock:
+            record = self.records.get(name)
+            if record is None:
+                record = self.records[name] = LaneRecord(name, kind, index, self._runner(name))
+            return record
+
+    def owns(self, record: LaneRecord) -> bool:
+        """The lane is of this engine."""
+        return record is self.control or self.records.get(record.name) is record
+
+    def _runner(self, name: str) -> LaneRunner:
+        num_threads = self._threads.get(name)
+        if self._is_serial or (num_threads is None and name in INLINE):
+            return InlineLane(self._finish)
+        return ThreadLane(self._finish_and_next, name, num_threads=num_threads or 1)
+
+
+def parse_lane(name: str, where: str) -> tuple[Lane, int]:
+    """Kind and index of `kind` or `kind:index`.
+
+    Raises:
+        EngineError: the kind is unknown or the index is not a number.
+    """
+    kind, colon, index = name.partition(":")
+    for known in LANES:
+        if kind == known and (not colon or index.isdecimal()):
+            return known, int(index or 0)
+    raise EngineError(
+        f"wanted a lane of {LANES}, or one of them with an index such as 'copy-in:1', got {name!r} "
+        f"for {where}; use one"
+    )

@@ -1,0 +1,44 @@
+"""Which process an engine belongs to: a forked child has a copy of it, without its threads."""
+
+import os
+import weakref
+
+from ridgeline.errors import EngineError
+
+
+class Process:
+    """The process that made it.
+
+    Attributes:
+        is_forked: The caller is another process. Set by the fork, since asking for the process number at
+            every push would cost a system call.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.is_forked = False
+        _made_here.add(self)
+
+    def check(self, what: str) -> None:
+        """Refuse use in a forked child, whose copy of the engine may hold locks for good.
+
+        Raises:
+            EngineError: this is a forked child.
+        """
+        if self.is_forked:
+            raise EngineError(
+                f"wanted {what} in process {self._pid}, which made the engine, got its forked child "
+                f"{os.getpid()}; make a new Engine in the child"
+            )
+
+
+_made_here: weakref.WeakSet[Process] = weakref.WeakSet()
+
+
+def _tell_the_child() -> None:
+    for process in _made_here:
+        process.is_forked = True
+    _made_here.clear()
+
+
+os.register_at_fork(after_in_child=_tell_the_child)

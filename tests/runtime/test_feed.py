@@ -1,47 +1,140 @@
 """Feeding: the loader's batches, in order, errors where they happen, nothing left running."""
 
+import gc
+import os
 import threading
+import weakref
+from collections import namedtuple
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.feed import feed
+from ridgeline.runtime.feeding import feed
+
+Pair = namedtuple("Pair", "x y")  # noqa: PYI024 - a plain namedtuple, as collate functions make them
 
 
 @settings(deadline=None)
-@given(st.integers(0, 20), st.integers(0, 5))
-def test_order_and_content_are_those_of_the_loader(length: int, depth: int) -> None:
+@given(st.integers(0, 20), st.integers(0, 5), st.booleans())
+def test_order_and_content_are_those_of_the_loader(length: int, depth: int, fixed: bool) -> None:
     """Whatever the depth, the batches come once each and in order."""
     loader = [{"x": torch.full((2,), i)} for i in range(length)]
-    got = [int(batch["x"][0]) for batch in feed(loader, "cpu", depth)]
-    assert got == list(range(length))
+    batches = feed(loader, "cpu", max(depth, fixed), fixed_addresses=fixed)
+    assert [int(batch["x"][0]) for batch in batches] == list(range(length))
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_the_loaders_error_comes_unchanged_at_its_batch(depth: int) -> None:
-    """Two good batches first, then the original exception."""
+    """Two good batches first, then the original exception, then nothing."""
+    error = ValueError("damaged sample")
 
     def loader() -> Iterator[int]:
         yield 1
         yield 2
-        raise ValueError("damaged sample")
+        raise error
 
     batches = feed(loader(), "cpu", depth)
     assert [next(batches), next(batches)] == [1, 2]
-    with pytest.raises(ValueError, match="damaged sample"):
+    with pytest.raises(ValueError, match="damaged sample") as raised:
         next(batches)
+    assert raised.value is error
+    assert list(batches) == []
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_loader_that_cannot_begin_raises_at_the_first_batch(depth: int) -> None:
+    """And the feed is over."""
+
+    class Broken:
+        def __iter__(self) -> Iterator[int]:
+            raise OSError("no data set")
+
+    batches = feed(Broken(), "cpu", depth)
+    with pytest.raises(OSError, match="no data set"):
+        next(batches)
+    assert list(batches) == []
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_exhausted_feed_stays_exhausted(depth: int) -> None:
+    """Its loader is not asked again, even one that would begin anew."""
+    asked: list[int] = []
+
+    class Loader:
+        def __iter__(self) -> "Loader":
+            return self
+
+        def __next__(self) -> int:
+            asked.append(1)
+            if len(asked) == 3:
+                raise StopIteration
+            return len(asked)
+
+    batches = feed(Loader(), "cpu", depth)
+    assert list(batches) == [1, 2]
+    assert list(batches) == []
+    assert len(asked) == 3
 
 
 def test_breaking_off_ends_the_thread() -> None:
-    """A consumer that stops early leaves no loader thread behind."""
+    """Closing, leaving a with block or dropping the feed leaves no thread, and closes the loader."""
     before = threading.active_count()
-    batches = feed(iter(range(1000)), "cpu", 3)
+    closed: list[str] = []
+
+    class Loader:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __iter__(self) -> Iterator[int]:
+            try:
+                yield from range(1000)
+            finally:
+                closed.append(self.name)
+
+    batches = feed(Loader("closed"), "cpu", 3)
     assert next(batches) == 0
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
+    batches.close()
+    with feed(Loader("left"), "cpu", 3) as batches:
+        next(batches)
+    for _ in feed(Loader("dropped"), "cpu", 3):
+        break
+    next(iter(feed(Loader("caller's thread"), "cpu", 0)))
+    assert threading.active_count() == before
+    assert closed == ["closed", "left", "dropped", "caller's thread"]
+
+
+def test_a_feed_in_a_reference_cycle_ends_whoever_collects_it() -> None:
+    """Even its own loading thread, which cannot wait for itself."""
+    before = threading.active_count()
+    collected, may_collect = threading.Event(), threading.Event()
+
+    def loader() -> Iterator[int]:
+        yield 0
+        may_collect.wait(30)
+        gc.collect()
+        collected.set()
+        yield 1
+
+    holder: list[Any] = [feed(loader(), "cpu", 2)]
+    holder.append(holder)
+    next(holder[0])
+    gc.disable()
+    try:
+        del holder
+        may_collect.set()
+        assert collected.wait(30)
+    finally:
+        gc.enable()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ridgeline"):
+            thread.join(30)
     assert threading.active_count() == before
 
 
@@ -60,11 +153,119 @@ def test_it_runs_ahead_by_depth_and_no_further() -> None:
     batches = feed(loader(), "cpu", 3)
     next(batches)
     assert gate.wait(30)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert taken[-1] <= 3
 
 
-def test_a_negative_depth_is_refused() -> None:
+def test_any_nest_passes_with_other_leaves_as_they_are() -> None:
+    """Dicts, lists, tuples and named tuples keep their types; what is no tensor is the same object."""
+    other = object()
+    batch = {"a": [torch.arange(3), (other, None)], "b": Pair(torch.ones(2, 2).bool(), "text")}
+    for fixed in (False, True):
+        (got,) = feed([batch], "cpu", fixed_addresses=fixed)
+        assert got["a"][0].tolist() == [0, 1, 2]
+        assert got["a"][1] == (other, None)
+        assert isinstance(got["b"], Pair)
+        assert got["b"].x.all()
+        assert got["b"].y == "text"
+
+
+def test_on_the_cpu_batches_are_those_of_the_loader() -> None:
+    """Nothing is copied that need not be."""
+    loader = [torch.zeros(3), torch.ones(3)]
+    assert all(got is own for got, own in zip(feed(loader, "cpu"), loader, strict=True))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_fixed_addresses_are_at_most_depth(depth: int) -> None:
+    """Smaller batches are views of the same memory; strides are kept."""
+    sizes = [8, 8, 3, 8, 5, 8, 8, 1]
+    loader = [torch.full((n, 2, 3, 3), float(i)) for i, n in enumerate(sizes)]
+    loader[3] = loader[3].to(memory_format=torch.channels_last)
+    addresses, strides = set(), []
+    for index, batch in enumerate(feed(loader, "cpu", depth, fixed_addresses=True)):
+        assert torch.equal(batch, loader[index])
+        addresses.add(batch.data_ptr())
+        strides.append(batch.stride())
+    assert len(addresses) == depth
+    assert strides == [batch.stride() for batch in loader]
+
+
+def test_nothing_refers_to_a_batch_that_the_consumer_dropped() -> None:
+    """Neither in the loop nor after the end or an error."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def loader() -> Iterator[torch.Tensor]:
+        for _ in range(4):
+            batch = torch.zeros(3)
+            alive.append(weakref.ref(batch))
+            yield batch
+            del batch
+        raise ValueError("over")
+
+    gc.disable()
+    try:
+        batches = feed(loader(), "cpu", 1)
+        next(batches)
+        next(batches)  # by now the loader itself has gone on
+        assert alive[0]() is None
+        with pytest.raises(ValueError, match="over"):
+            list(batches)
+        del batches
+    finally:
+        gc.enable()
+    assert [ref() for ref in alive] == [None] * 4
+
+
+def test_a_worker_that_dies_is_told_as_torch_does() -> None:
+    """A RuntimeError instead of a hang."""
+    loader = DataLoader(
+        [torch.zeros(1)] * 4,  # type: ignore[arg-type]
+        num_workers=1,
+        worker_init_fn=os._exit,
+        multiprocessing_context="forkserver",
+    )
+    with (
+        pytest.raises(RuntimeError, match="exited unexpectedly"),
+        feed(loader, "cpu", 2) as batches,
+    ):
+        list(batches)
+
+
+def test_the_report_says_what_was_hidden_and_what_bounds() -> None:
+    """A loader that waits while the consumer computes is hidden; alone it is not."""
+    tick = threading.Event()
+
+    def loader() -> Iterator[int]:
+        for index in range(20):
+            tick.wait(0.01)
+            yield index
+
+    with feed(loader(), "cpu", 2) as batches:
+        for _ in batches:
+            tick.wait(0.03)
+        report = batches.report()
+    assert report.hidden is not None
+    assert report.hidden > 0.8
+    assert report.bound == "compute"
+    assert (report.batches, report.num_bytes, report.bytes_per_s) == (20, 0, None)
+    assert repr(report).startswith("feed on cpu: 20 batches, hid ")
+    batches = feed(loader(), "cpu", 2)
+    list(batches)
+    report = batches.report()
+    assert report.hidden is not None
+    assert report.hidden < 0.2
+    assert report.bound == "loader"
+    assert feed([], "cpu").report().hidden is None
+
+
+def test_what_cannot_be_fed_is_refused() -> None:
     """Checked at the call, before anything is loaded."""
-    with pytest.raises(PlanError, match="wanted depth >= 0, got -1 in feed"):
+    with pytest.raises(PlanError, match=r"wanted depth >= 0, got -1 in feed\(\.\.\.\); 2 serves"):
         feed([], "cpu", -1)
+    with pytest.raises(
+        PlanError, match="wanted depth >= 1 with fixed_addresses=True, got 0 in feed"
+    ):
+        feed([], "cpu", 0, fixed_addresses=True)
+    with pytest.raises(PlanError, match="wanted a CPU or CUDA device, got meta in feed"):
+        feed([], "meta")

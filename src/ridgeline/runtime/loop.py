@@ -7,7 +7,7 @@ none is left waiting.
 
 import contextlib
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.evaluate import evaluate
-from ridgeline.runtime.feed import feed
+from ridgeline.runtime.feeding import feed
 from ridgeline.runtime.journal import Journal
 from ridgeline.runtime.non_finite import explain
 from ridgeline.runtime.progress import Progress
@@ -154,13 +154,10 @@ class _Run:
         loader = self.sampler.epoch(journal.epoch, first_step=journal.step_in_epoch)
         self.reader.start(journal.step + 1)
         journal.restart_clock()
-        batches = feed(loader, self.world.device, depth=self.plan.feed.depth)
-        try:
+        # Closed in any case, so that an error leaves no loading thread behind.
+        with feed(loader, self.world.device, depth=self.plan.feed.depth) as batches:
             for batch in batches:
                 self._train_step(batch)
-        finally:
-            if isinstance(batches, Generator):
-                batches.close()  # now, so that an error leaves no loading thread behind
         self._read(self.reader.drain(wants_stop=self._wants_stop))
         self.box.frame("evaluate")
         metric = evaluate(

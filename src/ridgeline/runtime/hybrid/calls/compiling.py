@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.lifted_constants import lift_constants
 
 SETTINGS: dict[str, Any] = {
     "fallback_random": True,  # the compiler's own random numbers differ from those of the eager program
@@ -83,7 +84,7 @@ class TracedFunction:
                 f"wanted to trace the function as one graph, got {type(error).__name__}: "
                 f"{_first_line(error)}; its control flow must not depend on values of tensors"
             ) from error
-        self.state = tensors + _lift_constants(self.graph, len(tensors))
+        self.state = tensors + lift_constants(self.graph, len(tensors))
         self.example = [*self.state, *inputs]
 
     def _program(self, *flat: Tensor) -> tuple[Tensor, ...]:
@@ -164,29 +165,6 @@ def _single(run: Callable[[list[Tensor]], Any], state: list[Tensor]) -> Callable
         return run([*state, *inputs])[0]
 
     return call
-
-
-def _lift_constants(graph: GraphModule, position: int) -> list[Tensor]:
-    """Make inputs of the tensors that the trace found outside; the compiler would inline small ones."""
-    nodes = list(graph.graph.nodes)
-    placeholders = [node for node in nodes if node.op == "placeholder"]
-    anchor = placeholders[position] if position < len(placeholders) else None
-    lifted: list[Tensor] = []
-    for node in nodes:
-        if node.op != "get_attr":
-            continue
-        value = getattr(graph, node.target)
-        if not isinstance(value, Tensor):
-            continue
-        where = graph.graph.inserting_before(anchor or next(iter(graph.graph.nodes)))
-        with where:
-            new = graph.graph.placeholder(f"lifted_{len(lifted)}")
-        new.meta.update(node.meta)
-        node.replace_all_uses_with(new)
-        graph.graph.erase_node(node)
-        lifted.append(value.detach())
-    graph.recompile()
-    return lifted
 
 
 def _matrix_vector(

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, PackageError
 from ridgeline.plan import Execution
+from ridgeline.runtime.flat_program import FlatProgram, flatten_program
 from ridgeline.runtime.hybrid.packages.aot import compile_program
-from ridgeline.runtime.hybrid.packages.flat_program import FlatProgram, flatten_program
 from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
 from ridgeline.runtime.hybrid.packages.package import check_path, load_compiled, write_package
 from ridgeline.runtime.hybrid.packages.program_call import ProgramCall

@@ -18,7 +18,8 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, StateTensor
 from ridgeline.runtime.hybrid.steps.scalar_gathering import gather_scalars
-from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, lift_constants, trace_graph
+from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, trace_graph
+from ridgeline.runtime.lifted_constants import lift_constants
 from ridgeline.runtime.recorder import HostClock, Recorder
 
 

@@ -81,39 +81,6 @@ def _tracing() -> Iterator[None]:
         yield
 
 
-def lift_constants(graph: fx.GraphModule, position: int) -> list[Tensor]:
-    """Make inputs of the tensors that the user's code brought along (class weights, masks, ...).
-
-    So a change in place is seen by the program, and a package holds them. Returns these tensors.
-
-    Args:
-        graph: Changed: its `get_attr` nodes become inputs.
-        position: Number of the inputs that they follow.
-    """
-    nodes = [node for node in graph.graph.nodes if node.op == "get_attr"]
-    by_target: dict[str, fx.Node] = {}
-    constants: list[Tensor] = []
-    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    # Behind the state and before the batch; a batch without tensors cannot be.
-    anchor = placeholders[position]
-    for node in nodes:
-        target = str(node.target)
-        value = getattr(graph, target)
-        if not isinstance(value, Tensor):
-            continue
-        if target not in by_target:
-            with graph.graph.inserting_before(anchor):
-                by_target[target] = graph.graph.placeholder(f"constant_{len(constants)}")
-            by_target[target].meta = dict(node.meta)
-            constants.append(value.detach())
-        node.replace_all_uses_with(by_target[target])
-        graph.graph.erase_node(node)
-    for target in by_target:
-        delattr(graph, target)
-    graph.recompile()
-    return constants
-
-
 def _refusal(error: Exception) -> str:
     """What could not be traced, and where."""
     frames = traceback.extract_tb(error.__traceback__)

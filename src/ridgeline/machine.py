@@ -6,6 +6,7 @@ so `threads` is 0 there and `workers` counts the GPUs in use.
 """
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
@@ -134,11 +135,45 @@ class Collective(Value, frozen=True, kw_only=True):
     table: tuple[SizePoint, ...]
 
 
-class Link(Value, frozen=True, kw_only=True):
-    """Size table of copies between pinned host memory and one GPU; sizes ascending."""
+Direction = Literal["host_to_device", "device_to_host", "device_to_device"]
 
-    direction: Literal["host_to_device", "device_to_host"]
+
+class Link(Value, frozen=True, kw_only=True):
+    """Size table of copies over one link; sizes ascending.
+
+    A link leads from pinned host memory to a GPU, back, or from one GPU to another. `source` and `target`
+    are the indexes of the GPUs at its ends; the host has none, so there it is 0 and means nothing.
+    """
+
+    direction: Direction
+    source: int = 0
+    target: int = 0
     table: tuple[SizePoint, ...]
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Where it leads from and to: `cpu` or `cuda:0` and on."""
+        source = "cpu" if self.direction == "host_to_device" else f"cuda:{self.source}"
+        target = "cpu" if self.direction == "device_to_host" else f"cuda:{self.target}"
+        return source, target
+
+    def seconds(self, num_bytes: float) -> float:
+        """Seconds to copy `num_bytes`.
+
+        Straight lines between the measured sizes: latency and bandwidth of their own for each range. Below
+        the smallest size the latency is all there is; beyond the largest the last line goes on.
+        """
+        sizes = [point.num_bytes for point in self.table]
+        times = [point.seconds.value for point in self.table]
+        if num_bytes <= sizes[0]:
+            return times[0]
+        if len(sizes) == 1:
+            return times[0] * num_bytes / sizes[0]
+        right = min(bisect_left(sizes, num_bytes), len(sizes) - 1)
+        slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
+        if num_bytes > sizes[right] and slope <= 0.0:
+            slope = times[right] / sizes[right]  # noise must not make large copies free
+        return times[right] + slope * (num_bytes - sizes[right])
 
 
 class Overlap(Value, frozen=True, kw_only=True):
@@ -208,6 +243,36 @@ class Machine(Noun, frozen=True, kw_only=True):
             f"wanted the {family} ceiling for {dtype} at {setting}, got a profile that has only "
             f"{', '.join(known) or 'nothing'} ({self.fingerprint}); run `ridgeline measure`"
         )
+
+    def link(self, source: str, target: str) -> Link:
+        """The measured link from `source` to `target`: `cpu`, or `cuda:0` and on.
+
+        Raises:
+            MachineError: it was not measured; the message lists what was.
+        """
+        for entry in self.links:
+            if entry.ends == (source, target) and entry.table:
+                return entry
+        known = ", ".join(" -> ".join(entry.ends) for entry in self.links if entry.table)
+        raise MachineError(
+            f"wanted the link {source} -> {target}, got a profile that has only "
+            f"{known or 'no links'} ({self.fingerprint}); run `ridgeline measure` where both devices are"
+        )
+
+    def link_seconds(self, source: str, target: str, num_bytes: float) -> float:
+        """Seconds to copy `num_bytes` between two devices; 0 from a device to itself. See `Link.seconds`.
+
+        Args:
+            source: `cpu` (pinned memory), or `cuda:0` and on.
+            target: Alike.
+            num_bytes: Size of the copy.
+
+        Raises:
+            MachineError: this link was not measured.
+        """
+        if source == target:
+            return 0.0
+        return self.link(source, target).seconds(num_bytes)
 
     def __repr__(self) -> str:
         gpus = f", {self.num_gpus} GPU" if self.num_gpus else ""

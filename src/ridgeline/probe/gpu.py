@@ -1,4 +1,4 @@
-"""What only GPUs have: launch cost, CUDA graph replay, and the link to pinned host memory."""
+"""What only GPUs have: launch cost, CUDA graph replay, and a clock of their own."""
 
 import statistics
 import time
@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ridgeline.machine import Dispatch, Link, Quantity, SizePoint
-from ridgeline.probe.timing import sample
+from ridgeline.machine import Dispatch, Quantity
 
 LAUNCHES = 1000
 GRAPH_KERNELS = (64, 512)
@@ -20,28 +19,6 @@ def measure_launch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ...]
     return (
         Dispatch(device="cuda", phase="launch", seconds=_eager_launch(x, rounds)),
         *_graph_costs(x, rounds),
-    )
-
-
-def measure_links(device: torch.device, *, quick: bool) -> tuple[Link, ...]:
-    """Size tables of copies between pinned host memory and `device`, both directions."""
-    sizes = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
-    if not quick:
-        sizes = (*(1 << power for power in range(12, 29, 2)),)
-    pinned = torch.empty(sizes[-1], dtype=torch.uint8, pin_memory=True)
-    on_device = torch.empty(sizes[-1], dtype=torch.uint8, device=device)
-    tables: dict[str, list[SizePoint]] = {"host_to_device": [], "device_to_host": []}
-    for size in sizes:
-        here, there = pinned[:size], on_device[:size]
-        for direction, call in (
-            ("host_to_device", _copy(there, here)),
-            ("device_to_host", _copy(here, there)),
-        ):
-            seconds = Quantity.measured(sample(call, seconds=0.04), "s")
-            tables[direction].append(SizePoint(num_bytes=size, seconds=seconds))
-    return (
-        Link(direction="host_to_device", table=tuple(tables["host_to_device"])),
-        Link(direction="device_to_host", table=tuple(tables["device_to_host"])),
     )
 
 
@@ -115,10 +92,6 @@ class Ruler:
         torch.cuda.synchronize(self._device)
         self.restart()
         return [self.seconds(begin, end) for begin, end in marks]
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
-    return lambda: target.copy_(source, non_blocking=True)
 
 
 def _eager_launch(x: torch.Tensor, rounds: int) -> Quantity:

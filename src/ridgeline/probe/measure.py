@@ -14,6 +14,7 @@ from ridgeline.errors import FileFormatError, MachineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.probe import fingerprint as identity
 from ridgeline.probe.group import run_in_group
+from ridgeline.probe.links import every_link
 from ridgeline.probe.survey import Findings, Request, measure_here
 from ridgeline.workload import Workload
 
@@ -115,7 +116,7 @@ def requests(
             ),
             timings=tuple(s for s in rated if workload and _has_untimed(machine, s, workload)),
             dispatch=bool(mine) and not has_dispatch,
-            links=device == "cuda" and not machine.links,
+            links=device == "cuda" and bool(mine) and _has_unmeasured_link(machine),
         )
         if request.timings:
             request = msgspec.structs.replace(request, workload=workload)
@@ -126,6 +127,7 @@ def requests(
 
 def merge(machine: Machine, findings: Findings) -> Machine:
     """The machine with the findings added; what was measured again replaces the old."""
+    links = {link.ends: link for link in (*machine.links, *findings.links)}
     fresh = {(entry.setting, entry.key) for entry in findings.timings}
     timings = [e for e in machine.timings if (e.setting, e.key) not in fresh]
     return msgspec.structs.replace(
@@ -133,7 +135,7 @@ def merge(machine: Machine, findings: Findings) -> Machine:
         ceilings=machine.ceilings + findings.ceilings,
         dispatch=machine.dispatch + findings.dispatch,
         collectives=machine.collectives + findings.collectives,
-        links=machine.links + findings.links,
+        links=tuple(links.values()),
         overlaps=machine.overlaps + findings.overlaps,
         timings=(*timings, *findings.timings)[-MOST_TIMINGS:],
         warnings=tuple(dict.fromkeys((*machine.warnings, *findings.warnings))),
@@ -142,6 +144,12 @@ def merge(machine: Machine, findings: Findings) -> Machine:
 
 def _without(wanted: Sequence[Setting], known: Sequence[Setting]) -> tuple[Setting, ...]:
     return tuple(setting for setting in wanted if setting not in known)
+
+
+def _has_unmeasured_link(machine: Machine) -> bool:
+    """Whether a link between the host and the GPUs, or between two of them, is not in the profile."""
+    known = {(link.direction, link.source, link.target) for link in machine.links if link.table}
+    return any(name not in known for name in every_link(max(1, machine.num_gpus)))
 
 
 def _has_untimed(machine: Machine, setting: Setting, workload: Workload) -> bool:

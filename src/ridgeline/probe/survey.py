@@ -22,7 +22,8 @@ from ridgeline.machine import (
 from ridgeline.probe.ceilings import measure_ceilings
 from ridgeline.probe.collectives import measure_collectives
 from ridgeline.probe.dispatch import measure_dispatch
-from ridgeline.probe.gpu import measure_launch, measure_links
+from ridgeline.probe.gpu import measure_launch
+from ridgeline.probe.links import measure_links
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.overlap import measure_overlap
 from ridgeline.probe.peers import Peers
@@ -42,8 +43,10 @@ class Request(Value, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """Every setting that something is measured at, fewest workers first."""
+        """Every setting that something is measured at, fewest workers first; links take one worker."""
         every = dict.fromkeys((*self.ceilings, *self.collectives, *self.timings))
+        if not every and self.links:
+            return (Setting(device="cuda"),)
         return tuple(sorted(every, key=lambda s: (s.workers, s.threads)))
 
 
@@ -83,7 +86,7 @@ def measure_here(request: Request) -> Findings:
     threads = torch.get_num_threads()
     findings = Findings()
     device = _device(request)
-    if request.dispatch and rank == 0:
+    if (request.dispatch or request.links) and rank == 0:
         torch.set_num_threads(1)
         findings += _alone(request, device)
     try:
@@ -112,11 +115,12 @@ def _device(request: Request) -> torch.device:
 
 def _alone(request: Request, device: torch.device) -> Findings:
     """What does not depend on how many workers there are."""
-    dispatch = measure_dispatch(device, quick=request.quick)
-    links: tuple[Link, ...] = ()
-    if device.type == "cuda":
-        dispatch += measure_launch(device, quick=request.quick)
-        links = measure_links(device, quick=request.quick) if request.links else ()
+    dispatch: tuple[Dispatch, ...] = ()
+    if request.dispatch:
+        dispatch = measure_dispatch(device, quick=request.quick)
+        if device.type == "cuda":
+            dispatch += measure_launch(device, quick=request.quick)
+    links = measure_links(quick=request.quick) if request.links else ()
     return Findings(dispatch=dispatch, links=links)
 
 

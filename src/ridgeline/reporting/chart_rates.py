@@ -6,6 +6,7 @@ from typing import Any
 from ridgeline import units
 from ridgeline.machine import Machine, Setting
 from ridgeline.reporting.figure import Figure, axis, layout, line
+from ridgeline.reporting.links import links_by_kind
 
 _SERIES = ("@forward", "@communication", "@normalization", "@attention", "@wait", "@memory-copy")
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -24,13 +25,10 @@ def collectives_figure(machine: Machine) -> Figure:
 
 
 def links_figure(machine: Machine) -> Figure:
-    """Bytes per second between host and device by message size."""
+    """Bytes per second between host and GPU, and between GPUs, by copy size."""
     curves = {
-        entry.direction.replace("_", " "): [
-            (point.num_bytes, point.num_bytes / point.seconds.value, point.seconds.value)
-            for point in entry.table
-        ]
-        for entry in machine.links
+        kind: [(size, size / seconds, seconds) for size, seconds in table.items()]
+        for kind, table in links_by_kind(machine).items()
     }
     return _rates(curves, "copy size", "B", "bytes/s")
 

@@ -190,7 +190,7 @@ def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
         add(
             "links",
             "Copies by size",
-            "Between pinned host memory and one GPU.",
+            "Between pinned host memory and a GPU, and between two GPUs.",
             links_figure(machine),
         )
     if setting is not None:

@@ -19,6 +19,7 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Choice, Plan
 from ridgeline.planner import Ranking
 from ridgeline.reporting.labels import plan_label, quantities_of
+from ridgeline.reporting.links import link_rates, links_by_kind
 from ridgeline.reporting.operators import (
     FIGURES,
     OpGroup,
@@ -228,15 +229,29 @@ def _size_tables(machine: Machine) -> list[RenderableType]:
     for entry in machine.collectives:
         name = f"{entry.operation}\n{entry.backend}, {_workers(entry.setting)}"
         columns[name] = {p.num_bytes: units.seconds(p.seconds.value) for p in entry.table}
-    for link in machine.links:
-        name = link.direction.replace("_", " ")
-        columns[name] = {p.num_bytes: units.seconds(p.seconds.value) for p in link.table}
+    for kind, seconds in links_by_kind(machine).items():
+        name = kind.replace(", ", "\n")
+        columns[name] = {size: units.seconds(time) for size, time in seconds.items()}
     if not columns:
         return []
     rows = table(("Size", *columns), right=range(len(columns) + 1))
     for size in sorted({size for column in columns.values() for size in column}):
         rows.add_row(units.num_bytes(size), *(column.get(size, "") for column in columns.values()))
-    return [title("Transfers", "median seconds by size"), rows]
+    return [title("Transfers", "median seconds by size"), rows, *_link_matrix(machine)]
+
+
+def _link_matrix(machine: Machine) -> list[RenderableType]:
+    """Rates from each device (row) to each other one (column); nothing where there is only one GPU."""
+    rates = link_rates(machine)
+    names = sorted({name for ends in rates for name in ends})
+    if len(names) < 3:
+        return []
+    rows = table(("From", *(f"to {name}" for name in names)), right=range(1, len(names) + 1))
+    for source in names:
+        cells = [rates.get((source, target)) for target in names]
+        texts = ["" if rate is None else units.quantity(rate, "B/s") for rate in cells]
+        rows.add_row(source, *texts)
+    return [title("Links", "bytes per second at the largest size"), rows]
 
 
 def _workers(setting: Setting) -> str:

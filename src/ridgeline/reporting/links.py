@@ -1,0 +1,26 @@
+"""The links of a machine in few words: one curve a kind, and one rate for each pair of devices."""
+
+from ridgeline.machine import Machine
+
+
+def links_by_kind(machine: Machine) -> dict[str, dict[int, float]]:
+    """Kind of link to seconds by size; where there are several of a kind, those of the slowest."""
+    grouped: dict[str, list[dict[int, float]]] = {}
+    for link in machine.links:
+        table = {point.num_bytes: point.seconds.value for point in link.table}
+        grouped.setdefault(link.direction.replace("_", " "), []).append(table)
+    found: dict[str, dict[int, float]] = {}
+    for kind, tables in grouped.items():
+        name = kind if len(tables) == 1 else f"{kind}, slowest of {len(tables)}"
+        sizes = sorted({size for table in tables for size in table})
+        found[name] = {s: max(table[s] for table in tables if s in table) for s in sizes}
+    return found
+
+
+def link_rates(machine: Machine) -> dict[tuple[str, str], float]:
+    """(source, target) to bytes per second at the largest size measured."""
+    return {
+        link.ends: link.table[-1].num_bytes / link.table[-1].seconds.value
+        for link in machine.links
+        if link.table
+    }

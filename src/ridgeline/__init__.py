@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from ridgeline.probe.measure import measure as measure
     from ridgeline.probe.timing import benchmark as benchmark
     from ridgeline.reporting.report import report as report
+    from ridgeline.runtime.autoparallel.parallelize import Parallel as Parallel
+    from ridgeline.runtime.autoparallel.parallelize import parallelize as parallelize
     from ridgeline.runtime.engine import Engine as Engine
-    from ridgeline.runtime.feed import feed as feed
+    from ridgeline.runtime.feeding import feed as feed
+    from ridgeline.runtime.feeding import to_host as to_host
     from ridgeline.runtime.hybrid.hybridize import Hybrid as Hybrid
     from ridgeline.runtime.hybrid.hybridize import hybridize as hybridize
     from ridgeline.runtime.hybrid.load import load as load
@@ -41,6 +44,7 @@ _HOMES = {
     "Hybrid": "ridgeline.runtime.hybrid.hybridize",
     "Layout": "ridgeline.plan",
     "Machine": "ridgeline.machine",
+    "Parallel": "ridgeline.runtime.autoparallel.parallelize",
     "Plan": "ridgeline.plan",
     "Ranking": "ridgeline.planner",
     "Sync": "ridgeline.plan",
@@ -51,14 +55,16 @@ _HOMES = {
     "Workload": "ridgeline.workload",
     "benchmark": "ridgeline.probe.timing",
     "choose": "ridgeline.planner",
-    "feed": "ridgeline.runtime.feed",
+    "feed": "ridgeline.runtime.feeding",
     "hybridize": "ridgeline.runtime.hybrid.hybridize",
     "laws": "ridgeline.laws",
     "load": "ridgeline.runtime.hybrid.load",
     "measure": "ridgeline.probe.measure",
+    "parallelize": "ridgeline.runtime.autoparallel.parallelize",
     "report": "ridgeline.reporting.report",
     "simulate": "ridgeline.simulator.step",
     "tasks": "ridgeline.tasks",
+    "to_host": "ridgeline.runtime.feeding",
     "trace": "ridgeline.tracing.capture",
     "verify": "ridgeline.verdict",
 }

@@ -66,6 +66,10 @@ class EngineError(RidgelineError):
     """The engine was used wrongly, or was closed while tasks were still wanted."""
 
 
+class ScheduleError(RidgelineError, ValueError):
+    """A schedule would let a node run before one that it waits for, or describes another graph."""
+
+
 class LaunchError(RidgelineError):
     """A worker process died; the message names the rank, the signal or error, and its last span."""
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import BatchError, EquivalenceError, PlanError
 from ridgeline.plan import Plan
-from ridgeline.runtime.feed import feed
+from ridgeline.runtime.feeding import feed
 from ridgeline.runtime.graph import EAGER_STEPS
 from ridgeline.runtime.step import TrainStep
 

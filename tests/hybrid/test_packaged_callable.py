@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ridgeline import codec
 from ridgeline.errors import BatchError, CaptureError, PackageError
+from ridgeline.runtime.flat_program import flatten_program
 from ridgeline.runtime.hybrid.load import LoadedCallable, load
 from ridgeline.runtime.hybrid.packages.aot import compile_program
 from ridgeline.runtime.hybrid.packages.callables import PackagedCallable, package_callable
-from ridgeline.runtime.hybrid.packages.flat_program import flatten_program
 
 CPU = torch.device("cpu")
 

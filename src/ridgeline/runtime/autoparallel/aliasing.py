@@ -1,0 +1,121 @@
+"""What an operator of a traced graph does to memory: reads, writes in place, makes, or only views it.
+
+Tensors that share memory are one variable here, by the storage of the tensors without data that the trace
+left in the graph; state is one variable by its real storage. Views count as accesses of the whole storage:
+two halves of a buffer that are written by two operators are kept in order, which costs concurrency only.
+"""
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+Memory = int
+"""A storage, by a number of its own."""
+
+_HIDDEN_WRITES: dict[str, tuple[int, ...]] = {
+    "aten.native_batch_norm.default": (3, 4),
+    "aten.cudnn_batch_norm.default": (3, 4),
+    "aten.miopen_batch_norm.default": (3, 4),
+}
+"""Operators that write running statistics although their schema does not say so: positions of those
+arguments. They do so only while training, at position 5."""
+
+
+class Accesses:
+    """The memory behind every value of a graph.
+
+    Args:
+        graph: A graph traced with tensors without data.
+        real: Placeholder or attribute to the real tensor that it stands for, where that is fixed.
+    """
+
+    def __init__(self, graph: fx.Graph, real: Mapping[fx.Node, Tensor]) -> None:
+        self._storages: dict[Any, Memory] = {}
+        self._kept: list[Any] = []  # storages whose address must not be given to another one
+        self._of: dict[fx.Node, frozenset[Memory]] = {}
+        for node in graph.nodes:
+            memories = {self._number(value) for value in _tensors(node.meta.get("val"))}
+            if node in real:
+                memory = self._number(real[node])
+                for value in _tensors(node.meta.get("val")):
+                    self._storages[value.untyped_storage()._cdata] = memory  # noqa: SLF001
+                memories = {memory}
+            self._of[node] = frozenset(memories)
+
+    def of(self, node: fx.Node) -> frozenset[Memory]:
+        """The memory of a value: one storage for a tensor, several for a list of tensors."""
+        return self._of[node]
+
+    def written(self, node: fx.Node) -> frozenset[Memory]:
+        """The memory of arguments that an operator writes in place."""
+        return frozenset().union(*(self._of[argument] for argument in _written_arguments(node)))
+
+    def read(self, node: fx.Node) -> frozenset[Memory]:
+        """The memory of all arguments; what is written in place counts as read, too."""
+        return frozenset().union(*(self._of[argument] for argument in node.all_input_nodes))
+
+    def is_view(self, node: fx.Node) -> bool:
+        """Whether it computes nothing: it takes an item, or looks at an argument's memory in another way."""
+        if node.op != "call_function":
+            return False
+        if node.target is operator.getitem:
+            return True
+        if writes(node) or not self._of[node]:
+            return False
+        return self._of[node] <= self.read(node)
+
+    def _number(self, tensor: Tensor) -> Memory:
+        storage = tensor.untyped_storage()
+        self._kept.append(storage)
+        return self._storages.setdefault(storage._cdata, len(self._storages))  # noqa: SLF001
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether an operator writes into one of its arguments."""
+    return bool(_written_arguments(node))
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers, so that its place among the others that do matters."""
+    return (
+        isinstance(node.target, OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+def must_stay(node: fx.Node) -> bool:
+    """Whether a node does something although nobody uses its value."""
+    return node.is_impure() or writes(node) or is_random(node)
+
+
+def num_bytes(node: fx.Node) -> int:
+    """Size of a value: of its elements, not of the storage behind a view."""
+    return sum(value.numel() * value.element_size() for value in _tensors(node.meta.get("val")))
+
+
+def _written_arguments(node: fx.Node) -> list[fx.Node]:
+    if not isinstance(node.target, OpOverload):
+        return []
+    found: list[fx.Node] = []
+    for index, argument in enumerate(node.target._schema.arguments):  # noqa: SLF001
+        info = argument.alias_info
+        if info is not None and info.is_write:
+            given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            found += _nodes(given)
+    hidden = _HIDDEN_WRITES.get(str(node.target))
+    if hidden is not None and node.args[5]:
+        found += _nodes([node.args[index] for index in hidden])
+    return found
+
+
+def _nodes(argument: Any) -> Iterator[fx.Node]:
+    return (leaf for leaf in pytree.tree_leaves(argument) if isinstance(leaf, fx.Node))
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

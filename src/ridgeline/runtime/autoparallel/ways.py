@@ -1,0 +1,277 @@
+"""The ways to run a program on what it was given: threads, streams, or several devices."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ridgeline.errors import PlanError
+from ridgeline.machine import Machine
+from ridgeline.runtime.autoparallel.bounds import Bounds, find_bounds
+from ridgeline.runtime.autoparallel.costs import measure_costs
+from ridgeline.runtime.autoparallel.devices import DeviceProgram
+from ridgeline.runtime.autoparallel.gradients import Differentiable, Halves
+from ridgeline.runtime.autoparallel.links import LinkSeconds, link_seconds
+from ridgeline.runtime.autoparallel.list_schedule import list_schedule
+from ridgeline.runtime.autoparallel.makespan import NodeCost, run_schedule
+from ridgeline.runtime.autoparallel.placement import place
+from ridgeline.runtime.autoparallel.program import Program
+from ridgeline.runtime.autoparallel.schedule import Schedule, serial_schedule
+from ridgeline.runtime.autoparallel.selection import SERIAL, candidates
+from ridgeline.runtime.autoparallel.streams import StreamProgram
+from ridgeline.runtime.autoparallel.threads import ThreadProgram, measure_sync_s
+from ridgeline.runtime.hybrid.calls.state import preserved
+
+MOST_THREADS = 4
+"""Lanes on the CPU by default: Python's global lock lets few threads issue small operators at once."""
+STREAMS = 8
+"""Lanes on a GPU by default."""
+STREAM_SYNC_S = 2e-6
+"""What waiting for an event of another stream costs on the device. It only steers which lanes are merged; the
+choice is by measurement. Source: order of magnitude of a dependency between two kernels of a CUDA graph."""
+
+
+class Way(NamedTuple):
+    """One way to run a program.
+
+    Attributes:
+        name: `serial`, or how it is parallel.
+        schedule: Who runs where.
+        predicted_s: Seconds of a call on the virtual clock.
+        make: Makes the callable, which has the arguments of the function.
+    """
+
+    name: str
+    schedule: Schedule
+    predicted_s: float
+    make: Callable[[], Callable[..., Any]]
+
+
+class Offer(NamedTuple):
+    """What can be done with a program: the ways, the one on one lane first, and what none can beat."""
+
+    ways: tuple[Way, ...]
+    bounds: Bounds
+    device: str
+    operations: int
+    edges: int
+
+
+def offer(
+    program: Program,
+    args: tuple[Any, ...],
+    *,
+    devices: Sequence[torch.device],
+    lanes: int | None,
+    machine: Machine | None,
+    capture: bool,
+) -> Offer:
+    """The ways for a program on these devices.
+
+    Raises:
+        PlanError: a device is neither a CPU nor a CUDA device, or lanes are below 1.
+        MachineError: the machine has no figures for a link between the devices.
+
+    Cost: Measures every distinct operation: milliseconds each.
+    """
+    if lanes is not None and lanes < 1:
+        raise PlanError(f"wanted at least 1 lane, got lanes={lanes} for parallelize; raise it")
+    kinds = sorted({device.type for device in devices})
+    if not set(kinds) <= {"cpu", "cuda"}:
+        raise PlanError(
+            f"wanted tensors on the CPU or on CUDA devices, got {', '.join(kinds)} for parallelize; move "
+            "them with .to(device) first"
+        )
+    costs = measure_costs(program, args)
+    if len(devices) > 1:
+        return _on_devices(program, costs, list(devices), machine)
+    if kinds == ["cuda"]:
+        return _on_streams(program, costs, args, lanes or STREAMS, capture, devices[0])
+    return _on_threads(program, costs, lanes or min(len(os.sched_getaffinity(0)), MOST_THREADS))
+
+
+def offer_halves(
+    halves: Halves,
+    args: tuple[Any, ...],
+    offer_for: Callable[[Program, tuple[Any, ...]], Offer],
+) -> Offer:
+    """The ways for forward and backward together: of the same name where both have it, else serially.
+
+    Cost: One call of the forward program, besides what `offer` costs for each.
+    """
+    forward = offer_for(halves.forward, args)
+    with preserved(list(halves.forward.state.values())):
+        plain = pytree.tree_map_only(torch.Tensor, torch.detach, args)
+        results, saved = halves.forward.run(*plain)
+    ones = [torch.ones_like(results[index]) for index in halves.roots]
+    backward = offer_for(halves.backward, (*saved, *ones))
+    first = {way.name: way for way in forward.ways}
+    second = {way.name: way for way in backward.ways}
+
+    def way(name: str) -> Way:
+        one, two = first.get(name, first[SERIAL]), second.get(name, second[SERIAL])
+        return Way(
+            name,
+            one.schedule if one.name == name else two.schedule,
+            one.predicted_s + two.predicted_s,
+            lambda: Differentiable(halves, one.make(), two.make()),
+        )
+
+    bounds = Bounds(
+        critical_path_s=forward.bounds.critical_path_s + backward.bounds.critical_path_s,
+        work_s=forward.bounds.work_s + backward.bounds.work_s,
+        link_s=forward.bounds.link_s + backward.bounds.link_s,
+    )
+    return Offer(
+        tuple(way(name) for name in dict.fromkeys((*first, *second))),
+        bounds,
+        forward.device,
+        forward.operations + backward.operations,
+        forward.edges + backward.edges,
+    )
+
+
+def _on_threads(program: Program, costs: Sequence[NodeCost], lanes: int) -> Offer:
+    # Lanes do not share what they compute with, as streams of one device do.
+    costs = [cost._replace(fill=1.0 / lanes) for cost in costs]
+    sync_s = measure_sync_s() if lanes > 1 else 0.0
+    found = candidates(program, costs, lanes, sync_s=sync_s)
+    seconds = [cost.seconds for cost in costs]
+    for count in dict.fromkeys((2, lanes)) if lanes > 1 else ():
+        listed = list_schedule(program.dag, seconds, count, sync_s=sync_s)
+        if listed.num_lanes > 1 and listed not in found.values():
+            found[f"list, {listed.num_lanes} lanes"] = listed
+    threads = torch.get_num_threads()
+
+    def way(name: str, schedule: Schedule) -> Way:
+        predicted = run_schedule(costs, schedule, sync_s=sync_s).makespan
+        if schedule.num_lanes == 1:
+            return Way(name, schedule, predicted, lambda: program.run)
+        own = max(1, threads // schedule.num_lanes)
+        return Way(name, schedule, predicted, lambda: ThreadProgram(program, schedule, threads=own))
+
+    ways = tuple(way(name, schedule) for name, schedule in found.items())
+    return Offer(ways, find_bounds(program.dag, costs), "cpu", *_size(program))
+
+
+def _on_streams(
+    program: Program,
+    costs: Sequence[NodeCost],
+    args: tuple[Any, ...],
+    lanes: int,
+    capture: bool,
+    device: torch.device,
+) -> Offer:
+    def way(name: str, schedule: Schedule) -> Way:
+        predicted = run_schedule(costs, schedule, sync_s=STREAM_SYNC_S).makespan
+        if capture:
+            return Way(name, schedule, predicted, lambda: CapturedProgram(program, schedule, args))
+        return Way(name, schedule, predicted, lambda: StreamProgram(program, schedule))
+
+    found = candidates(program, costs, lanes, sync_s=STREAM_SYNC_S)
+    ways = tuple(way(name, schedule) for name, schedule in found.items())
+    return Offer(ways, find_bounds(program.dag, costs), str(device), *_size(program))
+
+
+def _on_devices(
+    program: Program,
+    costs: Sequence[NodeCost],
+    devices: list[torch.device],
+    machine: Machine | None,
+) -> Offer:
+    """As it is placed, one operation after the other and side by side; and as HEFT places it."""
+    homes = [devices.index(operation.device) for operation in program.operations]
+    links = link_seconds(devices, machine)
+    seconds = [cost.seconds for cost in costs]
+    fixed = dict(enumerate(homes))
+    table = [list(seconds) for _ in devices]
+    as_placed = place(program.dag, table, program.edge_bytes, links, fixed)
+    chosen = place(program.dag, table, program.edge_bytes, links, _pinned(program, devices))
+    placements = {"as placed": as_placed}
+    if chosen.device_of != as_placed.device_of:
+        placements["HEFT"] = chosen
+    serial = serial_schedule(program.dag)
+    ways = [
+        Way(SERIAL, serial, _serial_seconds(program, seconds, links, homes), lambda: program.run)
+    ]
+    for name, placement in placements.items():
+        made = DeviceProgram(program, placement, devices)
+        ways.append(Way(name, made.schedule, placement.makespan, _constant(made)))
+    best = min(placements.values(), key=lambda placement: placement.makespan)
+    bounds = find_bounds(program.dag, costs, num_devices=len(devices), transfers=best.transfers)
+    return Offer(tuple(ways), bounds, ", ".join(map(str, devices)), *_size(program))
+
+
+def _size(program: Program) -> tuple[int, int]:
+    return len(program.operations), len(program.dag.edges)
+
+
+def _pinned(program: Program, devices: Sequence[torch.device]) -> dict[int, int]:
+    """Where operations must be: updates in place, what makes results, and what is on the CPU or copies there.
+
+    The rest may move between GPUs, which are taken to be alike.
+    """
+    made = {slot: index for index, op in enumerate(program.operations) for slot in op.makes}
+    pinned = {made[slot] for slot in program.outputs if slot in made} | set(program.in_place)
+    sources = [*program.state.values(), *program.inputs]
+    device_of = {slot: value.device for slot, value in zip(program.sources, sources, strict=True)}
+    for index, operation in enumerate(program.operations):
+        places = {operation.device}
+        places |= {device_of[slot] for slot in operation.reads if slot in device_of}
+        places |= {
+            program.operations[made[slot]].device for slot in operation.reads if slot in made
+        }
+        if len(places) > 1 or operation.device.type == "cpu":
+            pinned.add(index)
+    return {index: devices.index(program.operations[index].device) for index in sorted(pinned)}
+
+
+def _serial_seconds(
+    program: Program, seconds: Sequence[float], links: LinkSeconds, homes: Sequence[int]
+) -> float:
+    """Everything one after the other, copies too."""
+    copies = sum(
+        links(homes[u], homes[v], size)
+        for (u, v), size in program.edge_bytes.items()
+        if homes[u] != homes[v] and size
+    )
+    return sum(seconds) + copies
+
+
+def _constant(value: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    return lambda: value
+
+
+class CapturedProgram:
+    """A scheduled program as one CUDA graph; gradients that the function sets are set after each replay.
+
+    Args:
+        program: All of it on one CUDA device.
+        schedule: Made for the program's dag.
+        args: Example arguments.
+
+    Raises:
+        CaptureError: an operator cannot be captured.
+
+    Cost: A few calls and a capture, after which state is as it was; waits for the device.
+    """
+
+    def __init__(self, program: Program, schedule: Schedule, args: tuple[Any, ...]) -> None:
+        self._program = program
+        streams = StreamProgram(program.returning_grads() if program.grads else program, schedule)
+        with preserved(list(program.state.values())):
+            self._graph = streams.capture(args)
+
+    def __call__(self, *args: Any) -> Any:
+        """The result for these arguments."""
+        if not self._program.grads:
+            return self._graph(*args)
+        result, grads = self._graph(*args)
+        self._program.set_grads(grads)
+        return result
+
+    def close(self) -> None:
+        """Give up the graph. Waits for the device."""
+        self._graph.close()

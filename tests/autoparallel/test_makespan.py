@@ -1,0 +1,192 @@
+"""The clock of schedules, the lower bounds, and merging of lanes by what the clock says."""
+
+import itertools
+
+import pytest
+from dag_strategies import dags
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.errors import ScheduleError
+from ridgeline.runtime.autoparallel.bounds import Bounds, find_bounds
+from ridgeline.runtime.autoparallel.chains import Assignment, assign_chains, share_lanes
+from ridgeline.runtime.autoparallel.dag import Dag
+from ridgeline.runtime.autoparallel.makespan import NodeCost, predict, run_schedule
+from ridgeline.runtime.autoparallel.merging import merge_lanes
+from ridgeline.runtime.autoparallel.placement import Transfer
+from ridgeline.runtime.autoparallel.schedule import schedule_of, serial_schedule
+from ridgeline.runtime.autoparallel.validity import check_schedule
+
+PAIR = Dag(2, ())
+SIDE_BY_SIDE = schedule_of(PAIR, Assignment((0, 1), 2, ()))
+DIAMOND = Dag.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+TWO_LANES = schedule_of(DIAMOND, Assignment((0, 0, 1, 0), 2, ((0, 2), (2, 3))))
+
+costs_of = st.builds(
+    NodeCost,
+    st.floats(1e-6, 1.0, allow_nan=False),
+    st.floats(0.05, 1.0, allow_nan=False),
+)
+
+
+def test_small_nodes_run_side_by_side_for_nothing() -> None:
+    """As long as they fill the device less than once they do not notice each other."""
+    times = run_schedule([NodeCost(3.0, 0.5), NodeCost(2.0, 0.5)], SIDE_BY_SIDE)
+    assert times.ends == (3.0, 2.0)
+
+
+def test_nodes_that_fill_the_device_share_it() -> None:
+    """Both slow down until the shorter one ends; the rest of the longer one runs at full speed."""
+    times = run_schedule([NodeCost(3.0), NodeCost(1.0)], SIDE_BY_SIDE)
+    assert times.ends == (4.0, 2.0)
+
+
+def test_lanes_of_different_devices_do_not_share() -> None:
+    """Full nodes on devices of their own run at full speed."""
+    times = run_schedule([NodeCost(3.0), NodeCost(1.0)], SIDE_BY_SIDE, devices=(0, 1))
+    assert times.ends == (3.0, 1.0)
+
+
+def test_a_sync_costs_time_and_a_lane_does_not() -> None:
+    """A diamond of unit nodes: two syncs on the way through the second lane."""
+    costs = [NodeCost(1.0, 0.5)] * 4
+    times = run_schedule(costs, TWO_LANES, sync_s=0.25)
+    assert times.starts == (0.0, 1.0, 1.25, 2.5)
+    assert times.makespan == 3.5
+
+
+def test_the_host_issues_one_node_after_the_other() -> None:
+    """A node starts no earlier than it was launched."""
+    times = run_schedule([NodeCost(0.5, 0.1)] * 2, SIDE_BY_SIDE, launch_s=1.0)
+    assert times.starts == (1.0, 2.0)
+
+
+def test_nodes_that_start_later_slow_down_those_that_run() -> None:
+    """Three full nodes issued one second apart share by what is left of each; no work is lost."""
+    apart = schedule_of(Dag(3, ()), Assignment((0, 1, 2), 3, ()))
+    times = run_schedule([NodeCost(3.0), NodeCost(3.0), NodeCost(1.0)], apart, launch_s=1.0)
+    assert times.ends == pytest.approx((7.0, 8.0, 6.0))
+
+
+def test_a_prediction_is_a_timeline_with_a_row_for_each_lane() -> None:
+    """Spans carry the names given, the lane's index, and times in nanoseconds."""
+    timeline = predict(DIAMOND, [NodeCost(1e-6, 0.5)] * 4, TWO_LANES, names=list("abcd"))
+    assert [(s.name, s.lane, s.index, s.start_ns, s.end_ns) for s in timeline.spans] == [
+        ("a", "compute", 0, 0, 1000),
+        ("b", "compute", 0, 1000, 2000),
+        ("c", "compute", 1, 1000, 2000),
+        ("d", "compute", 0, 2000, 3000),
+    ]
+    assert (timeline.origin, timeline.step_ns) == ("predicted", 3000)
+
+
+def test_a_prediction_refuses_a_schedule_that_is_not_valid() -> None:
+    """No time is told for a program that would be wrong."""
+    with pytest.raises(ScheduleError, match="nothing orders"):
+        predict(DIAMOND, [NodeCost(1.0)] * 4, schedule_of(DIAMOND, Assignment((0, 0, 1, 0), 2, ())))
+
+
+def test_costs_of_another_graph_are_refused() -> None:
+    """There must be one for each node."""
+    with pytest.raises(ScheduleError) as error:
+        run_schedule([NodeCost(1.0)], SIDE_BY_SIDE)
+    assert str(error.value) == (
+        "wanted one cost for each of 2 nodes, got 1 costs; measure the program that was scheduled"
+    )
+
+
+@given(dags(15), st.data())
+def test_no_schedule_beats_the_bounds_and_order_is_kept(dag: Dag, data: st.DataObject) -> None:
+    """Shared lanes: every node after its parents, lanes one at a time, and no less than the limit."""
+    costs = [data.draw(costs_of) for _ in range(dag.num_nodes)]
+    sync_s = data.draw(st.sampled_from((0.0, 1e-3)))
+    schedule = schedule_of(dag, share_lanes(dag, assign_chains(dag)))
+    times = run_schedule(costs, schedule, sync_s=sync_s)
+    for u, v in dag.edges:
+        assert times.starts[v] >= times.ends[u]
+    for u, v in schedule.syncs:
+        assert times.starts[v] >= times.ends[u] + sync_s
+    for nodes in schedule.nodes_by_lane():
+        for before, node in itertools.pairwise(nodes):
+            assert times.starts[node] >= times.ends[before]
+    assert times.makespan >= find_bounds(dag, costs).limit_s * (1 - 1e-9)
+    serial_s = sum(cost.seconds for cost in costs)
+    serial = run_schedule(costs, serial_schedule(dag), sync_s=sync_s)
+    assert serial.makespan == pytest.approx(serial_s)
+
+
+@given(dags(15), st.data())
+def test_full_nodes_gain_nothing_from_lanes(dag: Dag, data: st.DataObject) -> None:
+    """Where every node fills the device, any schedule without syncs that cost is as long as the work."""
+    costs = [NodeCost(data.draw(costs_of).seconds) for _ in range(dag.num_nodes)]
+    times = run_schedule(costs, schedule_of(dag, assign_chains(dag)))
+    assert times.makespan == pytest.approx(sum(cost.seconds for cost in costs))
+
+
+def test_bounds_name_the_one_that_binds() -> None:
+    """The longest chain, the work over the devices with what it fills, and the busiest link."""
+    costs = [NodeCost(1.0, 0.5), NodeCost(2.0, 0.5), NodeCost(4.0, 0.5), NodeCost(1.0, 0.5)]
+    assert find_bounds(DIAMOND, costs) == Bounds(critical_path_s=6.0, work_s=4.0)
+    copies = [Transfer(0, 0, 1, 8, 0.0, 5.0), Transfer(1, 0, 1, 8, 5.0, 9.0)]
+    bounds = find_bounds(DIAMOND, costs, num_devices=2, transfers=copies)
+    assert bounds == Bounds(critical_path_s=6.0, work_s=2.0, link_s=9.0)
+    assert (bounds.limit_s, bounds.binding) == (9.0, "link")
+    assert find_bounds(Dag(0, ()), []).limit_s == 0.0
+
+
+def test_lanes_of_full_nodes_are_merged_into_one() -> None:
+    """Where the device is full anyway, a lane of its own only costs syncs."""
+    shared = share_lanes(DIAMOND, assign_chains(DIAMOND))
+    merged = merge_lanes(DIAMOND, shared, [NodeCost(1.0)] * 4, most_lanes=8, sync_s=0.1)
+    assert merged == Assignment((0, 0, 0, 0), 1, ())
+
+
+def test_lanes_that_gain_are_kept() -> None:
+    """Long small nodes stay side by side, cheap syncs notwithstanding."""
+    shared = share_lanes(DIAMOND, assign_chains(DIAMOND))
+    costs = [NodeCost(1.0, 0.3)] * 4
+    assert merge_lanes(DIAMOND, shared, costs, most_lanes=8, sync_s=0.1) == shared
+
+
+def test_the_short_branch_joins_another() -> None:
+    """Of three branches, the two that fit beside the long one share a lane."""
+    dag = Dag.of(5, [(0, 1), (0, 2), (0, 3), (1, 4), (2, 4), (3, 4)])
+    costs = [NodeCost(s, 0.3) for s in (1.0, 4.0, 2.0, 1.0, 1.0)]
+    merged = merge_lanes(dag, assign_chains(dag), costs, most_lanes=8, sync_s=0.01)
+    assert merged.num_lanes == 2
+    assert merged.lane_of[2] == merged.lane_of[3] != merged.lane_of[1]
+
+
+@given(dags(15), st.data())
+def test_merging_never_makes_the_prediction_worse(dag: Dag, data: st.DataObject) -> None:
+    """With as many lanes as it likes; with fewer it has no more than allowed; always valid."""
+    costs = [data.draw(costs_of) for _ in range(dag.num_nodes)]
+    sync_s = data.draw(st.sampled_from((0.0, 1e-3, 0.1)))
+    shared = share_lanes(dag, assign_chains(dag))
+    before = run_schedule(costs, schedule_of(dag, shared), sync_s=sync_s).makespan
+    merged = merge_lanes(dag, shared, costs, most_lanes=99, sync_s=sync_s)
+    check_schedule(dag, schedule_of(dag, merged))
+    after = run_schedule(costs, schedule_of(dag, merged), sync_s=sync_s).makespan
+    assert after <= before * (1 + 1e-6)
+    most = data.draw(st.integers(1, 3))
+    fewer = merge_lanes(dag, shared, costs, most_lanes=most, sync_s=sync_s)
+    assert fewer.num_lanes <= most
+    check_schedule(dag, schedule_of(dag, fewer))
+
+
+def test_very_many_lanes_are_folded_to_what_is_allowed() -> None:
+    """A thousand independent nodes end up on at most eight lanes of about equal length."""
+    dag = Dag(1_000, ())
+    costs = [NodeCost(1.0, 0.125)] * 1_000
+    merged = merge_lanes(dag, assign_chains(dag), costs, most_lanes=8, sync_s=0.0)
+    assert merged.num_lanes == 8
+    assert run_schedule(costs, schedule_of(dag, merged)).makespan == pytest.approx(125.0)
+
+
+def test_merging_to_no_lane_is_refused() -> None:
+    """At least one lane must be allowed."""
+    with pytest.raises(ScheduleError) as error:
+        merge_lanes(PAIR, assign_chains(PAIR), [NodeCost(1.0)] * 2, most_lanes=0, sync_s=0.0)
+    assert str(error.value) == (
+        "wanted at least 1 lane, got most_lanes=0; say how many are allowed"
+    )

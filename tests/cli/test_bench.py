@@ -1,15 +1,16 @@
 """`ridgeline bench`: its flags, what it runs, and where the result goes."""
 
+import importlib
 import json
 import subprocess
 import sys
 
 import pytest
 
-from ridgeline.cli import bench
-from ridgeline.cli.bench import EXPERIMENTS, MODELS
-from ridgeline.experiments.hybrid import cases
+from ridgeline.cli.bench import EXPERIMENTS
+from ridgeline.experiments.hybrid.cases import MODELS
 from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, Row
+from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow
 from ridgeline.machine import Host, Quantity
 
 EMPTY = HybridExperiment(
@@ -44,18 +45,41 @@ EMPTY = HybridExperiment(
     ),
 )
 
+WAYS = WayExperiment(
+    name="overlap",
+    host=EMPTY.host,
+    devices=(),
+    versions={"torch": "2.13.0"},
+    is_quick=True,
+    limit_s=60.0,
+    cases=(
+        WayCase(
+            name="batches",
+            title="20 batches",
+            rows=(
+                WayRow(way="one by one", kind="sequential", seconds=Quantity.measured([1e-3], "s")),
+            ),
+        ),
+    ),
+)
+
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     """What the experiment is asked for, instead of running it."""
     calls: list[dict[str, object]] = []
 
-    def run(**arguments: object) -> HybridExperiment:
-        calls.append({key: value for key, value in arguments.items() if key != "progress"})
-        arguments["progress"]("preparing")
-        return EMPTY
+    def replace(package: str, result: object) -> None:
+        def run(**arguments: object) -> object:
+            calls.append({key: value for key, value in arguments.items() if key != "progress"})
+            arguments["progress"]("preparing")
+            return result
 
-    monkeypatch.setattr("ridgeline.experiments.hybrid.run", run)
+        monkeypatch.setattr(f"ridgeline.experiments.{package}.run", run)
+
+    replace("hybrid", EMPTY)
+    for package in ("asynchronous", "parallel", "overlap"):
+        replace(package, WAYS)
     return calls
 
 
@@ -94,6 +118,10 @@ def test_json_and_file(run, asked, tmp_path) -> None:
         (["bench"], "the following arguments are required: NAME"),
         (["bench", "hybrids"], "invalid choice: 'hybrids'"),
         (["bench", "hybrid", "--only", "mlp,vgg"], "wanted some of mlp,resnet18,gpt2, got 'vgg'"),
+        (
+            ["bench", "overlap", "--only", "mlp"],
+            "wanted some of results,batches, got 'mlp' for --only",
+        ),
     ],
 )
 def test_wrong_usage(run, words: list[str], message: str) -> None:
@@ -104,9 +132,33 @@ def test_wrong_usage(run, words: list[str], message: str) -> None:
 
 
 def test_names_agree() -> None:
-    """The verb, which imports no torch, knows the models of the experiment and its package."""
-    assert bench.MODELS == cases.MODELS
-    assert EXPERIMENTS == ("hybrid",)
+    """The verb, which imports no torch, knows the parts of every experiment and its package."""
+    assert tuple(EXPERIMENTS) == ("hybrid", "async", "parallel", "overlap")
+    assert EXPERIMENTS["hybrid"].parts == MODELS
+    for name in ("async", "parallel", "overlap"):
+        home = importlib.import_module(
+            f"ridgeline.experiments.{EXPERIMENTS[name].package}.experiment"
+        )
+        assert EXPERIMENTS[name].parts == home.CASES
+        for device in ("cpu", "cuda"):
+            for quick in (True, False):
+                assert tuple(case.name for case in home.cases(device, quick)) == home.CASES
+
+
+@pytest.mark.parametrize("name", ["async", "parallel", "overlap"])
+def test_other_experiments(run, asked, name: str) -> None:
+    """Each experiment is run by its package, with all its parts or those asked for, and shown as a table."""
+    first = EXPERIMENTS[name].parts[0]
+    ran = run("bench", name, "--quick", "-q")
+    assert ran.status == 0
+    assert "one by one" in ran.out
+    assert json.loads(run("bench", name, "-q", "--json", "--only", first).out)["kind"] == (
+        "way-experiment"
+    )
+    assert asked == [
+        {"quick": True, "only": EXPERIMENTS[name].parts},
+        {"quick": False, "only": (first,)},
+    ]
 
 
 def test_help_needs_no_torch() -> None:

@@ -1,35 +1,66 @@
 """`ridgeline bench`: the experiments, ours beside what others offer, on this machine."""
 
 import argparse
+import importlib
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
-from ridgeline.cli.command import FINE, Output
+from ridgeline.cli.command import FINE, USAGE, Output
 
-EXPERIMENTS = ("hybrid",)
-MODELS = ("mlp", "resnet18", "gpt2")
+
+class Experiment(NamedTuple):
+    """Where an experiment lives and what it consists of.
+
+    Attributes:
+        package: Below `ridgeline.experiments`; has `run`.
+        text: Module of its `experiment_text`.
+        parts: What `--only` may name: models of `hybrid`, cases of the others.
+    """
+
+    package: str
+    text: str
+    parts: tuple[str, ...]
+
+
+EXPERIMENTS = {
+    "hybrid": Experiment("hybrid", "hybrid.text", ("mlp", "resnet18", "gpt2")),
+    "async": Experiment("asynchronous", "ways.text", ("queue", "task", "memory")),
+    "parallel": Experiment(
+        "parallel",
+        "ways.text",
+        ("devices", "operators", "small", "host-and-device", "branches", "perceptron"),
+    ),
+    "overlap": Experiment("overlap", "ways.text", ("results", "batches")),
+}
 
 
 class Command:
     """Run an experiment: ours and the others' ways, in turns, with medians and ratios.
 
     NAME is `hybrid`: every way to execute a model, for inference and training, with what compiling costs
-    and when it is earned back. It takes minutes and keeps the machine busy.
+    and when it is earned back; `async`: a front end that queues work, what a task costs and what a queue
+    holds; `parallel`: independent work at the same time, on devices, streams and threads; `overlap`:
+    copies that run while the device computes. It takes minutes and keeps the machine busy.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of this verb."""
-        parser.add_argument("name", metavar="NAME", choices=EXPERIMENTS, help="hybrid")
+        parser.add_argument(
+            "name", metavar="NAME", choices=tuple(EXPERIMENTS), help=", ".join(EXPERIMENTS)
+        )
         parser.add_argument(
             "--quick",
             action="store_true",
-            help="fewer and smaller cases, about two minutes on a CPU",
+            help="fewer and smaller cases, one or two minutes on a CPU",
         )
+        parts = (f"{name}: {','.join(one.parts)}" for name, one in EXPERIMENTS.items())
         parser.add_argument(
             "--only",
-            type=models,
-            default=MODELS,
-            metavar="MODELS",
-            help="some of mlp,resnet18,gpt2 (default: all)",
+            type=words,
+            default=(),
+            metavar="PARTS",
+            help=f"some parts, commas between (default: all); {'; '.join(parts)}",
         )
         parser.add_argument(
             "-o", "--output", type=Path, metavar="FILE", help="also write the result here, as JSON"
@@ -37,20 +68,22 @@ class Command:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Run, save, show."""
-        from ridgeline.experiments.hybrid import run
-        from ridgeline.experiments.hybrid.text import experiment_text
-
-        experiment = run(quick=args.quick, only=args.only, progress=output.progress)
+        chosen = EXPERIMENTS[args.name]
+        unknown = [part for part in args.only if part not in chosen.parts]
+        if unknown:
+            wanted = f"wanted some of {','.join(chosen.parts)}, got {unknown[0]!r} for --only"
+            sys.stderr.write(f"ridgeline: {wanted} of {args.name}; name some of those\n")
+            return USAGE
+        only = args.only or chosen.parts
+        package = importlib.import_module(f"ridgeline.experiments.{chosen.package}")
+        text = importlib.import_module(f"ridgeline.experiments.{chosen.text}")
+        experiment = package.run(quick=args.quick, only=only, progress=output.progress)
         if args.output is not None:
             output.progress(f"wrote {experiment.save(args.output)}")
-        output.result(experiment, experiment_text(experiment))
+        output.result(experiment, text.experiment_text(experiment))
         return FINE
 
 
-def models(text: str) -> tuple[str, ...]:
-    """Names of models parted by commas, for argparse."""
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in MODELS:
-            raise argparse.ArgumentTypeError(f"wanted some of {','.join(MODELS)}, got {name!r}")
-    return names
+def words(text: str) -> tuple[str, ...]:
+    """Words with commas between, for argparse."""
+    return tuple(word.strip() for word in text.split(","))

@@ -94,7 +94,7 @@ def try_plan(task: "Task", plan: Plan, world: "World", *, seed: int) -> Timeline
     """
     from ridgeline.runtime import random_state
     from ridgeline.runtime.agree import gather_bytes
-    from ridgeline.runtime.feed import feed
+    from ridgeline.runtime.feeding import feed
     from ridgeline.runtime.sampler import Sampler
     from ridgeline.runtime.step import WARMUP_STEPS, TrainStep, move
 

@@ -1,0 +1,68 @@
+"""Case `task`: what it costs to have something done by another thread, when it is next to nothing."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from ridgeline.experiments.ways.case import Case, Contest, Runner, Way
+from ridgeline.runtime.engine import Engine
+
+TASKS = {True: 5000, False: 20000}
+"""Quick or not to the tasks of a run."""
+
+
+def cost_case(*, quick: bool) -> Case:
+    """Empty tasks on one worker thread: submitted, run, waited for."""
+    num = TASKS[quick]
+    return Case(
+        name="task",
+        title=f"{num} tasks that do nothing, on one thread, then waited for",
+        prepare=partial(_contest, num),
+        threads=1,
+        units=num,
+        unit="task",
+        calls=1,
+    )
+
+
+def nothing_to_do() -> None:
+    """A task without work: what remains is the cost of the task."""
+
+
+def _contest(num: int) -> Contest:
+    return Contest(
+        ways=(
+            Way("concurrent.futures", "peer", partial(_pool, num)),
+            Way("ridgeline engine, independent", "ridgeline", partial(_engine, num, "none")),
+            Way("ridgeline engine, one variable each", "ridgeline", partial(_engine, num, "own")),
+            Way("ridgeline engine, one chain", "ridgeline", partial(_engine, num, "same")),
+        )
+    )
+
+
+def _pool(num: int) -> Runner:
+    pool = ThreadPoolExecutor(1)
+
+    def run() -> int:
+        futures = [pool.submit(nothing_to_do) for _ in range(num)]
+        for future in futures:
+            future.result()
+        return num
+
+    return Runner(run=run, close=pool.shutdown)
+
+
+def _engine(num: int, variables: str) -> Runner:
+    """An engine; its tasks write nothing, a variable each (of 64), or all the same one."""
+    engine = Engine(max_pending=num)
+    count = {"none": 0, "own": 64, "same": 1}[variables]
+    written = [(engine.variable(f"v{index}"),) for index in range(count)] or [()]
+    push: Callable[..., object] = engine.push
+
+    def run() -> int:
+        for index in range(num):
+            push(nothing_to_do, writes=written[index % len(written)], lane="loader")
+        engine.wait_all()
+        return num
+
+    return Runner(run=run, close=engine.close)

@@ -1,0 +1,68 @@
+"""A loader that takes a wanted time for a batch, here or in a worker process; and the step it feeds."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from ridgeline.experiments.turns import take_turns, times_faster
+
+SORTED = 20_000
+"""Values that one round of loading sorts: some hundred microseconds outside of Python's lock."""
+FEW_ROUNDS, TURNS = 10, 9
+"""Rounds that are timed at once, and how often, to learn what a round takes."""
+
+
+class Batches(IterableDataset[Tensor]):
+    """`num` batches of `shape`, each made by sorting random values `rounds` times.
+
+    Args:
+        num: Batches in an epoch.
+        shape: Of a batch.
+        rounds: How much work a batch is.
+    """
+
+    def __init__(self, num: int, shape: tuple[int, ...], rounds: int) -> None:
+        super().__init__()
+        self.num, self.shape, self.rounds = num, shape, rounds
+        self._values = torch.rand(SORTED, generator=torch.Generator().manual_seed(0))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for index in range(self.num):
+            yield self.load(index)
+
+    def load(self, index: int) -> Tensor:
+        """One batch; the same for the same index."""
+        seen = 0.0
+        for _ in range(self.rounds):
+            seen += float(self._values.sort().values[0])
+        return torch.full(self.shape, seen + index)
+
+
+def rounds_for(share: float, step: Callable[[], Any]) -> int:
+    """Rounds of loading that take this share of a step's seconds, at least one.
+
+    Args:
+        share: Seconds of loading over those of a step.
+        step: One step, which waits until it is done.
+
+    Cost: Some steps, and about as long for sorting; in turns, so that a busy moment meets both.
+    """
+    few = Batches(1, (1,), FEW_ROUNDS)
+    samples = take_turns(
+        {"step": partial(seconds_of, step), "load": partial(seconds_of, partial(few.load, 0))},
+        turns=TURNS,
+    )
+    in_a_step = times_faster(samples, "step")["load"].value * FEW_ROUNDS
+    return max(1, round(share * in_a_step))
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """Seconds of one call by the host's clock."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -1,0 +1,27 @@
+"""`rl.parallelize` as a way to do the work."""
+
+from functools import partial
+
+from ridgeline import units
+from ridgeline.experiments.parallel.work import Work
+from ridgeline.experiments.ways.case import Runner, Way, WayRemarks
+
+NAME = "ridgeline parallelize"
+
+
+def parallelized(work: Work) -> Way:
+    """The function as it is, scheduled by Ridgeline where its inputs are."""
+    return Way(NAME, "ridgeline", partial(_make, work))
+
+
+def _make(work: Work) -> Runner:
+    from ridgeline.runtime.autoparallel.parallelize import parallelize
+
+    program = parallelize(work.fn, work.inputs)
+
+    def remarks() -> WayRemarks:
+        report = program.report
+        bound = f"no schedule is shorter than {units.seconds(report.bounds.limit_s)}"
+        return WayRemarks(notes=(f"chose {report.chosen}: {report.reason}", bound, *report.notes))
+
+    return Runner(run=lambda: program(*work.inputs), close=program.close, remarks=remarks)

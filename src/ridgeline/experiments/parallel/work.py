@@ -1,0 +1,158 @@
+"""The functions that are parallelised, with their inputs; each returns everything it computes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A function with its inputs, and the independent pieces that a person would split it into.
+
+    Attributes:
+        fn: The whole, as anybody writes it: one thing after the other.
+        inputs: Its positional inputs.
+        pieces: Functions without arguments; together they do the independent part of the work.
+        join: Makes the whole's results of the pieces' results.
+    """
+
+    fn: Function
+    inputs: tuple[Tensor, ...]
+    pieces: tuple[Callable[[], Any], ...]
+    join: Callable[[Sequence[Any]], Any] = tuple
+
+
+def normal(*shape: int, device: str = "cpu", seed: int = 0) -> Tensor:
+    """The same random values each time, scaled so that products keep their size."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) / shape[-1] ** 0.5).to(device)
+
+
+def chain(x: Tensor, num: int) -> Tensor:
+    """`num` products, each of the last one's result."""
+    weight = x
+    for _ in range(num):
+        x = torch.tanh(x @ weight)
+    return x
+
+
+def chains(side: int, num: int) -> Work:
+    """Two independent chains of `num` products on the CPU."""
+    a, b = normal(side, side, seed=1), normal(side, side, seed=2)
+
+    def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return chain(x, num), chain(y, num)
+
+    return Work(
+        fn=both,
+        inputs=(a, b),
+        pieces=(lambda: chain(a, num), lambda: chain(b, num)),
+    )
+
+
+def squares(x: Tensor, num: int) -> list[Tensor]:
+    """The seeds' `run`: the same product `num` times, each result kept."""
+    return [x.mm(x) for _ in range(num)]
+
+
+def squares_on(devices: Sequence[str], side: int, num: int) -> Work:
+    """The seeds' experiment: `num` products on each of two devices."""
+    inputs = tuple(normal(side, side, device=d, seed=i) for i, d in enumerate(devices))
+
+    def everywhere(*xs: Tensor) -> list[list[Tensor]]:
+        return [squares(x, num) for x in xs]
+
+    return Work(
+        fn=everywhere,
+        inputs=inputs,
+        pieces=tuple(lambda x=x: squares(x, num) for x in inputs),
+        join=list,
+    )
+
+
+def independent(device: str, side: int, num: int) -> Work:
+    """`num` independent products on one device."""
+    inputs = tuple(normal(side, side, device=device, seed=index) for index in range(num))
+
+    def products(*xs: Tensor) -> list[Tensor]:
+        return [x.mm(x) for x in xs]
+
+    return Work(
+        fn=products,
+        inputs=inputs,
+        pieces=tuple(lambda x=x: x.mm(x) for x in inputs),
+        join=list,
+    )
+
+
+def branches(device: str, size: int, channels: int) -> Work:
+    """An Inception block at batch 1, forward and backward: four branches that meet in a concatenation."""
+    quarter = channels // 4
+    x = normal(1, channels, size, size, device=device, seed=1)
+    shapes = (
+        (quarter, channels, 1), (quarter, channels, 1), (quarter, quarter, 3),
+        (quarter, channels, 1), (quarter, quarter, 5), (quarter, channels, 1),
+    )  # fmt: skip
+    weights = tuple(
+        (normal(out, into, k, k, device=device, seed=index) / into**0.5).requires_grad_()
+        for index, (out, into, k) in enumerate(shapes)
+    )
+
+    def paths(x: Tensor, w: Sequence[Tensor]) -> list[Callable[[], Tensor]]:
+        return [
+            lambda: F.conv2d(x, w[0]),
+            lambda: F.conv2d(F.relu(F.conv2d(x, w[1])), w[2], padding=1),
+            lambda: F.conv2d(F.relu(F.conv2d(x, w[3])), w[4], padding=2),
+            lambda: F.conv2d(F.max_pool2d(x, 3, stride=1, padding=1), w[5]),
+        ]
+
+    def join(outputs: Sequence[Tensor], w: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        loss = F.relu(torch.cat(list(outputs), 1)).square().mean()
+        return (loss.detach(), *torch.autograd.grad(loss, list(w)))
+
+    def whole(x: Tensor, *w: Tensor) -> tuple[Tensor, ...]:
+        return join([path() for path in paths(x, w)], w)
+
+    return Work(
+        fn=whole,
+        inputs=(x, *weights),
+        pieces=tuple(paths(x, weights)),
+        join=lambda outputs: join(outputs, weights),
+    )
+
+
+def perceptron_step(devices: Sequence[str], batch: int, width: int) -> Work:
+    """Figure 12.3.1: two layers on two devices, half a batch each; gradients are summed and shared."""
+    first, second = devices
+    weights = [normal(width, width, seed=index) for index in range(2)]
+    w = tuple(weight.to(device).clone() for device in devices for weight in weights)
+    x = tuple(normal(batch, width, device=d, seed=5 + i) for i, d in enumerate(devices))
+
+    def gradients(x: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
+        """Forward and backward of half the batch, written out."""
+        hidden = torch.tanh(x @ w1)
+        error = (hidden @ w2 - x) / x.shape[0]
+        behind = (error @ w2.t()) * (1 - hidden.square())
+        return x.t() @ behind, hidden.t() @ error
+
+    def update(parts: Sequence[tuple[Tensor, Tensor]], w: Sequence[Tensor]) -> list[Tensor]:
+        # The sum is made on the first device and goes back to the second.
+        sums = [a + b.to(first) for a, b in zip(*parts, strict=True)]
+        shared = [*sums, *(total.to(second) for total in sums)]
+        return [weight - 0.1 * total for weight, total in zip(w, shared, strict=True)]
+
+    def whole(x0: Tensor, x1: Tensor, *w: Tensor) -> list[Tensor]:
+        return update([gradients(x0, w[0], w[1]), gradients(x1, w[2], w[3])], w)
+
+    return Work(
+        fn=whole,
+        inputs=(*x, *w),
+        pieces=(lambda: gradients(x[0], w[0], w[1]), lambda: gradients(x[1], w[2], w[3])),
+        join=lambda parts: update(parts, w),
+    )

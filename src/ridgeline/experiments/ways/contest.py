@@ -1,0 +1,282 @@
+"""One case held: every way made, its results checked, then all timed in turns beside the parts."""
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.experiments.hybrid.contest import FAILURES
+from ridgeline.experiments.hybrid.result import Limit
+from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
+from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way
+from ridgeline.experiments.ways.result import WayCase, WayRow, hidden_share
+from ridgeline.probe.timing import synchronize
+
+MOST_TURNS = 15
+TURN_S = 0.05
+"""What one turn of the first way takes, at least."""
+CHECKED_ELEMENTS = 1 << 16
+"""Of each result; results of gigabytes are compared at evenly spaced elements."""
+LONGEST_REASON = 300
+
+Progress = Callable[[str], None]
+Turn = Callable[[], float]
+
+
+def hold(case: Case, *, limit_s: float, progress: Progress) -> WayCase:
+    """Hold a case; nothing of it is left afterwards.
+
+    Args:
+        case: What is done.
+        limit_s: What timing may take, about; at least three turns are taken.
+        progress: Takes lines about what happens now.
+
+    Cost: Keeps the machine busy for about `limit_s`, and synchronises the devices.
+    """
+    if case.lacking:
+        return WayCase(name=case.name, title=case.title, unit=case.unit, skipped=case.lacking)
+    begin = time.perf_counter()
+    with torch_threads(case.threads):
+        try:
+            contest = case.prepare()
+        except FAILURES as error:  # no memory for the inputs, say: the other cases stand
+            _release()
+            return WayCase(name=case.name, title=case.title, unit=case.unit, skipped=_reason(error))
+        try:
+            return _Hold(case, contest, progress).result(begin, limit_s)
+        finally:
+            contest.close()
+            _release()
+
+
+class _Hold:
+    """The rows of one case as they come to be."""
+
+    def __init__(self, case: Case, contest: Contest, progress: Progress) -> None:
+        self._case = case
+        self._contest = contest
+        self._progress = progress
+        self._rows: dict[str, WayRow] = {}
+        self._runners: dict[str, Runner] = {}
+        self._wanted: list[Tensor] | None = None
+
+    def result(self, begin: float, limit_s: float) -> WayCase:
+        try:
+            for way in self._contest.ways:
+                self._progress(f"{self._case.name}: {way.name}")
+                self._rows[way.name] = self._admit(way)
+            self._progress(f"{self._case.name}: taking turns")
+            samples, calls = self._time(max(1.0, limit_s - (time.perf_counter() - begin)))
+        finally:
+            self._close()
+        return self._completed(samples, calls, begin)
+
+    def _admit(self, way: Way) -> WayRow:
+        """Make a way and check its results; its row, still without times."""
+        row = WayRow(way=way.name, kind=way.kind)
+        if way.lacking:
+            return msgspec.structs.replace(row, status="skipped", reason=way.lacking)
+        runner: Runner | None = None
+        try:
+            runner = way.make()
+            with torch_threads(runner.threads):
+                runner.run()  # the first call warms up: caches, threads, worker processes
+                seen = observed(runner.run())
+            if self._wanted is None:
+                self._wanted = seen
+            gap = difference(seen, self._wanted)
+        except FAILURES as error:
+            if runner is not None:
+                _dismiss(runner)
+            return _failed(row, error)
+        self._runners[way.name] = runner
+        return msgspec.structs.replace(row, difference=gap)
+
+    def _time(self, limit_s: float) -> tuple[Samples, int]:
+        """Seconds of a run of everyone that runs and of every part, and the runs in a turn."""
+        if not self._runners:
+            return {}, 0
+        runs = {name: (one.run, one.threads) for name, one in self._runners.items()}
+        first = next(iter(runs.values()))
+        with torch_threads(first[1]):
+            once_s = min(wall_s(first[0], 1) for _ in range(2))
+        calls = self._case.calls or max(1, min(1000, round(TURN_S / once_s)))
+        bound = self._contest.bound
+        for name, run in (bound.parts if bound else {}).items():
+            runs[name] = (run, 0)
+            self._rows[name] = WayRow(way=name, kind="part")
+        turns = {name: self._turn(name, *run, calls) for name, run in runs.items()}
+        samples = take_turns(turns, turns=MOST_TURNS, limit_s=limit_s)
+        is_failed = {name for name, row in self._rows.items() if row.status != "measured"}
+        return {name: own for name, own in samples.items() if name not in is_failed}, calls
+
+    def _turn(self, name: str, run: Callable[[], Any], threads: int, calls: int) -> Turn:
+        def turn() -> float:
+            if self._rows[name].status != "measured":
+                return 0.0
+            try:
+                with torch_threads(threads):
+                    return wall_s(run, calls)
+            except FAILURES as error:
+                self._rows[name] = _failed(self._rows[name], error)
+                return 0.0
+
+        return turn
+
+    def _completed(self, samples: Samples, calls: int, begin: float) -> WayCase:
+        case, bound = self._case, self._contest.bound
+        timed = [way.name for way in self._contest.ways if way.name in samples]
+        first = self._contest.ways[0].name
+        is_complete = all(name in samples for name in (first, *_parts(bound)))
+        limits = _limits(bound, samples) if bound is not None and is_complete else []
+        ratios = times_faster(samples, first) if first in samples else {}
+        rows = dict(self._rows)
+        for name, own in samples.items():
+            seconds = spread([value / case.units for value in own])
+            rows[name] = msgspec.structs.replace(rows[name], seconds=seconds)
+        for name in timed:
+            rows[name] = msgspec.structs.replace(
+                rows[name],
+                times_faster=ratios.get(name),
+                of_limit=_median([a / b for a, b in zip(limits, samples[name], strict=False)]),
+                hidden=_hidden(bound, samples, name) if case.hides and is_complete else None,
+            )
+        middle = {name: spread(own).value for name, own in samples.items()}
+        return WayCase(
+            name=case.name,
+            title=case.title,
+            rows=tuple(rows.values()),
+            unit=case.unit,
+            calls=calls,
+            turns=len(samples[timed[0]]) if timed else 0,
+            limit=_limit(bound, limits, case.units),
+            elapsed_s=time.perf_counter() - begin,
+            notes=tuple(self._contest.explain(middle)) if is_complete else (),
+        )
+
+    def _close(self) -> None:
+        for name, runner in self._runners.items():
+            with contextlib.suppress(*FAILURES):
+                remarks = runner.remarks()
+                self._rows[name] = msgspec.structs.replace(
+                    self._rows[name], notes=remarks.notes, peak_bytes=remarks.peak_bytes
+                )
+            _dismiss(runner)
+        self._runners.clear()
+
+
+def wall_s(run: Callable[[], Any], calls: int) -> float:
+    """Mean seconds of a run by the host's clock, all devices idle before and after.
+
+    Cost: Synchronises every device in use.
+    """
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    synchronize()
+    return (time.perf_counter() - start) / calls
+
+
+def observed(results: Any) -> list[Tensor]:
+    """The results on the CPU, of large ones evenly spaced elements, in double precision.
+
+    Cost: Waits for the devices.
+    """
+    synchronize()
+    seen: list[Tensor] = []
+    for leaf in pytree.tree_leaves(results):
+        if isinstance(leaf, (int, float)):
+            seen.append(torch.tensor([float(leaf)], dtype=torch.float64))
+        elif isinstance(leaf, Tensor):
+            flat = leaf.detach().reshape(-1)
+            stride = -(-flat.numel() // CHECKED_ELEMENTS) or 1
+            seen.append(flat[::stride].to("cpu", torch.float64, copy=True))
+    return seen
+
+
+def difference(seen: list[Tensor], wanted: list[Tensor]) -> float:
+    """The largest between results, over the largest value of the result.
+
+    Raises:
+        ValueError: there are more or fewer results.
+    """
+    gaps = [
+        float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))
+        for a, b in zip(seen, wanted, strict=True)
+        if b.numel()
+    ]
+    return max(gaps, default=0.0)
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many threads for torch on the CPU; 0 leaves them."""
+    before = torch.get_num_threads()
+    if count in (0, before):
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _parts(bound: Bound | None) -> tuple[str, ...]:
+    return tuple(bound.parts) if bound else ()
+
+
+def _limits(bound: Bound, samples: Samples) -> list[float]:
+    """The limit of every turn, from what the parts and ways took in the same turn."""
+    turns = zip(*samples.values(), strict=True)
+    return [bound.seconds(dict(zip(samples, turn, strict=True))) for turn in turns]
+
+
+def _limit(bound: Bound | None, limits: list[float], units: int) -> Limit | None:
+    if bound is None or not limits:
+        return None
+    return Limit(seconds=spread(limits).value / units, reason=bound.reason)
+
+
+def _hidden(bound: Bound | None, samples: Samples, name: str) -> float | None:
+    """Median over the turns, kept inside 0 and 1."""
+    parts = _parts(bound)
+    turns = zip(samples[name], *(samples[part] for part in parts), strict=True)
+    shares = [hidden_share(dict(zip(parts, own, strict=True)), s) for s, *own in turns]
+    middle = _median([share for share in shares if share is not None])
+    return None if middle is None else min(1.0, max(0.0, middle))
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _dismiss(runner: Runner) -> None:
+    """Close a way; one that failed may fail here once more, and that tells nothing new."""
+    with contextlib.suppress(*FAILURES):
+        runner.close()
+
+
+def _release() -> None:
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _failed(row: WayRow, error: Exception) -> WayRow:
+    return msgspec.structs.replace(row, status="failed", difference=None, reason=_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if len(text) > LONGEST_REASON:
+        text = f"{text[:LONGEST_REASON]} ..."
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,89 @@
+"""`run_cases`: such an experiment on this machine, case by case, inside a time limit."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from ridgeline.codec import VERSION
+from ridgeline.errors import TaskError
+from ridgeline.experiments.ways.case import Case
+from ridgeline.experiments.ways.contest import Progress, hold
+from ridgeline.experiments.ways.result import WayExperiment
+from ridgeline.probe.fingerprint import devices, driver, host
+
+LIMITS_S = {True: 60.0, False: 180.0}
+"""Quick or not to the seconds that an experiment takes, about."""
+LEAST_S = 2.0
+"""For a case whose time earlier ones have used up: three turns of everyone are taken all the same."""
+
+MakeCases = Callable[[str, bool], Sequence[Case]]
+"""Lists the cases of `cpu` or `cuda`, quick or not; makes no inputs yet."""
+
+
+def run_cases(
+    name: Literal["async", "parallel", "overlap"],
+    make_cases: MakeCases,
+    *,
+    quick: bool = False,
+    only: Sequence[str] = (),
+    limit_s: float | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> WayExperiment:
+    """Do the work of every case in every way, and compare them in turns.
+
+    Args:
+        name: Of the experiment.
+        make_cases: Lists its cases.
+        quick: Fewer and smaller ones.
+        only: Names of cases to take; none: all.
+        limit_s: Seconds to take, about; None: 60 quick, 180 else.
+        device: `cpu` or `cuda`; None takes the GPU where there is one.
+        progress: Takes lines about what happens now.
+
+    Raises:
+        TaskError: there is no case of a name.
+
+    Cost: Keeps the machine busy for about `limit_s`.
+    """
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    found = make_cases(kind, quick)
+    known = [case.name for case in found]
+    unknown = [case for case in only if case not in known]
+    if unknown:
+        raise TaskError(
+            f"wanted cases out of {', '.join(known)}, got {', '.join(unknown)} for the experiment {name}; "
+            "name some of those"
+        )
+    chosen = [case for case in found if not only or case.name in only]
+    limit = LIMITS_S[quick] if limit_s is None else limit_s
+    end = time.perf_counter() + limit
+    results = []
+    for index, case in enumerate(chosen):
+        # What earlier cases left over goes to all that follow.
+        later_weight = sum(later.weight for later in chosen[index:] if not later.lacking)
+        share = case.weight / later_weight if later_weight else 0.0
+        room_s = max(LEAST_S, share * (end - time.perf_counter()))
+        results.append(hold(case, limit_s=room_s, progress=progress or _silent))
+    return WayExperiment(
+        name=name,
+        host=host(),
+        devices=devices(),
+        versions=_versions(),
+        is_quick=quick,
+        limit_s=limit,
+        cases=tuple(results),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"ridgeline": VERSION, "torch": str(torch.__version__)}
+    if torch.cuda.is_available():
+        found |= {"cuda": str(torch.version.cuda), "driver": driver()}
+    return found
+
+
+def _silent(line: str) -> None:
+    """Says nothing."""

@@ -1,0 +1,121 @@
+"""What such an experiment found: frozen values."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from ridgeline.codec import Noun, Value
+from ridgeline.experiments.hybrid.result import Limit, Status
+from ridgeline.machine import Device, Host, Quantity
+
+WayKind = Literal["sequential", "peer", "ridgeline", "part"]
+"""`part` is a piece of the work by itself (computing alone, copying alone): what the limit is made of."""
+WAY_KINDS: tuple[WayKind, ...] = ("sequential", "peer", "ridgeline", "part")
+
+
+class WayRow(Value, frozen=True, kw_only=True):
+    """One way to do the work of a case.
+
+    Attributes:
+        way: Its name, e.g. `concurrent.futures` or `ridgeline to_host`.
+        kind: One thing after the other, another's way, ours, or a piece of the work.
+        status: `failed` and `skipped` have a reason and no figures.
+        seconds: Of one unit of the case: a run, a task, a batch.
+        times_faster: Than the case's first way, turn by turn.
+        of_limit: Limit over seconds, turn by turn: 1.0 cannot be beaten; None for parts.
+        difference: Largest, from the results of the first way, over their largest value.
+        hidden: Share of the shorter part that ran while the longer one did: 1.0 hides all of it.
+        peak_bytes: Most bytes of items that were alive at once, where the case counts them.
+        reason: Why there are no figures.
+        notes: What the way says about itself.
+    """
+
+    way: str
+    kind: WayKind
+    status: Status = "measured"
+    seconds: Quantity | None = None
+    times_faster: Quantity | None = None
+    of_limit: float | None = None
+    difference: float | None = None
+    hidden: float | None = None
+    peak_bytes: int | None = None
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class WayCase(Value, frozen=True, kw_only=True):
+    """One kind of work with all ways to do it; the first row is what the others are compared with.
+
+    Attributes:
+        name: What `--only` calls it.
+        title: Sizes and settings, for the heading.
+        rows: The ways, then the parts.
+        unit: What `seconds` are of.
+        calls: Runs in a turn.
+        turns: How many turns there were.
+        limit: A time that no way can go below, and how it was found; of one unit.
+        skipped: Why the case was not held here; then there are no rows.
+        elapsed_s: What the case took in all.
+        notes: What is to be known when reading it.
+    """
+
+    name: str
+    title: str
+    rows: tuple[WayRow, ...] = ()
+    unit: str = "run"
+    calls: int = 0
+    turns: int = 0
+    limit: Limit | None = None
+    skipped: str = ""
+    elapsed_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def row(self, way: str) -> WayRow:
+        """The row of a way.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        for row in self.rows:
+            if row.way == way:
+                return row
+        raise KeyError(way)
+
+    def fastest(self, kind: WayKind) -> WayRow | None:
+        """The way of a kind with the least median; None without any."""
+        timed = [
+            (row.seconds.value, index)
+            for index, row in enumerate(self.rows)
+            if row.kind == kind and row.seconds is not None
+        ]
+        return self.rows[min(timed)[1]] if timed else None
+
+
+class WayExperiment(Noun, frozen=True, kw_only=True):
+    """The experiment `async`, `parallel` or `overlap` on one machine; saved as JSON."""
+
+    kind: ClassVar[str] = "way-experiment"
+
+    name: Literal["async", "parallel", "overlap"]
+    host: Host
+    devices: tuple[Device, ...]
+    versions: dict[str, str]
+    is_quick: bool
+    limit_s: float
+    cases: tuple[WayCase, ...]
+
+
+def hidden_share(parts_s: Mapping[str, float], seconds: float) -> float | None:
+    """How much of the shorter of two parts was hidden behind the longer; None unless there are two.
+
+    Noise can bring it below 0 or above 1; a median over turns is kept inside when it is shown.
+
+    Args:
+        parts_s: Name of a part to its seconds alone.
+        seconds: Of both together.
+
+    Source: time = longer + (1 - hidden) x shorter, solved for `hidden`.
+    """
+    if len(parts_s) != 2 or min(parts_s.values()) <= 0.0:
+        return None
+    saved_s = sum(parts_s.values()) - seconds
+    return saved_s / min(parts_s.values())

@@ -1,0 +1,102 @@
+"""Such an experiment as text for the terminal: one table a case."""
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ridgeline import units
+from ridgeline.experiments.ways.result import WAY_KINDS, WayCase, WayExperiment, WayRow
+from ridgeline.reporting.text import table, title
+
+HEADINGS = {
+    "async": "Asynchronous execution",
+    "parallel": "Automatic parallelism",
+    "overlap": "Overlapped copies",
+}
+
+
+def experiment_text(experiment: WayExperiment) -> RenderableType:
+    """All cases, with the machine above them."""
+    host = experiment.host
+    gpus = [device.name for device in experiment.devices if device.kind == "cuda"]
+    named = [f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)]
+    versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
+    where = ", ".join([*named, f"{host.processor}, {host.cores} cores"])
+    parts: list[RenderableType] = [title(HEADINGS[experiment.name], f"{where}; {versions}")]
+    parts += [case_text(case) for case in experiment.cases]
+    return Group(*parts)
+
+
+def case_text(case: WayCase) -> RenderableType:
+    """Every way with its time, against the first and against the limit; then what it means."""
+    if case.skipped:
+        return Group(
+            title(case.name, case.title), Text(f"! not held here: {case.skipped}", style="yellow")
+        )
+    of = f"per {case.unit}, " if case.unit != "run" else ""
+    runs = "run" if case.calls == 1 else "runs"
+    heading = title(case.name, f"{case.title}; {of}{case.turns} turns of {case.calls} {runs}")
+    has_peak = any(row.peak_bytes is not None for row in case.rows)
+    has_hidden = any(row.hidden is not None for row in case.rows)
+    extra = (*(("Hidden",) if has_hidden else ()), *(("Peak",) if has_peak else ()))
+    head = ("", "Time", "Quartiles", "x first", "Of limit", *extra, "Difference", "")
+    rows = table(head, right=range(1, len(head) - 1))
+    best = case.fastest("ridgeline")
+    for row in sorted(case.rows, key=lambda row: WAY_KINDS.index(row.kind)):
+        if row.status == "skipped":
+            continue
+        cells = list(_figures(row))
+        if has_hidden:
+            cells.append("" if row.hidden is None else units.percent(row.hidden))
+        if has_peak:
+            cells.append("" if row.peak_bytes is None else units.num_bytes(row.peak_bytes))
+        is_dim = row.seconds is None or row.kind == "part"
+        style = "bold" if row is best else "dim" if is_dim else None
+        rows.add_row(row.way, *cells, _gap(row), row.reason, style=style)
+    if case.limit is not None:
+        rows.add_row("limit", units.seconds(case.limit.seconds), style="dim")
+    lines = [Text(line) for line in (*conclusions(case), *case.notes)]
+    return Group(heading, rows, *lines, *_remarks(case))
+
+
+def conclusions(case: WayCase) -> list[str]:
+    """How our fastest way compares with the first, with the best of the others, and with the limit."""
+    ours, first = case.fastest("ridgeline"), case.rows[0] if case.rows else None
+    if ours is None or ours.seconds is None or first is None or ours.times_faster is None:
+        return []
+    said = [f"{ours.times_faster.value:.2f} times {first.way}"]
+    peer = case.fastest("peer")
+    if peer is not None and peer.seconds is not None and peer is not first:
+        said.append(f"{peer.seconds.value / ours.seconds.value:.2f} times {peer.way}")
+    if ours.of_limit is not None and case.limit is not None:
+        said.append(f"{units.percent(ours.of_limit)} of the limit ({case.limit.reason})")
+    if ours.peak_bytes is not None and peer is not None and peer.peak_bytes is not None:
+        peaks = units.num_bytes(ours.peak_bytes), units.num_bytes(peer.peak_bytes)
+        said.append(f"at most {peaks[0]} alive instead of {peaks[1]}")
+    return [f"{ours.way}: {', '.join(said)}"]
+
+
+def _figures(row: WayRow) -> tuple[str, str, str, str]:
+    if row.seconds is None:
+        return (row.status, "", "", "")
+    return (
+        units.seconds(row.seconds.value),
+        f"{units.seconds(row.seconds.low)} .. {units.seconds(row.seconds.high)}",
+        "" if row.times_faster is None else f"{row.times_faster.value:.2f}",
+        "" if row.of_limit is None else units.percent(row.of_limit),
+    )
+
+
+def _gap(row: WayRow) -> str:
+    return "" if row.difference is None else f"{row.difference:.1e}" if row.difference else "0"
+
+
+def _remarks(case: WayCase) -> list[Text]:
+    """What ways say about themselves, and each reason not to run some, with those that it met."""
+    lines = [Text(f"{row.way}: {note}", style="dim") for row in case.rows for note in row.notes]
+    names: dict[str, list[str]] = {}
+    for row in case.rows:
+        if row.status == "skipped":
+            names.setdefault(row.reason, []).append(row.way)
+    return lines + [
+        Text(f"! {reason}: {', '.join(those)}", style="yellow") for reason, those in names.items()
+    ]

@@ -31,14 +31,8 @@ from torch import Tensor, nn
 
 from ridgeline.experiments.turns import spread, take_turns, times_faster
 from ridgeline.machine import Quantity
-from ridgeline.runtime.autoparallel.costs import measure_costs
 from ridgeline.runtime.autoparallel.graph_clock import GraphClock
 from ridgeline.runtime.autoparallel.parallelize import Parallel, parallelize
-from ridgeline.runtime.autoparallel.program import Program
-from ridgeline.runtime.autoparallel.selection import candidates
-from ridgeline.runtime.autoparallel.splitting import split_backward
-from ridgeline.runtime.autoparallel.streams import StreamProgram
-from ridgeline.runtime.flat_program import flatten_program
 from ridgeline.runtime.hybrid.calls.graph import CallGraph
 
 RESULTS = Path(__file__).parent / "results"
@@ -135,29 +129,6 @@ def graph_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallGraph:
     return CallGraph(with_gradients, args)
 
 
-def parted_backward(
-    fn: Callable[..., Any], args: tuple[Any, ...], clock: GraphClock
-) -> tuple[CallGraph, str]:
-    """The fastest schedule of the program whose convolutions' backward nodes are parted in two."""
-    flat = flatten_program(fn, args, gradients=True, one_device=False)
-    parted = split_backward(flat.graph.graph)
-    flat.graph.recompile()
-    program = Program(flat)
-    costs = measure_costs(program, args)
-    sync_s = clock.sync_s()
-    found: dict[str, tuple[float, CallGraph]] = {}
-    for name, schedule in candidates(program, costs, 16, sync_s=sync_s).items():
-        graph = StreamProgram(program, schedule).capture(args)
-        found[name] = clock.queued_s(graph.replay, 30), graph
-        say(f"    {parted} parted, {name}: {found[name][0] * 1e6:.1f} us, {schedule}")
-    best = min(found, key=lambda name: found[name][0])
-    for name, (_, graph) in found.items():
-        if name != best:
-            graph.close()
-    say(f"    a sync costs {sync_s * 1e6:.2f} us")
-    return found[best][1], best
-
-
 def run_on_streams(
     fn: Callable[..., Any], args: tuple[Any, ...], compiled: Callable[..., Any] | None = None
 ) -> Case:
@@ -181,10 +152,6 @@ def run_on_streams(
                 compiled(*args)
             calls["torch.compile, graphs"] = lambda: compiled(*args)
         case = outcome(ours) | {"preparing_s": seconds}
-        parted, name = parted_backward(fn, args, clock)
-        stack.callback(parted.close)
-        calls["parted backward"] = lambda: parted(*args)
-        case["parted backward"] = name
         rivals = {name: on_stream(call, clock) for name, call in calls.items()}
         case |= summary(rivals, "sequential graph")
     return case

@@ -135,14 +135,20 @@ def one_thread() -> Iterator[None]:
 def chains_of(target_s: float) -> TwoChains:
     """Two chains of products that take about `target_s` each with one thread."""
     size = 64
-    while True:
-        x = torch.randn(size, size)
-        begin = time.perf_counter()
-        for _ in range(20):
-            torch.mm(x, x)
-        if (time.perf_counter() - begin) / 20 >= target_s or size > 1024:
-            return TwoChains(size, 20, "cpu")
+    while _product_s(size) < target_s and size < 1024:
         size += 16
+    return TwoChains(size, 20, "cpu")
+
+
+def _product_s(size: int) -> float:
+    """Seconds of one product, the best of some: the first starts the library."""
+    x = torch.randn(size, size)
+    seconds = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        torch.mm(x, x)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
 
 
 def _chain(x: Tensor, weight: Tensor, depth: int) -> Tensor:

@@ -32,7 +32,7 @@ def file_name(experiment: WayExperiment) -> str:
 
 def distances(case: WayCase) -> list[str]:
     """Every measured way as a multiple of the case's limit."""
-    shares = [(row.way, case.share_of_limit(row)) for row in case.rows]
+    shares = [(row.way, row.of_limit) for row in case.rows]
     return [f"{case.name}: {way}: {1 / share:.3f} x the limit" for way, share in shares if share]
 
 

@@ -86,7 +86,7 @@ def test_state_and_random_state_stay_as_they_are() -> None:
 )
 def test_fill_from_rows_alone_and_side_by_side(row_s: float, rows_s: float, fill: float) -> None:
     """Rows that take turns fill the device; four that take the time of one leave three quarters of it."""
-    assert fill_of(row_s, rows_s) == pytest.approx(fill)
+    assert fill_of(row_s, rows_s, 4) == pytest.approx(fill)
 
 
 def test_what_is_random_or_on_the_host_is_not_captured() -> None:

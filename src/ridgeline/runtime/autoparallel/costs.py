@@ -30,23 +30,25 @@ SERIES = 20
 MEASURED_S = 5e-4
 """Long operations are repeated only as often as fits into this time, but twice at least."""
 ROUNDS = 5
+SHARING = 0.75
+"""Operations that fill less of the device leave room worth measuring."""
 _measured: dict[str, NodeCost] = {}
 
 
 def measure_costs(
-    program: Program, args: tuple[Any, ...], *, known: Costs | None = None
+    program: Program, args: tuple[Any, ...], *, threads: int = 1, known: Costs | None = None
 ) -> list[NodeCost]:
     """Seconds of every operation of a program, and the share of the device that it fills.
 
     The program runs once, an operation at a time, on copies of the state it writes. On a GPU an
     operation is captured 20 times in a row, whose replay gives its seconds without the host's, and
-    4 such rows side by side, whose replay says how many fit on the device at once. What a capture
-    cannot hold is timed between events. On the CPU an operation runs with one thread, as it will on
-    a lane.
+    4 and 16 such rows side by side, whose replays say how many fit on the device at once. What a
+    capture cannot hold is timed between events.
 
     Args:
         program: What is measured.
         args: Arguments like the example's: their values choose the work where it depends on them.
+        threads: Threads of an operation on the CPU: one, as on a lane, or what it has by itself.
         known: Costs to be used and added to; default: those measured earlier in this process.
 
     Returns:
@@ -68,14 +70,14 @@ def measure_costs(
     with torch.random.fork_rng(devices=gpus), torch.no_grad():
         for index, operation in enumerate(program.operations):
             segment = program.segment([index], keep=keep)
-            key = cost_key(operation)
+            key = cost_key(operation, threads)
             if key not in known:
                 trial = _on_copies(operation, environment)
                 if operation.device.type == "cuda":
                     clock = clocks.setdefault(operation.device, GraphClock(operation.device))
                     known[key] = _gpu_cost(operation, segment, trial, clock)
                 else:
-                    known[key] = _cpu_cost(segment, trial)
+                    known[key] = _cpu_cost(segment, trial, threads)
             segment(environment)
             found.append(known[key])
             for slot in operation.reads:
@@ -86,8 +88,8 @@ def measure_costs(
     return found
 
 
-def cost_key(operation: Operation) -> str:
-    """What makes two operations cost the same: operator, plain arguments, and the layout of tensors."""
+def cost_key(operation: Operation, threads: int = 1) -> str:
+    """What makes two operations cost the same: operator, plain arguments, layout of tensors, and threads."""
 
     def text(value: Any) -> str:
         if isinstance(value, fx.Node):
@@ -102,7 +104,8 @@ def cost_key(operation: Operation) -> str:
 
     node = operation.node
     leaves = pytree.tree_leaves((node.args, node.kwargs))
-    return f"{node.target} on {operation.device}: " + "; ".join(map(text, leaves))
+    where = f"{operation.device}" + (f" by {threads}" if operation.device.type == "cpu" else "")
+    return f"{node.target} on {where}: " + "; ".join(map(text, leaves))
 
 
 def is_capturable(operation: Operation) -> bool:
@@ -137,29 +140,34 @@ def _gpu_cost(
     count = _count(clock.queued_s(run, 2))
     if not is_capturable(operation):
         return NodeCost(clock.queued_s(run, count))
-    branches = [functools.partial(segment, list(environment)) for _ in range(BRANCHES)]
+    branches = [functools.partial(segment, list(environment)) for _ in range(max(BRANCHES))]
+    fill = 1.0
     try:
         row_s = clock.row_s(run, count)
-        rows_s = clock.side_by_side_s([*branches], count)
+        for number in BRANCHES:
+            rows_s = clock.side_by_side_s([*branches[:number]], count)
+            fill = min(fill, fill_of(row_s, rows_s, number))
+            if fill > SHARING:
+                break  # more rows of what leaves no room take long and show nothing
     except RuntimeError as error:
         raise CaptureError(
             f"wanted to capture {operation.node.name} ({operation.node.target}) as a CUDA graph, got "
             f"{type(error).__name__}: {error}; the process cannot go on after a failed capture, start it "
             "again with capture=False"
         ) from error
-    return NodeCost(row_s / count, fill_of(row_s, rows_s))
+    return NodeCost(row_s / count, fill)
 
 
-def _cpu_cost(segment: Segment, environment: Environment) -> NodeCost:
-    """Median of runs with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _cpu_cost(segment: Segment, environment: Environment, threads: int) -> NodeCost:
+    """Median of runs with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         segment(environment)
         count = _count(_seconds(segment, environment, 1))
         samples = [_seconds(segment, environment, count) for _ in range(ROUNDS)]
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
     return NodeCost(statistics.median(samples))
 
 

@@ -1,12 +1,14 @@
 """A clock for work on a GPU: replays of CUDA graphs, so that the host's speed does not count."""
 
+import functools
 import warnings
 from collections.abc import Callable
 
 import torch
 
-BRANCHES = 4
-"""Rows side by side, to see how much of the device one row leaves to others: at most 3/4 are seen."""
+BRANCHES = (4, 16)
+"""Numbers of rows side by side, to see how much of the device one row leaves to others. A few rows show less
+than many, for each has a beginning and an end."""
 LEAST_FILL = 0.05
 REPLAYS = 5
 TRIES = 3
@@ -16,7 +18,7 @@ _HOPS = 40
 """Kernels on each of two streams that wait for one another all the time."""
 
 
-def fill_of(row_s: float, side_by_side_s: float, branches: int = BRANCHES) -> float:
+def fill_of(row_s: float, side_by_side_s: float, branches: int) -> float:
     """Share of the device that an operation fills, from a row of it alone and several rows side by side.
 
     Rows that do not notice each other take as long as one; rows that fill the device take turns.
@@ -36,7 +38,7 @@ class GraphClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._branches = [torch.cuda.Stream(device) for _ in range(BRANCHES)]
+        self._branches = [torch.cuda.Stream(device) for _ in range(max(BRANCHES))]
         self._pool = torch.cuda.graph_pool_handle()
         # A pool is gone with the last graph that uses it; this one stays.
         self._number = torch.zeros(1, device=device)
@@ -61,7 +63,7 @@ class GraphClock:
         return self._replay_s(lambda: _repeat(call, count))
 
     def side_by_side_s(self, calls: list[Callable[[], object]], count: int) -> float:
-        """Seconds of a graph that holds a row of `count` calls for each of `BRANCHES` calls, side by side.
+        """Seconds of a graph that holds a row of `count` calls for each of the calls, side by side.
 
         Raises:
             RuntimeError: see `row_s`.
@@ -97,12 +99,13 @@ class GraphClock:
 
     def _fork_and_join(self, calls: list[Callable[[], object]], count: int) -> None:
         current = torch.cuda.current_stream(self._device)
-        for branch in self._branches:
+        branches = self._branches[: len(calls)]
+        for branch in branches:
             branch.wait_stream(current)
-        for branch, call in zip(self._branches, calls, strict=True):
+        for branch, call in zip(branches, calls, strict=True):
             with torch.cuda.stream(branch):
                 _repeat(call, count)
-        for branch in self._branches:
+        for branch in branches:
             current.wait_stream(branch)
 
     def _replay_s(self, work: Callable[[], object]) -> float:
@@ -143,6 +146,15 @@ class GraphClock:
             end.synchronize()
             tries.append(begin.elapsed_time(end) * 1e-3)
         return min(tries)
+
+
+@functools.cache
+def stream_sync_s(device: torch.device) -> float:
+    """Seconds that a wait for another stream costs in a graph on this GPU; see `GraphClock.sync_s`.
+
+    Cost: Two small captures, once per process and device.
+    """
+    return GraphClock(device).sync_s()
 
 
 def _repeat(call: Callable[[], object], count: int) -> None:

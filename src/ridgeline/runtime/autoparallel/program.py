@@ -15,6 +15,7 @@ from ridgeline.runtime.autoparallel.aliasing import Accesses
 from ridgeline.runtime.autoparallel.dag import Dag, descendants
 from ridgeline.runtime.autoparallel.operations import Operation, depend, group
 from ridgeline.runtime.autoparallel.segments import Environment, Segment, Text, compile_segment
+from ridgeline.runtime.autoparallel.splitting import split_backward
 from ridgeline.runtime.autoparallel.tidying import tidy
 from ridgeline.runtime.flat_program import FlatProgram, flatten_program
 
@@ -69,6 +70,7 @@ class Program:
     def __init__(self, flat: FlatProgram) -> None:
         graph = flat.graph.graph
         tidy(graph)
+        split_backward(graph)
         flat.graph.recompile()
         self.graph: fx.GraphModule = flat.graph
         self.state = flat.state

@@ -13,24 +13,20 @@ from ridgeline.runtime.autoparallel.bounds import Bounds, find_bounds
 from ridgeline.runtime.autoparallel.costs import measure_costs
 from ridgeline.runtime.autoparallel.devices import DeviceProgram
 from ridgeline.runtime.autoparallel.gradients import Differentiable, Halves
+from ridgeline.runtime.autoparallel.graph_clock import stream_sync_s
 from ridgeline.runtime.autoparallel.links import LinkSeconds, link_seconds
 from ridgeline.runtime.autoparallel.list_schedule import list_schedule
 from ridgeline.runtime.autoparallel.makespan import NodeCost, run_schedule
 from ridgeline.runtime.autoparallel.placement import place
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.schedule import Schedule, serial_schedule
-from ridgeline.runtime.autoparallel.selection import SERIAL, candidates
+from ridgeline.runtime.autoparallel.selection import MOST_STREAMS, SERIAL, candidates
 from ridgeline.runtime.autoparallel.streams import StreamProgram
 from ridgeline.runtime.autoparallel.threads import ThreadProgram, measure_sync_s
 from ridgeline.runtime.hybrid.calls.state import preserved
 
 MOST_THREADS = 4
 """Lanes on the CPU by default: Python's global lock lets few threads issue small operators at once."""
-STREAMS = 8
-"""Lanes on a GPU by default."""
-STREAM_SYNC_S = 2e-6
-"""What waiting for an event of another stream costs on the device. It only steers which lanes are merged; the
-choice is by measurement. Source: order of magnitude of a dependency between two kernels of a CUDA graph."""
 
 
 class Way(NamedTuple):
@@ -84,11 +80,13 @@ def offer(
             f"wanted tensors on the CPU or on CUDA devices, got {', '.join(kinds)} for parallelize; move "
             "them with .to(device) first"
         )
-    costs = measure_costs(program, args)
     if len(devices) > 1:
+        # One operation at a time runs on the CPU, so it has all threads.
+        costs = measure_costs(program, args, threads=torch.get_num_threads())
         return _on_devices(program, costs, list(devices), machine)
+    costs = measure_costs(program, args)
     if kinds == ["cuda"]:
-        return _on_streams(program, costs, args, lanes or STREAMS, capture, devices[0])
+        return _on_streams(program, costs, args, lanes or MOST_STREAMS, capture, devices[0])
     return _on_threads(program, costs, lanes or min(len(os.sched_getaffinity(0)), MOST_THREADS))
 
 
@@ -164,13 +162,15 @@ def _on_streams(
     capture: bool,
     device: torch.device,
 ) -> Offer:
+    sync_s = stream_sync_s(device)
+
     def way(name: str, schedule: Schedule) -> Way:
-        predicted = run_schedule(costs, schedule, sync_s=STREAM_SYNC_S).makespan
+        predicted = run_schedule(costs, schedule, sync_s=sync_s).makespan
         if capture:
             return Way(name, schedule, predicted, lambda: CapturedProgram(program, schedule, args))
         return Way(name, schedule, predicted, lambda: StreamProgram(program, schedule))
 
-    found = candidates(program, costs, lanes, sync_s=STREAM_SYNC_S)
+    found = candidates(program, costs, lanes, sync_s=sync_s)
     ways = tuple(way(name, schedule) for name, schedule in found.items())
     return Offer(ways, find_bounds(program.dag, costs), str(device), *_size(program))
 

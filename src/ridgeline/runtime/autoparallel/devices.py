@@ -11,10 +11,12 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import ScheduleError
 from ridgeline.runtime.autoparallel.cuda_lanes import CudaLanes, Route
 from ridgeline.runtime.autoparallel.issue import Lanes, Piece, pieces
+from ridgeline.runtime.autoparallel.moves import compile_move, is_move
 from ridgeline.runtime.autoparallel.placement import Placement
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.segments import Environment, Segment
-from ridgeline.runtime.autoparallel.transfers import Copy, Itinerary, Traffic, plan_transfers
+from ridgeline.runtime.autoparallel.traffic import Arrival, Copy, Traffic
+from ridgeline.runtime.autoparallel.transfers import Itinerary, plan_transfers
 
 Work = Callable[[list[Environment]], None]
 """What a piece does; the environments are those of the devices."""
@@ -25,8 +27,9 @@ class DeviceProgram:
 
     Devices compute on the caller's current streams; values travel on streams of their own
     meanwhile. Results are on the devices that the placement gives them, valid on the current stream
-    there. State that is needed on another device is copied at every call, so updates of it are
-    seen. Calls do not compute gradients.
+    there. What the function moves from a GPU to the CPU goes into pinned memory while the host does
+    other work; as a result it is complete, and pinned. State that is needed on another device is
+    copied at every call, so updates of it are seen. Calls do not compute gradients.
 
     Args:
         program: Its inputs and state are on some of the devices.
@@ -72,6 +75,7 @@ class DeviceProgram:
         self.copies = tuple(step for step in itinerary.steps if isinstance(step, Copy))
         self._lanes = lanes or CudaLanes(self._routes(itinerary), len(itinerary.steps))
         handed = {slot for found in itinerary.handed.values() for slot, _ in found}
+        self._moves = frozenset(traffic.moves)
         self._kept = program.crosses(placement.device_of) | handed | {c.slot for c in self.copies}
         self._work = [
             (piece, self._work_of(piece, itinerary)) for piece in pieces(itinerary.schedule)
@@ -87,9 +91,9 @@ class DeviceProgram:
     def __call__(self, *args: Any) -> Any:
         """The result, on the devices of the placement.
 
-        Cost: Enqueues. The host waits for operations on the CPU that need what a GPU computed, for
-            values that the function itself moves to or from the CPU, and for copies of pinned
-            memory.
+        Cost: Enqueues. The host waits for what comes from a GPU to the CPU when the CPU needs it or it
+            is a result, for values that the function itself moves from the CPU, or with a change of the
+            dtype to it, and for copies of pinned memory.
         """
         environments: list[Environment] = [self.program.bind(*args)]
         environments += [list(environments[0]) for _ in self._devices[1:]]
@@ -124,12 +128,17 @@ class DeviceProgram:
             what = itinerary.steps[step]
             for slot, source in itinerary.handed.get(step, ()):
                 found.append(_hand(slot, source, target))
+            if isinstance(what, Arrival):
+                continue  # The lane has waited; there is nothing else to do.
+            if isinstance(what, int) and what not in self._moves:
+                operations.append(what)
+                continue
+            found += self._segments(operations, target)
+            operations = []
             if isinstance(what, Copy):
-                found += self._segments(operations, target)
-                operations = []
                 found.append(_copy(what, self._devices[what.target]))
             else:
-                operations.append(what)
+                found.append(_on(target, compile_move(self.program, what, self._kept)))
         found += self._segments(operations, target)
         return found[0] if len(found) == 1 else _in_turn(found)
 
@@ -175,8 +184,15 @@ def traffic_of(
             as_they_are.add((index, slot))
             if not _is_number(nodes[slot]) or len(operation.reads) == 1:
                 crossings[index] = owner[slot]
+    moves = frozenset(
+        index
+        for index, source in crossings.items()
+        if devices[source].type != "cpu"
+        and devices[device_of[index]].type == "cpu"
+        and is_move(program.operations[index].node)
+    )
     reads = [operation.reads for operation in program.operations]
-    return Traffic(reads, makes, homes, as_they_are, crossings)
+    return Traffic(reads, makes, homes, as_they_are, crossings, moves, frozenset(program.outputs))
 
 
 def _check_updates(

@@ -76,10 +76,12 @@ def place(
     edge_bytes: Mapping[Edge, int],
     link_seconds: LinkSeconds,
     pinned: Mapping[int, int],
+    *,
+    spread: Collection[int] | None = None,
 ) -> Placement:
     """Nodes on the devices on which each ends first, the most urgent ones first.
 
-    The result is never worse than putting everything that is not pinned on one device.
+    The result is never worse than putting everything that is not pinned on one device of `spread`.
 
     Args:
         dag: What to place.
@@ -87,6 +89,7 @@ def place(
         edge_bytes: Size of what travels along an edge; an edge without bytes only orders its ends.
         link_seconds: Measured seconds of a copy between two devices.
         pinned: Nodes that must be on a given device: inputs and outputs.
+        spread: Devices for nodes that are not pinned; None: all.
 
     Raises:
         ScheduleError: there is no device, costs are missing, or a node is pinned to none of the devices.
@@ -97,7 +100,7 @@ def place(
         are occupied as devices are, which HEFT itself leaves out.
     """
     _check(dag, costs_by_device, pinned)
-    devices = range(len(costs_by_device))
+    devices = tuple(range(len(costs_by_device)) if spread is None else spread)
     sizes: dict[int, int] = {}
     for (u, _), size in edge_bytes.items():
         sizes[u] = max(sizes.get(u, 0), size)

@@ -3,56 +3,27 @@
 Pure: a placement and the values that operations read go in, an itinerary comes out: operations and
 copies in issue order, with a schedule over lanes (one per device that computes, one per pair of
 devices that copies).
+
+What lands in host memory from a device is there only once the device says so, and no stream can hold
+the host back: what reads it, on whatever lane, comes after an arrival, for which the host waits.
 """
 
 import heapq
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.errors import ScheduleError
 from ridgeline.runtime.autoparallel.dag import Dag, Edge
 from ridgeline.runtime.autoparallel.schedule import Schedule, needed_syncs
-
-
-class Copy(NamedTuple):
-    """A value copied between devices, once for each device that needs it.
-
-    Attributes:
-        slot: The value.
-        source: Device it is on.
-        target: Device it goes to.
-    """
-
-    slot: int
-    source: int
-    target: int
-
-
-class Traffic(NamedTuple):
-    """What operations read and make; everything about a program that a placement's copies follow from.
-
-    Attributes:
-        reads: For each operation the slots that it reads.
-        makes: For each operation the slots that it fills.
-        homes: Slot of an input or of state to the device that it is on.
-        as_they_are: (operation, slot) where the operation takes the value from whatever device it
-            is on: it moves it itself, or reads a number that the host holds.
-        crossings: Operation to the device it copies from, for those that move a value between
-            devices by themselves.
-    """
-
-    reads: Sequence[Collection[int]]
-    makes: Sequence[Collection[int]]
-    homes: Mapping[int, int]
-    as_they_are: Collection[tuple[int, int]] = ()
-    crossings: Mapping[int, int] = {}
+from ridgeline.runtime.autoparallel.traffic import Arrival, Copy, Step, Traffic
 
 
 class Itinerary(NamedTuple):
-    """Operations and copies in issue order.
+    """Operations, copies and arrivals in issue order.
 
     Attributes:
-        steps: An operation's number, or a copy; step i is node i of the schedule.
+        steps: Step i is node i of the schedule.
         routes: For each lane the devices that it reads from and writes to; the same where it
             computes.
         schedule: Lanes and syncs of the steps.
@@ -60,7 +31,7 @@ class Itinerary(NamedTuple):
             that has them.
     """
 
-    steps: tuple[int | Copy, ...]
+    steps: tuple[Step, ...]
     routes: tuple[tuple[int, int], ...]
     schedule: Schedule
     handed: Mapping[int, tuple[tuple[int, int], ...]]
@@ -80,9 +51,10 @@ def plan_transfers(
 ) -> Itinerary:
     """The itinerary of a placement.
 
-    A value is copied as soon as it has been issued, on the lane of its pair of devices. Operations
-    are issued in the order in which the placement starts them, but those for which the host itself
-    works or waits come only when nothing is left that merely needs to be enqueued.
+    A value is copied, or moved, as soon as it has been issued, on the lane of its pair of devices.
+    Operations are issued in the order in which the placement starts them, but those for which the host
+    itself works or waits come only when nothing is left that merely needs to be enqueued. What lands in
+    host memory arrives just before it is first read, or at the end if only the caller reads it.
 
     Args:
         dag: Who waits for whom.
@@ -101,11 +73,13 @@ def plan_transfers(
         )
     owners = _owners(device_of, traffic)
     copies, handed = _needs(device_of, traffic, owners)
-    order = _issue_order(dag, device_of, traffic, hosts, starts)
-    steps = _with_copies(order, copies, traffic)
+    landings = _landings(dag, device_of, traffic, copies, hosts)
+    order = _issue_order(dag, device_of, traffic, hosts, starts, _behind(landings, copies))
+    steps = _steps(order, copies, landings, traffic)
     place = {step: index for index, step in enumerate(steps)}
     edges = {(place[u], place[v]) for u, v in dag.edges}
     edges.update(_copy_edges(place, copies, traffic))
+    edges.update(_arrival_edges(place, landings))
     lanes = [_lane(step, device_of, traffic) for step in steps]
     routes = sorted(set(lanes), key=lambda route: (route[0] != route[1], route))
     lane_of = tuple(routes.index(lane) for lane in lanes)
@@ -152,18 +126,60 @@ def _needs(
     return copies, handed
 
 
+def _landings(
+    dag: Dag,
+    device_of: Sequence[int],
+    traffic: Traffic,
+    copies: Mapping[Copy, Sequence[int]],
+    hosts: Collection[int],
+) -> dict[int | Copy, list[int | Copy]]:
+    """What comes into the memory of the host from a device, with the steps that read it there."""
+    found: dict[int | Copy, list[int | Copy]] = {
+        copy: list(readers)
+        for copy, readers in copies.items()
+        if copy.target in hosts and copy.source not in hosts
+    }
+    children = dag.children()
+    for operation, source in traffic.crossings.items():
+        if device_of[operation] in hosts and source not in hosts:
+            slots = set(traffic.makes[operation])
+            found[operation] = [
+                *(
+                    child
+                    for child in children[operation]
+                    if slots.intersection(traffic.reads[child])
+                ),
+                *(copy for copy in copies if copy.slot in slots),
+            ]
+    return found
+
+
+def _behind(
+    landings: Mapping[int | Copy, Sequence[int | Copy]], copies: Mapping[Copy, Sequence[int]]
+) -> set[int]:
+    """Operations that come after an arrival."""
+    found: set[int] = set()
+    for readers in landings.values():
+        for reader in readers:
+            found.update(copies[reader] if isinstance(reader, Copy) else (reader,))
+    return found
+
+
 def _issue_order(
     dag: Dag,
     device_of: Sequence[int],
     traffic: Traffic,
     hosts: Collection[int],
     starts: Sequence[float] | None,
+    behind: Collection[int],
 ) -> list[int]:
     """A topological order in which the host first enqueues what it can, and then works or waits itself."""
 
     def rank(operation: int) -> tuple[bool, float, int]:
+        if operation in traffic.moves:
+            return False, -math.inf, operation
         source = traffic.crossings.get(operation, device_of[operation])
-        is_slow = device_of[operation] in hosts or source in hosts
+        is_slow = device_of[operation] in hosts or source in hosts or operation in behind
         return is_slow, starts[operation] if starts else 0.0, operation
 
     missing = [len(parents) for parents in dag.parents()]
@@ -181,27 +197,49 @@ def _issue_order(
     return order
 
 
-def _with_copies(
-    order: Sequence[int], copies: Mapping[Copy, Sequence[int]], traffic: Traffic
-) -> list[int | Copy]:
-    """The order with each copy behind what makes its value; copies of inputs go first, by need."""
+def _steps(
+    order: Sequence[int],
+    copies: Mapping[Copy, Sequence[int]],
+    landings: Mapping[int | Copy, Sequence[int | Copy]],
+    traffic: Traffic,
+) -> list[Step]:
+    """The order with copies and arrivals.
+
+    A copy comes behind what makes its value, or, if that has to arrive, before its first reader; copies
+    of inputs go first, by need. An arrival comes before the first step that reads what has landed, or
+    last.
+    """
     place = {operation: index for index, operation in enumerate(order)}
+    first_reader = {copy: min(map(place.__getitem__, readers)) for copy, readers in copies.items()}
+    landed: dict[int | Copy, list[int | Copy]] = {}
+    for landing, readers in landings.items():
+        for reader in readers:
+            landed.setdefault(reader, []).append(landing)
     by_slot: dict[int, list[Copy]] = {}
-    for copy in copies:
-        by_slot.setdefault(copy.slot, []).append(copy)
-    from_outside = [copy for copy in copies if copy.slot in traffic.homes]
-    steps: list[int | Copy] = sorted(
-        from_outside, key=lambda copy: (min(place[reader] for reader in copies[copy]), copy)
-    )
-    for operation in order:
-        steps.append(operation)
+    late: dict[int, list[Copy]] = {}
+    for copy in sorted(copies):
+        if copy in landed:
+            late.setdefault(first_reader[copy], []).append(copy)
+        elif copy.slot not in traffic.homes:
+            by_slot.setdefault(copy.slot, []).append(copy)
+    from_outside = (copy for copy in copies if copy.slot in traffic.homes)
+    steps: list[Step] = []
+    returned: list[Step] = []
+    steps += sorted(from_outside, key=lambda copy: (first_reader[copy], copy))
+    for index, operation in enumerate(order):
+        for step in (*late.get(index, ()), operation):
+            steps += [Arrival(landing) for landing in landed.get(step, ())]
+            steps.append(step)
         for slot in sorted(traffic.makes[operation]):
-            steps.extend(sorted(by_slot.get(slot, ())))
-    return steps
+            steps += by_slot.get(slot, ())
+        if operation in landings and not traffic.results.isdisjoint(traffic.makes[operation]):
+            returned.append(Arrival(operation))
+    # Only the first wait for a landing is one.
+    return list(dict.fromkeys([*steps, *returned]))
 
 
 def _copy_edges(
-    place: Mapping[int | Copy, int], copies: Mapping[Copy, Sequence[int]], traffic: Traffic
+    place: Mapping[Step, int], copies: Mapping[Copy, Sequence[int]], traffic: Traffic
 ) -> Iterable[Edge]:
     """Maker to copy, and copy to reader."""
     maker = {slot: operation for operation, slots in enumerate(traffic.makes) for slot in slots}
@@ -212,7 +250,22 @@ def _copy_edges(
             yield place[copy], place[reader]
 
 
-def _lane(step: int | Copy, device_of: Sequence[int], traffic: Traffic) -> tuple[int, int]:
+def _arrival_edges(
+    place: Mapping[Step, int], landings: Mapping[int | Copy, Sequence[int | Copy]]
+) -> Iterable[Edge]:
+    """Landing to arrival, and arrival to reader."""
+    for landing, readers in landings.items():
+        arrival = place.get(Arrival(landing))
+        if arrival is not None:
+            yield place[landing], arrival
+            for reader in readers:
+                yield arrival, place[reader]
+
+
+def _lane(step: Step, device_of: Sequence[int], traffic: Traffic) -> tuple[int, int]:
     if isinstance(step, Copy):
         return step.source, step.target
+    if isinstance(step, Arrival):
+        target = step.of.target if isinstance(step.of, Copy) else device_of[step.of]
+        return target, target
     return traffic.crossings.get(step, device_of[step]), device_of[step]

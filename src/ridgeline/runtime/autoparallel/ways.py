@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
+from ridgeline.runtime.autoparallel.aliasing import num_bytes
 from ridgeline.runtime.autoparallel.bounds import Bounds, find_bounds
 from ridgeline.runtime.autoparallel.costs import measure_costs
 from ridgeline.runtime.autoparallel.devices import DeviceProgram
@@ -17,6 +18,7 @@ from ridgeline.runtime.autoparallel.graph_clock import stream_sync_s
 from ridgeline.runtime.autoparallel.links import LinkSeconds, link_seconds
 from ridgeline.runtime.autoparallel.list_schedule import list_schedule
 from ridgeline.runtime.autoparallel.makespan import NodeCost, run_schedule
+from ridgeline.runtime.autoparallel.moves import is_move
 from ridgeline.runtime.autoparallel.placement import place
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.schedule import Schedule, serial_schedule
@@ -184,23 +186,25 @@ def _on_devices(
     """As it is placed, one operation after the other and side by side; and as HEFT places it."""
     homes = [devices.index(operation.device) for operation in program.operations]
     links = link_seconds(devices, machine)
-    seconds = [cost.seconds for cost in costs]
+    apart = _without_moves(program, costs, links, devices)
+    table = [[cost.seconds for cost in apart] for _ in devices]
     fixed = dict(enumerate(homes))
-    table = [list(seconds) for _ in devices]
+    gpus = [index for index, device in enumerate(devices) if device.type == "cuda"]
     as_placed = place(program.dag, table, program.edge_bytes, links, fixed)
-    chosen = place(program.dag, table, program.edge_bytes, links, _pinned(program, devices))
+    chosen = place(
+        program.dag, table, program.edge_bytes, links, _pinned(program, devices), spread=gpus
+    )
     placements = {"as placed": as_placed}
     if chosen.device_of != as_placed.device_of:
         placements["HEFT"] = chosen
     serial = serial_schedule(program.dag)
-    ways = [
-        Way(SERIAL, serial, _serial_seconds(program, seconds, links, homes), lambda: program.run)
-    ]
+    one_by_one_s = sum(cost.seconds for cost in costs)
+    ways = [Way(SERIAL, serial, one_by_one_s, lambda: program.run)]
     for name, placement in placements.items():
         made = DeviceProgram(program, placement, devices)
         ways.append(Way(name, made.schedule, placement.makespan, _constant(made)))
     best = min(placements.values(), key=lambda placement: placement.makespan)
-    bounds = find_bounds(program.dag, costs, num_devices=len(devices), transfers=best.transfers)
+    bounds = find_bounds(program.dag, apart, num_devices=len(devices), transfers=best.transfers)
     return Offer(tuple(ways), bounds, ", ".join(map(str, devices)), *_size(program))
 
 
@@ -228,16 +232,30 @@ def _pinned(program: Program, devices: Sequence[torch.device]) -> dict[int, int]
     return {index: devices.index(program.operations[index].device) for index in sorted(pinned)}
 
 
-def _serial_seconds(
-    program: Program, seconds: Sequence[float], links: LinkSeconds, homes: Sequence[int]
-) -> float:
-    """Everything one after the other, copies too."""
-    copies = sum(
-        links(homes[u], homes[v], size)
-        for (u, v), size in program.edge_bytes.items()
-        if homes[u] != homes[v] and size
-    )
-    return sum(seconds) + copies
+def _without_moves(
+    program: Program,
+    costs: Sequence[NodeCost],
+    links: LinkSeconds,
+    devices: Sequence[torch.device],
+) -> list[NodeCost]:
+    """The costs, where moves to the CPU occupy their link and not the CPU.
+
+    What comes from another operation is a transfer of its edge already; what comes from an input is not.
+    """
+    fed = {reader for (_, reader), size in program.edge_bytes.items() if size}
+    found: list[NodeCost] = []
+    for index, (operation, cost) in enumerate(zip(program.operations, costs, strict=True)):
+        found.append(cost)
+        if not is_move(operation.node):
+            continue
+        (argument,) = operation.node.all_input_nodes
+        ends = (argument.meta["val"].device, operation.device)
+        if index in fed:
+            found[-1] = cost._replace(seconds=0.0)
+        elif set(ends) <= set(devices):
+            seconds = links(*map(devices.index, ends), num_bytes(operation.node))
+            found[-1] = cost._replace(seconds=seconds)
+    return found
 
 
 def _constant(value: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:

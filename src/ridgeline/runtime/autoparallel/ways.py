@@ -249,11 +249,12 @@ def _without_moves(
         if not is_move(operation.node):
             continue
         (argument,) = operation.node.all_input_nodes
-        ends = (argument.meta["val"].device, operation.device)
+        source, target = argument.meta["val"].device, operation.device
         if index in fed:
             found[-1] = cost._replace(seconds=0.0)
-        elif set(ends) <= set(devices):
-            seconds = links(*map(devices.index, ends), num_bytes(operation.node))
+        elif {source, target} <= set(devices):
+            size = num_bytes(operation.node)
+            seconds = links(devices.index(source), devices.index(target), size)
             found[-1] = cost._replace(seconds=seconds)
     return found
 

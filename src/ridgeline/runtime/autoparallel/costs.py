@@ -1,7 +1,6 @@
 """What each operation of a program costs on its device: measured, once for equal ones."""
 
 import functools
-import statistics
 import time
 from collections.abc import MutableMapping
 from typing import Any
@@ -159,7 +158,7 @@ def _gpu_cost(
 
 
 def _cpu_cost(segment: Segment, environment: Environment, threads: int) -> NodeCost:
-    """Median of runs with so many threads."""
+    """The least of some rounds with so many threads: whatever else runs can only add to it."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -168,7 +167,7 @@ def _cpu_cost(segment: Segment, environment: Environment, threads: int) -> NodeC
         samples = [_seconds(segment, environment, count) for _ in range(ROUNDS)]
     finally:
         torch.set_num_threads(before)
-    return NodeCost(statistics.median(samples))
+    return NodeCost(min(samples))
 
 
 def _seconds(segment: Segment, environment: Environment, count: int) -> float:

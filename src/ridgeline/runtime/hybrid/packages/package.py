@@ -117,8 +117,8 @@ def load_compiled(path: Path, device: torch.device) -> Run:
 _survived: list[Path] = []
 
 LOAD_LIMIT_S = 180.0
-"""A child imports torch, starts a GPU and loads a program: some 10 s, or a minute where the C++ compiler is slow,
-which torch asks what the processor can do."""
+"""A child imports torch, starts a GPU and loads a program: some 10 s. It is a minute where the C++ compiler
+is slow, which torch asks what the processor can do."""
 
 
 def _check_survives(path: Path) -> None:

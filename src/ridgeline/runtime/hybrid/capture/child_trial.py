@@ -43,6 +43,7 @@ STEPS = 6
 """Three eager ones, one that captures and checks, two replays."""
 
 _WORKER = "ridgeline.runtime.hybrid.capture.child_worker"
+_STEPS = "ridgeline.runtime.step_trial:run_steps"
 _LAUNCHER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -125,7 +126,7 @@ def try_step_in_child(
         "device": next(body.model.parameters()).device.type,
         "steps": steps,
     }
-    return try_in_child(f"{_WORKER}:run_steps", payload, limit_s=limit_s)
+    return try_in_child(_STEPS, payload, limit_s=limit_s)
 
 
 def check_trial(outcome: TrialOutcome, doubts: Sequence[object]) -> str:

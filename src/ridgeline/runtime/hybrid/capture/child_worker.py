@@ -7,15 +7,12 @@ import sys
 import traceback
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from ridgeline.codec import Value, write_atomically
-from ridgeline.plan import Plan
 from ridgeline.runtime.worker_process import end_well, end_with_parent
 
 PAYLOAD = "payload.pt"
@@ -41,28 +38,6 @@ def read_report(directory: Path) -> Report | None:
     """The child's report, if it could write one."""
     path = directory / REPORT
     return msgspec.json.decode(path.read_bytes(), type=Report) if path.exists() else None
-
-
-def run_steps(
-    *,
-    model: nn.Module,
-    loss_fn: Any,
-    optimizer: Optimizer,
-    batch: Any,
-    plan: Plan,
-    clip_norm: float | None,
-    device: str,
-    steps: int,
-) -> None:
-    """Train some steps under the plan, and wait for the device."""
-    # At the top this would go in a circle: a step uses the linter, which knows of trials.
-    from ridgeline.runtime.step import TrainStep
-
-    with TrainStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm, device=device) as step:
-        for _ in range(steps):
-            step(batch)
-        if device == "cuda":
-            torch.cuda.synchronize()
 
 
 def main(directory: str, program: str, parent: str, script: str) -> None:

@@ -189,6 +189,20 @@ def test_lanes_must_be_a_kind_or_an_indexed_kind(lane: str) -> None:
         Engine(threads={"loader": 0})
 
 
+@pytest.mark.parametrize("given", ["variable", ["name"], (1,)])
+def test_only_sequences_of_variables_are_taken(given: Any) -> None:
+    """A forgotten comma is a mistake that everybody makes; the engine goes on."""
+    with Engine() as engine:
+        wrong = engine.variable("loss") if given == "variable" else given
+        for accesses in ({"reads": wrong}, {"writes": wrong}):
+            with pytest.raises(
+                EngineError,
+                match=r"wanted a tuple or list of variables, got .* of 'step'; make them",
+            ):
+                engine.push(int, name="step", **accesses)
+        engine.push(int, writes=[engine.variable()], lane="loader")
+
+
 def test_statistics_count_what_became_of_the_tasks() -> None:
     """Pushed is the sum of the ends; the text names what there was."""
     with Engine() as engine:

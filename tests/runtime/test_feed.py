@@ -269,3 +269,14 @@ def test_what_cannot_be_fed_is_refused() -> None:
         feed([], "cpu", 0, fixed_addresses=True)
     with pytest.raises(PlanError, match="wanted a CPU or CUDA device, got meta in feed"):
         feed([], "meta")
+    with pytest.raises(PlanError, match="wanted an iterable of batches, got int in feed"):
+        feed(5, "cpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch without a CUDA device")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    """Said by us, and not by an assertion inside torch."""
+    with pytest.raises(
+        PlanError, match=r"wanted a CUDA device that torch can use for feed\(\.\.\.\), got cuda"
+    ):
+        feed([], "cuda")

@@ -16,7 +16,7 @@ from ridgeline.runtime.engine.scheduler import Scheduler, check_alive, closed_ga
 from ridgeline.runtime.engine.statistics import EngineStatistics
 from ridgeline.runtime.engine.task import Task, here
 from ridgeline.runtime.engine.threads import ThreadLane
-from ridgeline.runtime.engine.variable import Variable
+from ridgeline.runtime.engine.variable import Variable, check_variables
 from ridgeline.timeline import Span, Timeline
 
 
@@ -98,8 +98,8 @@ class Engine:
             num_bytes: Memory that it holds until it is done, for `max_bytes`.
 
         Raises:
-            EngineError: the engine is closed or of another process, the lane is unknown, or a variable
-                was deleted.
+            EngineError: the engine is closed or of another process, the lane is unknown, `reads` or
+                `writes` are not sequences of variables, or a variable was deleted.
 
         Cost: About 10 us. Blocks while the bounds are reached; on `compute` and `host`, until done.
         """
@@ -110,6 +110,9 @@ class Engine:
             except AttributeError:  # such as functools.partial
                 name = type(fn).__name__
         record = scheduler.lanes.records.get(lane) or scheduler.lanes.make(lane, name)
+        if reads or writes:
+            check_variables(reads, name)
+            check_variables(writes, name)
         written = tuple(writes) if len(writes) < 2 else tuple(dict.fromkeys(writes))
         read = tuple([v for v in dict.fromkeys(reads) if v not in written]) if reads else ()
         task = Task(fn, read, written, record, name, priority, num_bytes, 2)

@@ -9,9 +9,10 @@ Source: the per-variable queues of MXNet's dependency engine (Chen et al., 2015)
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ridgeline.errors import EngineError
 from ridgeline.runtime.engine.task import Task
 
 
@@ -103,6 +104,24 @@ class Variable:
         """Whoever uses it next need not wait for any stream."""
         self.writer_event = None
         self.reader_events.clear()
+
+
+def check_variables(given: Sequence[Variable], where: str) -> None:
+    """Refuse what is no sequence of variables.
+
+    Raises:
+        EngineError: it is a variable by itself, or holds something else.
+    """
+    if isinstance(given, Sequence):
+        for variable in given:
+            if variable.__class__ is not Variable:
+                break
+        else:
+            return
+    raise EngineError(
+        f"wanted a tuple or list of variables, got {given!r} as reads or writes of {where!r}; make them with "
+        "engine.variable() and pass (variable,)"
+    )
 
 
 def touches_streams(task: Task) -> bool:

@@ -53,13 +53,19 @@ def feed(
         devices, sparse ones, subclasses and those that require gradients are copied when handed over.
 
     Raises:
-        PlanError: `depth` is negative, or 0 with fixed addresses; the device is neither CPU nor CUDA.
+        PlanError: `loader` cannot be iterated; `depth` is negative, or 0 with fixed addresses; the
+            device is neither CPU nor CUDA, or torch cannot use it.
         Exception: in the iteration, whatever the loader raises, unchanged, at the batch where it
             happened.
 
     Cost: `depth + 2` batches of pinned memory and of device memory, or `depth` with fixed addresses.
         Waits on the host only when no batch is ready.
     """
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise PlanError(
+            f"wanted an iterable of batches, got {type(loader).__name__} in feed(...); pass a DataLoader or "
+            "a generator"
+        )
     least = 1 if fixed_addresses else 0
     if depth < least:
         wanted = f"depth >= {least}{' with fixed_addresses=True' if fixed_addresses else ''}"
@@ -247,6 +253,11 @@ def _place(device: torch.device | str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise PlanError(
+            f"wanted a CUDA device that torch can use for feed(...), got {place} without one; feed to 'cpu', "
+            "or install a build of torch for this GPU"
+        )
     if place.type == "cuda" and place.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     if place.type not in ("cpu", "cuda"):

@@ -9,8 +9,7 @@ import functools
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from types import TracebackType
+from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
@@ -22,6 +21,7 @@ from ridgeline.runtime.feeding.meter import Totals
 from ridgeline.runtime.feeding.report import CopyReport, bounding_stage, hidden_share
 from ridgeline.runtime.feeding.slots import Carrier, Slot
 from ridgeline.runtime.feeding.source import Source, shut_down
+from ridgeline.runtime.feeding.stream import Stream
 
 
 def feed(
@@ -79,7 +79,7 @@ def feed(
     return Feed(loader, place, depth, channel, fixed_addresses=fixed_addresses)
 
 
-class Feed(Iterator[Any]):
+class Feed(Stream):
     """Batches on their device, in order; made by `rl.feed`.
 
     Loading begins with the first batch asked for. A loop that breaks off needs no `close()`: dropping
@@ -185,17 +185,6 @@ class Feed(Iterator[Any]):
         self._ahead.clear()
         self._lent.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _begin(self) -> None:
         self._has_begun = True
         self._is_over = True  # and so it stays if the loader cannot even begin
@@ -237,16 +226,6 @@ class Feed(Iterator[Any]):
                     lane="loader",
                     name="load",
                 )
-
-    def _stop(self, slot: Slot) -> None:
-        error, slot.error = slot.error, None
-        self.close()
-        try:
-            if isinstance(error, StopIteration):
-                raise StopIteration
-            raise error or StopIteration
-        finally:
-            del error  # its traceback holds this frame: no cycle, or the batches would linger
 
 
 def _place(device: torch.device | str | None) -> torch.device:

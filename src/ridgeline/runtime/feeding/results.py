@@ -7,9 +7,8 @@ waits for one copy at a time, and never for the computation behind it.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -20,6 +19,7 @@ from ridgeline.runtime.feeding.channel import Channel, CudaChannel, Moment
 from ridgeline.runtime.feeding.meter import Meter, Totals, Trace
 from ridgeline.runtime.feeding.report import CopyReport, bounding_stage, hidden_share
 from ridgeline.runtime.feeding.slots import Slot
+from ridgeline.runtime.feeding.stream import Stream
 
 
 def to_host(tensors: Iterable[Any], depth: int = 2) -> "ToHost":
@@ -49,7 +49,7 @@ def to_host(tensors: Iterable[Any], depth: int = 2) -> "ToHost":
     return ToHost(tensors, depth)
 
 
-class ToHost(Iterator[Any]):
+class ToHost(Stream):
     """Results in host memory, in order; made by `rl.to_host`."""
 
     def __init__(self, tensors: Iterable[Any], depth: int, channel: Channel | None = None) -> None:
@@ -115,17 +115,6 @@ class ToHost(Iterator[Any]):
         self._ahead.clear()
         self._free.clear()
         self._lent = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _ask(self, slot: Slot) -> None:
         """Have the next result computed, and its copy enqueued."""
@@ -211,13 +200,3 @@ class ToHost(Iterator[Any]):
                     f"{str(leaf.dtype).removeprefix('torch.')} in the memory of an earlier result that is "
                     "not copied yet, in to_host(...); yield its clone()"
                 )
-
-    def _stop(self, slot: Slot) -> None:
-        error, slot.error = slot.error, None
-        self.close()
-        try:
-            if isinstance(error, StopIteration):
-                raise StopIteration
-            raise error or StopIteration
-        finally:
-            del error  # its traceback holds this frame: no cycle, or the results would linger

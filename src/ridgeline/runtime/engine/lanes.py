@@ -6,6 +6,7 @@ of its own (loader, disk). `WorkLane` starts asynchronous collectives and is tol
 Collectives must start in the same order on every worker, so the last two keep push order.
 """
 
+import abc
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -69,7 +70,7 @@ class InlineLane:
         """Nothing to end."""
 
 
-class InOrderLane:
+class InOrderLane(abc.ABC):
     """Starts tasks in push order, however they become ready, one at a time, outside its lock.
 
     Whichever thread finds the next task ready launches it; a thread that comes while another launches
@@ -103,11 +104,11 @@ class InOrderLane:
             else:  # a task it depends on failed: there is no work to wait for
                 self._finish(head, None)
 
+    @abc.abstractmethod
     def launch(self, task: Task) -> None:
         """Start the task's work; must see to it that `finish` is called, and must not raise."""
-        raise NotImplementedError("a lane defines how it launches")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most lanes own nothing that ends
         """Nothing to end."""
 
     def _take(self) -> Task | None:

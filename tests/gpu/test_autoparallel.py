@@ -3,12 +3,12 @@
 import subprocess
 import sys
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from gpu_programs import chains, same
 from torch import Tensor, nn
 
 from ridgeline.runtime.autoparallel.costs import measure_costs
@@ -25,19 +25,6 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda", 0)
-
-
-@pytest.fixture
-def no_hidden_wait() -> Iterator[Callable[[], None]]:
-    """Call it, and from there to the end of the test an operation for which the host waits is an error."""
-
-    def begin() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls the mode a prototype
-            torch.cuda.set_sync_debug_mode("error")
-
-    yield begin
-    torch.cuda.set_sync_debug_mode("default")
 
 
 class Separable(nn.Module):
@@ -102,29 +89,6 @@ def cell() -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     torch.manual_seed(0)
     images = torch.randn(2, 1, 44, 28, 28, device=DEVICE)
     return training(Cell().to(DEVICE)), (images[0], images[1])
-
-
-def chains(
-    width: int = 4, depth: int = 8, size: int = 256
-) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
-    """Independent chains of small products, which leave most of the device to one another."""
-    torch.manual_seed(0)
-    weights = [torch.randn(size, size, device=DEVICE) / size**0.5 for _ in range(width)]
-
-    def fn(x: Tensor) -> Tensor:
-        found = []
-        for weight in weights:
-            y = x
-            for _ in range(depth):
-                y = (y @ weight).tanh()
-            found.append(y)
-        return torch.stack(found).sum(0)
-
-    return fn, (torch.randn(size, size, device=DEVICE),)
-
-
-def same(got: Any, want: Any, tolerance: float = 0.0) -> None:
-    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
 def schedules(program: Program) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """One program over GPUs and the CPU: the same results, no hidden wait, the time of the longest."""
 
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from gpu_programs import chains, same
 from torch import Tensor
 
 import ridgeline as rl
@@ -21,42 +21,6 @@ pytestmark = [
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 DEVICE = torch.device("cuda", 0)
-
-
-@pytest.fixture
-def no_hidden_wait() -> Iterator[Callable[[], None]]:
-    """Call it, and from there to the end of the test an operation for which the host waits is an error."""
-
-    def begin() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls the mode a prototype
-            torch.cuda.set_sync_debug_mode("error")
-
-    yield begin
-    torch.cuda.set_sync_debug_mode("default")
-
-
-def chains(
-    width: int = 4, depth: int = 8, size: int = 256
-) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
-    """Independent chains of small products, which leave most of the device to one another."""
-    torch.manual_seed(0)
-    weights = [torch.randn(size, size, device=DEVICE) / size**0.5 for _ in range(width)]
-
-    def fn(x: Tensor) -> Tensor:
-        found = []
-        for weight in weights:
-            y = x
-            for _ in range(depth):
-                y = (y @ weight).tanh()
-            found.append(y)
-        return torch.stack(found).sum(0)
-
-    return fn, (torch.randn(size, size, device=DEVICE),)
-
-
-def same(got: Any, want: Any, tolerance: float = 0.0) -> None:
-    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
 def by_hand(program: Program, device_of: list[int]) -> Placement:

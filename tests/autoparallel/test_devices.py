@@ -128,16 +128,16 @@ def test_the_order_of_lanes_and_the_syncs_imply_every_need(
         return bool(after[first] >> second & 1)
 
     for u, v in dag.edges:
-        assert come_in_order(itinerary.step_of(u), itinerary.step_of(v))
+        assert come_in_order(itinerary.steps.index(u), itinerary.steps.index(v))
     maker = {slots[0]: operation for operation, slots in enumerate(traffic.makes)}
     for place, step in enumerate(itinerary.steps):
         if not isinstance(step, Copy):
             continue
         if step.slot in maker:
-            assert come_in_order(itinerary.step_of(maker[step.slot]), place)
+            assert come_in_order(itinerary.steps.index(maker[step.slot]), place)
         for reader, slots in enumerate(traffic.reads):
             if step.slot in slots and device_of[reader] == step.target:
-                assert come_in_order(place, itinerary.step_of(reader))
+                assert come_in_order(place, itinerary.steps.index(reader))
 
 
 @settings(max_examples=200, deadline=None)

@@ -11,7 +11,7 @@ from ridgeline.errors import ScheduleError
 from ridgeline.runtime.autoparallel.bounds import Bounds, find_bounds
 from ridgeline.runtime.autoparallel.chains import Assignment, assign_chains, share_lanes
 from ridgeline.runtime.autoparallel.dag import Dag
-from ridgeline.runtime.autoparallel.makespan import NodeCost, predict, run_schedule
+from ridgeline.runtime.autoparallel.makespan import NodeCost, run_schedule
 from ridgeline.runtime.autoparallel.merging import merge_lanes
 from ridgeline.runtime.autoparallel.placement import Transfer
 from ridgeline.runtime.autoparallel.schedule import schedule_of, serial_schedule
@@ -66,24 +66,6 @@ def test_nodes_that_start_later_slow_down_those_that_run() -> None:
     apart = schedule_of(Dag(3, ()), Assignment((0, 1, 2), 3, ()))
     times = run_schedule([NodeCost(3.0), NodeCost(3.0), NodeCost(1.0)], apart, launch_s=1.0)
     assert times.ends == pytest.approx((7.0, 8.0, 6.0))
-
-
-def test_a_prediction_is_a_timeline_with_a_row_for_each_lane() -> None:
-    """Spans carry the names given, the lane's index, and times in nanoseconds."""
-    timeline = predict(DIAMOND, [NodeCost(1e-6, 0.5)] * 4, TWO_LANES, names=list("abcd"))
-    assert [(s.name, s.lane, s.index, s.start_ns, s.end_ns) for s in timeline.spans] == [
-        ("a", "compute", 0, 0, 1000),
-        ("b", "compute", 0, 1000, 2000),
-        ("c", "compute", 1, 1000, 2000),
-        ("d", "compute", 0, 2000, 3000),
-    ]
-    assert (timeline.origin, timeline.step_ns) == ("predicted", 3000)
-
-
-def test_a_prediction_refuses_a_schedule_that_is_not_valid() -> None:
-    """No time is told for a program that would be wrong."""
-    with pytest.raises(ScheduleError, match="nothing orders"):
-        predict(DIAMOND, [NodeCost(1.0)] * 4, schedule_of(DIAMOND, Assignment((0, 0, 1, 0), 2, ())))
 
 
 def test_costs_of_another_graph_are_refused() -> None:

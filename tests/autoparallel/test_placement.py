@@ -4,6 +4,7 @@ import pytest
 from dag_strategies import dags, shortest_makespan
 from hypothesis import given
 from hypothesis import strategies as st
+from placement_check import check_placement
 
 from ridgeline.errors import ScheduleError
 from ridgeline.runtime.autoparallel.bounds import find_bounds
@@ -11,7 +12,7 @@ from ridgeline.runtime.autoparallel.dag import Dag
 from ridgeline.runtime.autoparallel.list_schedule import list_schedule
 from ridgeline.runtime.autoparallel.makespan import NodeCost, run_schedule
 from ridgeline.runtime.autoparallel.placement import Placement, place
-from ridgeline.runtime.autoparallel.validity import check_placement, check_schedule
+from ridgeline.runtime.autoparallel.validity import check_schedule
 
 DIAMOND = Dag.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 

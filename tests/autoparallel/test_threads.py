@@ -170,13 +170,17 @@ def test_the_timeline_is_that_of_the_last_call(program: Program) -> None:
 
 
 def test_a_foreign_schedule_is_refused(program: Program) -> None:
-    """The schedule of another program does not fit."""
+    """The schedule of another program does not fit, nor one that keeps not every edge."""
     with pytest.raises(ScheduleError) as caught:
         ThreadProgram(program, Schedule(lanes=("compute:0",), lane_of=(0,), order=(0,), syncs=()))
     assert str(caught.value) == (
-        f"wanted a schedule of the program's {len(program.operations)} operations, got one of 1 nodes; schedule "
-        "program.dag"
+        f"wanted an order of all {len(program.operations)} nodes, each once, got 1 entries that are not; "
+        "schedule the graph that is run"
     )
+    nodes = tuple(range(len(program.operations)))
+    lanes = tuple(f"compute:{node}" for node in nodes)
+    with pytest.raises(ScheduleError, match="got a schedule in which nothing orders"):
+        ThreadProgram(program, Schedule(lanes=lanes, lane_of=nodes, order=nodes, syncs=()))
 
 
 def test_closed_threads_refuse_calls(program: Program) -> None:

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ScheduleError
 from ridgeline.runtime.autoparallel.cuda_lanes import CudaLanes, Route
-from ridgeline.runtime.autoparallel.issue import Lanes, Piece, pieces
+from ridgeline.runtime.autoparallel.issue import Lanes, Piece, carry_out, pieces
 from ridgeline.runtime.autoparallel.moves import compile_move, is_move
 from ridgeline.runtime.autoparallel.placement import Placement
 from ridgeline.runtime.autoparallel.program import Program
@@ -97,18 +97,7 @@ class DeviceProgram:
         """
         environments: list[Environment] = [self.program.bind(*args)]
         environments += [list(environments[0]) for _ in self._devices[1:]]
-        lanes = self._lanes
-        lanes.fork()
-        try:
-            for piece, work in self._work:
-                lanes.enter(piece.lane)
-                for step in piece.waits:
-                    lanes.wait(step)
-                work(environments)
-                if piece.signals:
-                    lanes.signal(piece.nodes[-1])
-        finally:
-            lanes.join()
+        carry_out(self._lanes, self._work, environments)
         for slot, device in self._outputs:
             environments[0][slot] = environments[device][slot]
         return self.program.results(environments[0])

@@ -5,9 +5,12 @@ event between them are one piece: it is entered, waits for what it needs, runs, 
 cost of switching lanes is paid once a piece instead of once a node.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from ridgeline.runtime.autoparallel.schedule import Schedule
+
+Values = TypeVar("Values")
 
 
 class Piece(NamedTuple):
@@ -71,3 +74,26 @@ class Lanes(Protocol):
 
     def join(self) -> None:
         """End a call, also one that failed: what the caller enqueues next comes after all lanes."""
+
+
+def carry_out(
+    lanes: Lanes, work: Sequence[tuple[Piece, Callable[[Values], object]]], values: Values
+) -> None:
+    """One call: every piece on its lane, after what it waits for.
+
+    Args:
+        lanes: What carries it out.
+        work: Pieces in an order in which they can be issued, with what each does.
+        values: Given to every piece.
+    """
+    lanes.fork()
+    try:
+        for piece, act in work:
+            lanes.enter(piece.lane)
+            for node in piece.waits:
+                lanes.wait(node)
+            act(values)
+            if piece.signals:
+                lanes.signal(piece.nodes[-1])
+    finally:
+        lanes.join()

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline.errors import ScheduleError
-from ridgeline.runtime.autoparallel.dag import Dag
 from ridgeline.runtime.autoparallel.schedule import Schedule
-from ridgeline.runtime.autoparallel.validity import check_schedule
-from ridgeline.timeline import Span, Timeline
 
 
 class NodeCost(NamedTuple):
@@ -36,54 +33,6 @@ class Times(NamedTuple):
         return max(self.ends, default=0.0)
 
 
-def predict(
-    dag: Dag,
-    costs: Sequence[NodeCost],
-    schedule: Schedule,
-    *,
-    sync_s: float = 0.0,
-    launch_s: float = 0.0,
-    devices: Sequence[int] | None = None,
-    names: Sequence[str] | None = None,
-    title: str = "schedule",
-) -> Timeline:
-    """The timeline of a schedule: one span a node, on the lane `compute` of its index.
-
-    Args:
-        dag: What is scheduled.
-        costs: For each node what it costs alone.
-        schedule: Who runs where.
-        sync_s: Seconds from the end of a node until one that waits for it on another lane can start.
-        launch_s: Seconds that the host needs to issue a node; 0 in a CUDA graph.
-        devices: For each lane its device: lanes of one device share it. None: all share one.
-        names: For each node its name; None: `node 0` and on.
-        title: What is predicted.
-
-    Raises:
-        ScheduleError: the schedule does not keep an edge of `dag`, or describes another graph.
-    """
-    check_schedule(dag, schedule)
-    times = run_schedule(costs, schedule, sync_s=sync_s, launch_s=launch_s, devices=devices)
-    names = [f"node {node}" for node in range(dag.num_nodes)] if names is None else names
-    spans = tuple(
-        Span(
-            name=names[node],
-            lane="compute",
-            index=schedule.lane_of[node],
-            start_ns=round(times.starts[node] * 1e9),
-            end_ns=round(times.ends[node] * 1e9),
-        )
-        for node in schedule.order
-    )
-    return Timeline(
-        origin="predicted",
-        title=title,
-        workers=1,
-        spans=spans,
-        steps_ns=(round(times.makespan * 1e9),),
-    )
-
-
 def run_schedule(
     costs: Sequence[NodeCost],
     schedule: Schedule,
@@ -92,7 +41,17 @@ def run_schedule(
     launch_s: float = 0.0,
     devices: Sequence[int] | None = None,
 ) -> Times:
-    """When each node starts and ends; arguments as for `predict`. The schedule must be valid.
+    """When each node starts and ends. The schedule must be valid, see `check_schedule`.
+
+    Args:
+        costs: For each node what it costs alone.
+        schedule: Who runs where.
+        sync_s: Seconds from the end of a node until one that waits for it on another lane can start.
+        launch_s: Seconds that the host needs to issue a node; 0 in a CUDA graph.
+        devices: For each lane its device: lanes of one device share it. None: all share one.
+
+    Raises:
+        ScheduleError: the costs are those of another graph.
 
     Cost: O((n + syncs) log n) for n nodes; about 10 us a node.
 

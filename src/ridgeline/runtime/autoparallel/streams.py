@@ -7,10 +7,11 @@ import torch
 
 from ridgeline.errors import ScheduleError
 from ridgeline.runtime.autoparallel.cuda_lanes import CudaLanes, Route
-from ridgeline.runtime.autoparallel.issue import Lanes, Piece, pieces
+from ridgeline.runtime.autoparallel.issue import Lanes, Piece, carry_out, pieces
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.schedule import Schedule
 from ridgeline.runtime.autoparallel.segments import Segment
+from ridgeline.runtime.autoparallel.validity import check_schedule
 from ridgeline.runtime.hybrid.calls.graph import CallGraph
 
 
@@ -30,16 +31,12 @@ class StreamProgram:
         lanes: What carries the schedule out; default: streams of the program's device.
 
     Raises:
-        ScheduleError: program and schedule have different numbers of nodes, or the program is not
-            on one CUDA device.
+        ScheduleError: the schedule does not keep an edge of the program, or is for another one; or the
+            program is not on one CUDA device.
     """
 
     def __init__(self, program: Program, schedule: Schedule, *, lanes: Lanes | None = None) -> None:
-        if len(schedule.lane_of) != len(program.operations):
-            raise ScheduleError(
-                f"wanted a schedule of the program's {len(program.operations)} operations, got one of "
-                f"{len(schedule.lane_of)} nodes; schedule program.dag"
-            )
+        check_schedule(program.dag, schedule)
         self.program = program
         self.schedule = schedule
         self._lanes = lanes or CudaLanes(
@@ -57,18 +54,7 @@ class StreamProgram:
         Cost: Enqueues; never waits for the device.
         """
         environment = self.program.bind(*args)
-        lanes = self._lanes
-        lanes.fork()
-        try:
-            for piece, segment in self._work:
-                lanes.enter(piece.lane)
-                for node in piece.waits:
-                    lanes.wait(node)
-                segment(environment)
-                if piece.signals:
-                    lanes.signal(piece.nodes[-1])
-        finally:
-            lanes.join()
+        carry_out(self._lanes, self._work, environment)
         return self.program.results(environment)
 
     def capture(self, args: tuple[Any, ...], *, static_io: bool = False) -> CallGraph:

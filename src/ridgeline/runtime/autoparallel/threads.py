@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ridgeline.errors import EngineError, ScheduleError
+from ridgeline.errors import EngineError
 from ridgeline.runtime.autoparallel.issue import Piece, pieces
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.schedule import Schedule
 from ridgeline.runtime.autoparallel.segments import Segment
+from ridgeline.runtime.autoparallel.validity import check_schedule
 from ridgeline.runtime.engine.engine import Engine
 from ridgeline.runtime.engine.variable import Variable
 from ridgeline.timeline import Timeline
@@ -57,18 +58,14 @@ class ThreadProgram:
         threads: Threads that one operator may use while the lanes run side by side.
 
     Raises:
-        ScheduleError: program and schedule have different numbers of nodes.
+        ScheduleError: the schedule does not keep an edge of the program, or is for another one.
 
     Attributes:
         schedule: As given.
     """
 
     def __init__(self, program: Program, schedule: Schedule, *, threads: int = 1) -> None:
-        if len(schedule.lane_of) != len(program.operations):
-            raise ScheduleError(
-                f"wanted a schedule of the program's {len(program.operations)} operations, got one of "
-                f"{len(schedule.lane_of)} nodes; schedule program.dag"
-            )
+        check_schedule(program.dag, schedule)
         self.program = program
         self.schedule = schedule
         self._threads = threads

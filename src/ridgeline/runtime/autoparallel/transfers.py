@@ -36,10 +36,6 @@ class Itinerary(NamedTuple):
     schedule: Schedule
     handed: Mapping[int, tuple[tuple[int, int], ...]]
 
-    def step_of(self, operation: int) -> int:
-        """The step that runs an operation."""
-        return self.steps.index(operation)
-
 
 def plan_transfers(
     dag: Dag,

@@ -13,8 +13,8 @@ from ridgeline.runtime.autoparallel.graph_clock import fill_of
 from ridgeline.runtime.autoparallel.makespan import NodeCost
 from ridgeline.runtime.autoparallel.program import trace_program
 from ridgeline.runtime.autoparallel.schedule import serial_schedule
-from ridgeline.runtime.autoparallel.splitting import split_backward
 from ridgeline.runtime.autoparallel.streams import StreamProgram
+from ridgeline.runtime.split_backward import split_backward
 
 
 class NoLanes:

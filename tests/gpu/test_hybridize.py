@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from ridgeline.errors import BatchError, CaptureError, EquivalenceError
 from ridgeline.plan import Execution
 from ridgeline.runtime.hybrid.calls.graph import NUM_TURNS, CallGraph
+from ridgeline.runtime.hybrid.calls.places import RECURRENCES
 from ridgeline.runtime.hybrid.hybridize import hybridize
 
 pytestmark = [
@@ -90,6 +92,41 @@ def test_an_input_handed_back_is_a_copy() -> None:
     graph(torch.zeros(4, device="cuda"))
     assert bool((first == 1.0).all())
     graph.close()
+
+
+@pytest.mark.parametrize("mode", GRAPHS)
+def test_inputs_at_known_places_are_read_where_they_are(mode: Execution) -> None:
+    """The example and the slots of a ring, filled anew and again: right, fresh, and without a copy."""
+    module, x, ring = mlp(), draw(), [draw() for _ in range(3)]
+    with hybridize(module, x, mode) as hybrid:
+        held = []
+        for turn in range(2 * RECURRENCES):
+            slot = ring[turn % 3] if turn % 2 else x
+            slot.normal_()
+            got = hybrid(slot)
+            if turn % 51 == 0:
+                held.append((got, slot.clone()))
+        for slot in ring:
+            for _ in range(RECURRENCES):
+                hybrid(slot)
+        for got, was in held:
+            same(got, module, was)
+        held.clear()
+        for slot in (x, *ring, x):
+            slot.normal_()
+            with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+                got = hybrid(slot)
+                torch.cuda.synchronize()
+            assert not [event.name for event in profiler.events() if "emcpy" in event.name]
+            same(got, module, slot)
+
+
+def test_another_layout_at_a_known_place_is_right() -> None:
+    """The same address, read by columns."""
+    module, square = mlp(), draw(512)
+    with hybridize(module, square, "graph") as hybrid:
+        for x in (square, square.t(), square):
+            same(hybrid(x), module, x)
 
 
 def test_calls_on_several_streams_keep_their_order() -> None:

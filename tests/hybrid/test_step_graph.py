@@ -59,7 +59,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs run operator by operator instead of compiled, which takes milliseconds to prepare."""
 
-    def as_traced(program: StepProgram) -> Any:
+    def as_traced(program: StepProgram, _notes: list[str]) -> Any:
         def call(flat: list[Tensor]) -> Any:
             with torch.no_grad():
                 return program.graph(*flat)

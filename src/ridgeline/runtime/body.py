@@ -32,9 +32,11 @@ class StepBody:
         reducer: Synchronises gradients; None for a worker alone.
         clip_norm: Total norm that gradients are clipped to, or None.
         device: Where the model is.
+        notes: Receives what was done to the program.
 
     Attributes:
         form: How the loss is computed: as written, compiled whole, or by region.
+        notes: What was done to the program.
         overhead_ns: Host time of the last step that a plain loop would not have spent.
 
     Raises:
@@ -51,6 +53,7 @@ class StepBody:
         *,
         clip_norm: float | None,
         device: torch.device,
+        notes: list[str] | None = None,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
@@ -60,7 +63,10 @@ class StepBody:
         self.plan = plan
         self.clip_norm = clip_norm
         self._plain = Form(loss_fn)
-        self.form = make_form(MODES[plan.execution].form, loss_fn, model)
+        mode = MODES[plan.execution]
+        is_replayed = mode.is_replayed_on(device.type)
+        self.notes: list[str] = [] if notes is None else notes
+        self.form = make_form(mode.form, loss_fn, model, notes=self.notes, is_replayed=is_replayed)
         self._autocast = plan.precision
         self._device = device
         self._clipped = [p for group in optimizer.param_groups for p in group["params"]]

@@ -123,6 +123,7 @@ class TrainStep:
             self._reducer,
             clip_norm=clip_norm,
             device=self.world.device,
+            notes=self.notes,
         )
         if self.plan.precision == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -210,8 +211,6 @@ class TrainStep:
 
     def _make_runner(self) -> Runner:
         mode = MODES[self.plan.execution]
-        if self._body.form.note:
-            self.notes.append(self._body.form.note)
         if mode.form in ("step-graph", "packaged"):
             from ridgeline.runtime.hybrid.steps.runner import StepGraphRunner
 

@@ -15,9 +15,9 @@ from ridgeline.runtime.autoparallel.aliasing import Accesses
 from ridgeline.runtime.autoparallel.dag import Dag, descendants
 from ridgeline.runtime.autoparallel.operations import Operation, depend, group
 from ridgeline.runtime.autoparallel.segments import Environment, Segment, Text, compile_segment
-from ridgeline.runtime.autoparallel.splitting import split_backward
 from ridgeline.runtime.autoparallel.tidying import tidy
 from ridgeline.runtime.flat_program import FlatProgram, flatten_program
+from ridgeline.runtime.split_backward import split_backward
 
 
 def trace_program(fn: Callable[..., Any], example_inputs: Any) -> "Program":

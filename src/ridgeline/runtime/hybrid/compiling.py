@@ -17,13 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid import inductor
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
-"""The compiler's own random numbers differ from torch's: with these a step drops out what the eager step
-would, so that results stay those of the program and can be compared."""
 MOST_VARIANTS = 64
 """Variants of one block (shapes, precision, training flag) that are compiled before torch would silently
 run it eagerly; its own default of 8 is below the number of shapes in a common residual network."""
@@ -48,18 +46,13 @@ class Form:
         """Switch the form on for the calls inside."""
         yield
 
-    @property
-    def note(self) -> str:
-        """What it did to the program, for the notes of a step; empty for nothing."""
-        return ""
-
 
 class WholeForm(Form):
     """Loss function and model compiled together."""
 
-    def __init__(self, loss_fn: LossFunction) -> None:
+    def __init__(self, loss_fn: LossFunction, arguments: dict[str, Any]) -> None:
         super().__init__(loss_fn)
-        self._compiled = torch.compile(loss_fn, dynamic=False, options=OPTIONS)
+        self._compiled = torch.compile(loss_fn, **arguments)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch; the first call compiles."""
@@ -75,9 +68,9 @@ class WholeForm(Form):
 class RegionalForm(Form):
     """The model's repeated blocks compiled one by one; everything between them as written."""
 
-    def __init__(self, loss_fn: LossFunction, model: nn.Module) -> None:
+    def __init__(self, loss_fn: LossFunction, model: nn.Module, arguments: dict[str, Any]) -> None:
         super().__init__(loss_fn)
-        self.regions = CompiledRegions(model)
+        self.regions = CompiledRegions(model, arguments)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -85,23 +78,25 @@ class RegionalForm(Form):
         with many_variants(), self.regions.active():
             yield
 
-    @property
-    def note(self) -> str:
-        """How many blocks of which kinds."""
-        return self.regions.note
-
 
 class CompiledRegions:
     """The repeated blocks of a model, each with a compiled call beside its plain one.
 
     Args:
         model: Left as it is, but for the time inside `active()`.
+        arguments: Those of `Module.compile`.
+
+    Attributes:
+        names: Where the blocks are in the model.
+        note: How many blocks of which kinds.
 
     Raises:
         CaptureError: the model repeats no block.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self, model: nn.Module, arguments: dict[str, Any] = inductor.PLAIN_ARGUMENTS
+    ) -> None:
         found = find_regions(model)
         if not found:
             raise CaptureError(
@@ -112,7 +107,7 @@ class CompiledRegions:
         self._blocks = tuple(block for _, block in found)
         calls = []
         for block in self._blocks:
-            block.compile(dynamic=False, options=OPTIONS)
+            block.compile(**arguments)
             calls.append(block._compiled_call_impl)  # noqa: SLF001 - what `Module.compile` sets
             block._compiled_call_impl = None  # noqa: SLF001
         self._calls = tuple(calls)
@@ -137,18 +132,35 @@ class CompiledRegions:
                 block._compiled_call_impl = None  # noqa: SLF001
 
 
-def make_form(kind: str, loss_fn: LossFunction, model: nn.Module) -> Form:
+def make_form(
+    kind: str,
+    loss_fn: LossFunction,
+    model: nn.Module,
+    *,
+    notes: list[str],
+    is_replayed: bool = False,
+) -> Form:
     """The form `eager`, `compiled` or `regional` of a loss function.
+
+    Args:
+        kind: Its name.
+        loss_fn: The user's loss function.
+        model: The model that it is called with.
+        notes: Receives what was done to the program, now or when it is compiled.
+        is_replayed: A GPU replays the step as a CUDA graph.
 
     Raises:
         CaptureError: `regional`, and the model repeats no block.
 
     Cost: Nothing is compiled before the first call.
     """
+    arguments = inductor.replayed_arguments(notes) if is_replayed else inductor.PLAIN_ARGUMENTS
     if kind == "compiled":
-        return WholeForm(loss_fn)
+        return WholeForm(loss_fn, arguments)
     if kind == "regional":
-        return RegionalForm(loss_fn, model)
+        form = RegionalForm(loss_fn, model, arguments)
+        notes.append(form.regions.note)
+        return form
     return Form(loss_fn)
 
 

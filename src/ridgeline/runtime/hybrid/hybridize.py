@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import PlanError
 from ridgeline.execution import check_offered
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.calls.dispatch import Dispatch, capturing
-from ridgeline.runtime.hybrid.calls.forms import name_of
+from ridgeline.runtime.hybrid.calls.dispatch import Dispatch
+from ridgeline.runtime.hybrid.calls.forms import capturing, name_of
 from ridgeline.runtime.hybrid.calls.report import HybridReport, ModeRow
 from ridgeline.runtime.hybrid.calls.search import search
 

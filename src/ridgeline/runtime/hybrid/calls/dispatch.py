@@ -4,8 +4,7 @@
 may fit after all (another memory layout), be worth a capture of its own, or run eagerly, counted and noted.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from ridgeline.errors import BatchError, CaptureError, PackageError, PlanError
 from ridgeline.plan import Execution
 from ridgeline.runtime.batch import signature
 from ridgeline.runtime.hybrid.calls.entry import Entry, guarded
-from ridgeline.runtime.hybrid.calls.forms import without_gradients
+from ridgeline.runtime.hybrid.calls.forms import capturing, without_gradients
 from ridgeline.runtime.hybrid.calls.state import CallState
 
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
@@ -191,22 +190,6 @@ class Dispatch:
     def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
-
-
-@contextmanager
-def capturing() -> Iterator[None]:
-    """Outside inference mode, whose tensors cannot be told apart once changed, and with fresh casts.
-
-    Autocast keeps the weights that it has cast; a program captured around those would keep old weights.
-    """
-    before = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with torch.inference_mode(False):
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 def _kind(args: tuple[Any, ...]) -> Any:

@@ -7,7 +7,7 @@ the module are used by reference, so that updates in place are seen.
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch.jit.frontend import FrontendError
 
 from ridgeline.errors import CaptureError
 from ridgeline.execution import Form
+from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.calls.compiling import FAILURES, TracedFunction
 from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.compiling import CompiledRegions, many_variants
@@ -65,6 +66,22 @@ def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Outside inference mode, whose tensors cannot be told apart once changed, and with fresh casts.
+
+    Autocast keeps the weights that it has cast; a program captured around those would keep old weights.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.inference_mode(False):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
 def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
     """TorchScript from the source, or from a trace where the source is beyond it; weights stay live."""
     notes: tuple[str, ...] = ()
@@ -106,7 +123,7 @@ def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         return CallableForm(TracedFunction(fn, args).compile(), needs_layout=True)
     except CaptureError as error:
         note = f"compiled: by torch.compile with its guards at every call, since: {error}"
-    compiled = torch.compile(fn, dynamic=False, options={"fallback_random": True})
+    compiled = torch.compile(fn, **inductor.PLAIN_ARGUMENTS)
     call = without_gradients(compiled)
     try:
         call(*args)

@@ -4,17 +4,21 @@ Inputs are copied into fixed memory, the graph is replayed, and the result is ha
 result would cost about as much host time as the replay, so a few graphs with memory of their own take
 turns: a result is an alias of the memory of one of them, and that graph rests for as long as anybody holds
 the result or a view of it. Only when all of them rest is the result of a spare graph copied.
+
+Arguments at addresses that come again and again (the example's own; the slots of a ring) need no copy
+either: `Places` holds graphs that read them there.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.calls.capture import CallCapture
+from ridgeline.runtime.hybrid.calls.places import Places
 
 WARM_UP_CALLS = 3
 """Eager calls on the capture stream: libraries make their workspaces, kernels are loaded and tuned."""
@@ -22,9 +26,10 @@ NUM_TURNS = 2
 """Graphs that take turns: in `y = f(x)` the old result lives until the new one is there."""
 MOST_TURN_BYTES = 64 << 20
 """A graph that needs more memory is not made again for turns: its calls take far longer than a copy."""
+MOST_PLACE_BYTES = 16 << 20
+"""A graph that needs more memory is not made again for places, of which there are more."""
 
 _stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", int)  # noqa: SLF001
-_num_holders = torch._C._storage_Use_Count  # noqa: SLF001 - what torch's own graph trees use
 
 
 class CallGraph:
@@ -60,12 +65,22 @@ class CallGraph:
         self._last_stream = -1
         before = torch.cuda.memory_reserved(self._device)
         self._warm_up(fn)
-        self._spare = _Capture(fn, self.inputs, self._stream)
+        self._spare = CallCapture(fn, self.inputs, self._stream)
         num_bytes = torch.cuda.memory_reserved(self._device) - before
-        self._turns: list[_Capture] = []
+        self._turns: list[CallCapture] = []
         if not static_io and num_bytes <= MOST_TURN_BYTES and self._owns_results(self._spare):
-            self._turns = [_Capture(fn, self.inputs, self._stream) for _ in range(NUM_TURNS)]
+            self._turns = self._capture(fn, self.inputs)
         graphs = [capture.graph for capture in (self._spare, *self._turns)]
+        self._find: Callable[..., Sequence[CallCapture]] = _nowhere
+        if self._turns and num_bytes <= MOST_PLACE_BYTES and Places.can_serve(args):
+
+            def learn(*places: Tensor) -> list[CallCapture]:
+                captured = self._capture(fn, places)
+                graphs.extend(capture.graph for capture in captured)
+                return captured
+
+            self._places = Places(args, learn)
+            self._find = self._places.find
         self._finalizer = weakref.finalize(self, _release, graphs)
         self.replay: Callable[[], Any] = self._spare.replay
         """Replays on what `inputs` hold; the result is overwritten by the next call."""
@@ -73,12 +88,17 @@ class CallGraph:
     def __call__(self, *args: Any) -> Any:
         """One call: copy in, replay, hand out.
 
-        Cost: Two launches; a third one where all graphs that take turns have their results held.
+        Cost: Two launches, one for arguments at a known place; a third one where all graphs that take
+        turns have their results held.
         """
-        self.load(*args)
         stream = _stream_of(self._device.index)
         if stream != self._last_stream:
             self._follow(stream)
+        for capture in self._find(*args):
+            if capture.is_free():
+                capture.launch()
+                return capture.aliases()
+        self.load(*args)
         for capture in self._turns:
             if capture.is_free():
                 capture.launch()
@@ -104,6 +124,10 @@ class CallGraph:
             torch.cuda.synchronize(self._device)
             self._finalizer()
 
+    def _capture(self, fn: Callable[..., Any], inputs: tuple[Any, ...]) -> list[CallCapture]:
+        """Graphs that take turns, reading these inputs."""
+        return [CallCapture(fn, inputs, self._stream) for _ in range(NUM_TURNS)]
+
     def _warm_up(self, fn: Callable[..., Any]) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -118,7 +142,7 @@ class CallGraph:
             torch.cuda.current_stream(self._device).wait_stream(before)
         self._last_stream = stream
 
-    def _owns_results(self, capture: "_Capture") -> bool:
+    def _owns_results(self, capture: "CallCapture") -> bool:
         """Whether no result is an input as it was given: the next call writes into that."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._static_tensors}
         return not any(t.untyped_storage().data_ptr() in inputs for t in capture.tensors)
@@ -136,62 +160,16 @@ def capture_once(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         graph.close()
 
 
-class _Capture:
-    """One captured graph with its own memory, and the tensors of its result."""
-
-    def __init__(
-        self, fn: Callable[..., Any], inputs: tuple[Any, ...], stream: torch.cuda.Stream
-    ) -> None:
-        self.graph = torch.cuda.CUDAGraph()
-        try:
-            # Threads that pin memory or watch NCCL go on calling CUDA meanwhile; that is allowed.
-            with torch.cuda.graph(
-                self.graph, stream=stream, capture_error_mode="thread_local"
-            ), torch.no_grad():  # fmt: skip
-                result = fn(*inputs)
-        except RuntimeError as error:
-            raise CaptureError(
-                f"wanted to capture the function as a CUDA graph, got {type(error).__name__}: {error}; "
-                "the process cannot go on after a failed capture, start it again with mode='eager'"
-            ) from error
-        self.launch = launch = self.graph.replay
-        self._leaves, self._structure = pytree.tree_flatten(result)
-        self.tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
-        self._storages = list({t.untyped_storage()._cdata for t in self.tensors})  # noqa: SLF001
-        self._holders = [_num_holders(storage) for storage in self._storages]
-        self._is_single = self._structure.is_leaf() and len(self.tensors) == 1
-
-        def replay() -> Any:
-            """Replay, and the very tensors that the graph writes; a closure, since it is all of a call."""
-            launch()
-            return result
-
-        self.replay = replay
-
-    def is_free(self) -> bool:
-        """Whether nobody holds a result of an earlier replay, or a view of one."""
-        return [*map(_num_holders, self._storages)] == self._holders
-
-    def aliases(self) -> Any:
-        """The result as new tensors on the graph's memory."""
-        return self.tensors[0].detach() if self._is_single else self._map(Tensor.detach)
-
-    def copies(self) -> Any:
-        """The result in memory of its own."""
-        return self.tensors[0].clone() if self._is_single else self._map(Tensor.clone)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Any:
-        return pytree.tree_unflatten(
-            [change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves],
-            self._structure,
-        )
-
-
 def _release(graphs: list[torch.cuda.CUDAGraph]) -> None:
     """Give the graphs up while CUDA still works: at the latest before the interpreter is torn down."""
     for graph in graphs:
         graph.reset()
     graphs.clear()
+
+
+def _nowhere(*_: Any) -> tuple[CallCapture, ...]:
+    """No places are known."""
+    return ()
 
 
 def _like(tensor: Tensor) -> Tensor:

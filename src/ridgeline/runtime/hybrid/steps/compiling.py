@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from ridgeline.errors import CaptureError, RidgelineError
+from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.packages.aot import compile_program
 from ridgeline.runtime.hybrid.packages.package import load_compiled
 from ridgeline.runtime.hybrid.steps.binding import Call
@@ -25,23 +26,48 @@ def compiler_settings(program: StepProgram) -> dict[str, Any]:
     `fallback_random` takes them from torch's own generators; with several draws the order counts, so
     operators are then left in the program's order.
     """
-    settings: dict[str, Any] = {"fallback_random": True}
+    settings: dict[str, Any] = dict(inductor.PLAIN)
     if program.num_random_ops > 1:
         settings["reorder_for_peak_memory"] = False
     if all(tensor.numel() <= SMALL for tensor in program.arguments()):
         settings["cpp.threads"] = 1
-    if any(tensor.is_cuda for tensor in program.arguments()):
+    if _is_on_gpu(program):
         # torch 2.11 fails an assertion of its own when it reorders the loops of a grouped optimizer.
         settings["loop_ordering_after_fusion"] = False
     return settings
 
 
-@contextlib.contextmanager
-def _compiling(program: StepProgram) -> Iterator[None]:
-    from torch._inductor import config
+def compile_graph(program: StepProgram, notes: list[str]) -> Call:
+    """The program compiled by Inductor in this process: no guards, no autograd.
 
+    Args:
+        program: On a GPU, to be replayed as a CUDA graph.
+        notes: Receives what was done differently, and why.
+
+    Raises:
+        CaptureError: the compiler failed; its message follows.
+
+    Cost: 5 to 60 seconds of compiling, unless the compiler's cache knows the program.
+    """
+    inputs, settings = program.arguments(), compiler_settings(program)
+    with _compiling():
+        graph = inductor.copy_of(program.graph)  # the compiler changes the graph that it is given
+        compiled = (
+            inductor.compile_replayed(graph, inputs, notes=notes, settings=settings)
+            if _is_on_gpu(program)
+            else inductor.compile_plain(graph, inputs, settings=settings)
+        )
+
+    def call(flat: list[Tensor]) -> Sequence[Tensor]:
+        return compiled(*flat)
+
+    return call
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
     try:
-        with torch.no_grad(), config.patch(compiler_settings(program)):
+        with torch.no_grad():
             yield
     except (RuntimeError, AssertionError) as error:
         if isinstance(error, RidgelineError):
@@ -53,25 +79,8 @@ def _compiling(program: StepProgram) -> Iterator[None]:
         ) from error
 
 
-def compile_graph(program: StepProgram) -> Call:
-    """The program compiled by Inductor in this process: no guards, no autograd.
-
-    Raises:
-        CaptureError: the compiler failed; its message follows.
-
-    Cost: 5 to 60 seconds of compiling, unless the compiler's cache knows the program.
-    """
-    from torch._inductor.compile_fx import compile_fx
-
-    with _compiling(program):
-        # The compiler changes the graph that it is given.
-        graph = fx.GraphModule(program.graph, _copy(program.graph.graph))
-        compiled: Any = compile_fx(graph, program.arguments())
-
-    def call(flat: list[Tensor]) -> Sequence[Tensor]:
-        return compiled(*flat)
-
-    return call
+def _is_on_gpu(program: StepProgram) -> bool:
+    return any(tensor.is_cuda for tensor in program.arguments())
 
 
 class ProgramFile:
@@ -105,18 +114,14 @@ def compile_file(program: StepProgram) -> ProgramFile:
 
     Cost: 10 to 90 seconds of compiling.
     """
+    from torch._inductor import config
+
     directory = tempfile.TemporaryDirectory(prefix="ridgeline-step-")
     try:
-        with _compiling(program):
-            graph = fx.GraphModule(program.graph, _copy(program.graph.graph))
+        with _compiling(), config.patch(compiler_settings(program)):
+            graph = inductor.copy_of(program.graph)
             path = compile_program(graph, program.arguments(), Path(directory.name))
     except BaseException:
         directory.cleanup()
         raise
     return ProgramFile(directory, path, program.arguments()[0].device)
-
-
-def _copy(graph: fx.Graph) -> fx.Graph:
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(graph, {}))
-    return copied

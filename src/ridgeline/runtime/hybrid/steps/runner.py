@@ -210,7 +210,7 @@ class StepGraphRunner:
             file = compile_file(program)
             call = file.load()
         else:
-            call = compile_graph(program)
+            call = compile_graph(program, self._notes)
         step = bind(call, [entry.tensor for entry in program.state], program.inputs)
         return Prepared(BatchPattern(program.batch), program, step, file)
 

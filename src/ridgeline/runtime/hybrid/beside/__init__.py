@@ -1,0 +1,1 @@
+"""Weight gradients of compiled steps, computed beside the rest of the backward pass."""

@@ -1,0 +1,182 @@
+"""A pass over compiled backward graphs: weight gradients leave the critical path.
+
+The backward pass is a chain: the gradient of each layer's input is needed by the layer before. Gradients of
+weights are needed by nobody before the end, yet the compiler puts them into the same queue. Where a layer
+leaves parts of the GPU idle, as all layers of small batches do, they fit beside the chain.
+"""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from ridgeline.runtime import split_backward as split_backward_module
+from ridgeline.runtime.hybrid.beside import operators
+from ridgeline.runtime.hybrid.beside.operators import CONV_WEIGHT_GRADIENT, JOIN, PRODUCT
+from ridgeline.runtime.split_backward import split_backward
+
+LARGEST_FLOPS = 8e9
+LARGEST_BYTES = 40e6
+"""Work and memory traffic up to which an operator runs beside others: a larger one fills the GPU alone.
+
+Source: 10 us of an H200, at its 800 TFLOP/s in bfloat16 and its 4 TB/s.
+"""
+MOST_KEPT_BYTES = 256 << 20
+"""Memory that waits to be freed, until both streams are joined in between."""
+
+_aten = torch.ops.aten
+_CONV = _aten.convolution_backward.default
+
+
+def _conv_flops(gradient: Tensor, x: Tensor, weight: Tensor) -> float:
+    """Two for each weight and place; a stride or a missing border leaves fewer places on one side."""
+    places = min(gradient.numel() // gradient.shape[1], x.numel() // x.shape[1])
+    return 2.0 * places * weight.numel()
+
+
+def _product_flops(left: Tensor, right: Tensor) -> float:
+    return 2.0 * left.numel() * right.shape[1]
+
+
+_FLOPS: dict[Any, Callable[..., float]] = {_CONV: _conv_flops, _aten.mm.default: _product_flops}
+"""What fills the GPU, if anything does; and the operators that may move are among these."""
+_FREE = {
+    _aten.permute.default, _aten.view.default, _aten.reshape.default, _aten.t.default,
+    _aten.transpose.int, _aten.unsqueeze.default, _aten.squeeze.dim,
+    torch.ops.prims.convert_element_type.default,
+}  # fmt: skip
+"""Operators on a gradient's way out that may as well be done after the join."""
+
+
+class GradientsBeside(CustomGraphPass):
+    """For the compiler's option `post_grad_custom_post_pass`.
+
+    Args:
+        devices: Kinds of devices whose graphs are changed.
+    """
+
+    def __init__(self, devices: tuple[str, ...] = ("cuda",)) -> None:
+        self._devices = devices
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Change a graph in place; its results stay the same bit for bit."""
+        put_beside(graph, self._devices)
+
+    def uuid(self) -> Any:
+        """Names this version of the pass in the compiler's cache."""
+        files = (__file__, operators.__file__, split_backward_module.__file__)
+        return get_hash_for_files(files, repr(self._devices))
+
+
+def put_beside(graph: fx.Graph, devices: tuple[str, ...] = ("cuda",)) -> int:
+    """Move weight gradients that nobody waits for to the side stream, in place.
+
+    Args:
+        graph: A graph after the compiler's own passes, with values without data in its nodes.
+        devices: Kinds of devices whose operators are moved.
+
+    Returns:
+        The number of operators that were moved; none if fewer than two could be.
+    """
+    split_backward(graph, devices=devices)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    heavy = [node for node in graph.nodes if node.target in _FLOPS]
+    tail = order[heavy[-1]] if heavy else 0
+    ways = {node: _way_out(node) for node in heavy if _may_move(node, devices)}
+    moved = {
+        node: way
+        for node, way in ways.items()
+        if all(order[reader] > tail for reader in way.readers)
+    }
+    if len({x.meta["val"].device for node in moved for x in node.all_input_nodes}) != 1:
+        return 0  # one side stream, one join
+    if len(moved) < 2:
+        return 0
+    end = min((reader for way in moved.values() for reader in way.readers), key=order.__getitem__)
+    pending: list[fx.Node] = []
+    for node in moved:
+        if sum(_num_bytes(x.meta["val"]) for x in _read_by(pending)) > MOST_KEPT_BYTES:
+            _join(graph, node, pending)
+            pending = []
+        pending.append(_put_beside(graph, node))
+    _join(graph, end, pending)
+    for step in sorted(
+        {step for way in moved.values() for step in way.steps}, key=order.__getitem__
+    ):
+        end.prepend(step)
+    graph.lint()
+    return len(moved)
+
+
+class _Way(NamedTuple):
+    """From a result to those who need it: operators that only pass it on, and the first that do not."""
+
+    steps: tuple[fx.Node, ...]
+    readers: tuple[fx.Node, ...]
+
+
+def _way_out(node: fx.Node) -> _Way:
+    steps: list[fx.Node] = []
+    readers: list[fx.Node] = []
+    pending = list(node.users)
+    for user in pending:
+        if user.target is operator.getitem:  # the only one: it stays with the operator
+            pending.extend(user.users)
+        elif user.target in _FREE:
+            steps.append(user)
+            pending.extend(user.users)
+        else:
+            readers.append(user)
+    return _Way(tuple(steps), tuple(readers))
+
+
+def _may_move(node: fx.Node, devices: tuple[str, ...]) -> bool:
+    """Whether there is an operator of ours for it, and it leaves room for others."""
+    if node.target is _CONV and not _is_weight_only(node):
+        return False
+    inputs: list[Any] = [x.meta.get("val") for x in node.args[:3] if isinstance(x, fx.Node)]
+    return (
+        all(isinstance(x, Tensor) and x.device.type in devices for x in inputs)
+        and _FLOPS[node.target](*inputs) <= LARGEST_FLOPS
+        and sum(map(_num_bytes, inputs)) <= LARGEST_BYTES
+    )
+
+
+def _is_weight_only(node: fx.Node) -> bool:
+    """Whether a convolution's backward gives the gradient of the weight, and that is used."""
+    mask: Any = node.args[10]
+    return list(mask) == [False, True, False] and len(node.users) == 1
+
+
+def _put_beside(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Replace an operator by ours; the new node gives the tensor itself."""
+    with graph.inserting_before(node):
+        if node.target is not _CONV:
+            new = graph.call_function(PRODUCT, node.args)
+            result = node
+        else:
+            gradient, x, weight, _bias_sizes, *settings, _mask = node.args
+            new = graph.call_function(CONV_WEIGHT_GRADIENT, (gradient, x, weight, *settings))
+            (result,) = node.users
+    new.meta.update(result.meta)
+    result.replace_all_uses_with(new)
+    graph.erase_node(result)
+    if result is not node:
+        graph.erase_node(node)
+    return new
+
+
+def _join(graph: fx.Graph, before: fx.Node, results: list[fx.Node]) -> None:
+    with graph.inserting_before(before):
+        graph.call_function(JOIN, (results, list(_read_by(results))))
+
+
+def _read_by(nodes: Iterable[fx.Node]) -> dict[fx.Node, None]:
+    return dict.fromkeys(x for node in nodes for x in node.all_input_nodes)
+
+
+def _num_bytes(value: Tensor) -> int:
+    return value.numel() * value.element_size()

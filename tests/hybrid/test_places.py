@@ -79,15 +79,17 @@ def test_places_are_few() -> None:
     assert found.find(tensors[1])
 
 
-def test_addresses_that_never_come_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is remembered has a bound, so a stream of new addresses costs no memory."""
+def test_arguments_from_everywhere_end_the_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of new addresses costs no memory and no more looking; known places stay."""
     monkeypatch.setattr(places, "MOST_SEEN", 8)
-    captures = Captures()
-    many = torch.randn(100, 4)
-    found = Places((torch.randn(4),), captures)  # type: ignore[arg-type]
+    captures, x, many = Captures(), torch.randn(4), torch.randn(8, 4)
+    found = Places((x,), captures)  # type: ignore[arg-type]
     for row in many:
+        assert found.is_learning
         found.find(row)
-        assert len(found.seen) <= 8
+    assert not found.is_learning
+    assert not visit(found, many[0], times=2 * RECURRENCES)
+    assert found.find(x)
 
 
 @pytest.mark.parametrize("num", [1, 2])

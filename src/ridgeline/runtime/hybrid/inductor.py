@@ -28,8 +28,10 @@ def replayed() -> Options:
     gradients beside, 1.03 ms with both; at batch 1024, and for GPT-2 at 8 x 1024 tokens, no difference.
     """
     from ridgeline.runtime.hybrid.beside.gradients import GradientsBeside
+    from ridgeline.runtime.hybrid.beside.operators import REQUIRED
 
-    return {**PLAIN, "combo_kernels": True, "post_grad_custom_post_pass": GradientsBeside()}
+    beside = {**REQUIRED, "post_grad_custom_post_pass": GradientsBeside()}
+    return {**PLAIN, "combo_kernels": True, **beside}
 
 
 def replayed_arguments(notes: list[str]) -> dict[str, Any]:
@@ -70,7 +72,9 @@ def compile_replayed(
             compiled: Any = compile_fx(graph, inputs, config_patches=options)
     except InductorError as error:
         reason = (str(error).strip() or "no message").splitlines()[0]
-        notes.append(f"compiled with plain options, since with those for replays it failed: {reason}")
+        notes.append(
+            f"compiled with plain options, since with those for replays it failed: {reason}"
+        )
         return compile_plain(again, inputs, settings=settings)
     return compiled
 

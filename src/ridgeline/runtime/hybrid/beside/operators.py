@@ -5,32 +5,60 @@ after all that was issued so far, and return at once; `join` makes the current s
 stream. Under capture both become edges of the CUDA graph. On a CPU they compute in place.
 
 What a side stream reads must not be freed before it is done, and the compiler knows nothing of streams.
-So `join` takes everything that was read as arguments, which keeps it alive until then.
+So the operators hold on to their arguments until `join` lets go, including copies that the compiler makes for
+them; and `join` takes the originals as arguments, so that nothing is written over them before. The compiler
+itself must not put anything into memory that it takes for dead: `REQUIRED` says so.
 """
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+REQUIRED = {"allow_buffer_reuse": False}
+"""Options of the compiler for graphs with these operators: memory is then reused by torch's allocator alone,
+which knows who holds it."""
+
 _LIBRARY = torch.library.Library("ridgeline", "DEF")
+_ANY_LAYOUT = (torch.Tag.flexible_layout,)
 _LIBRARY.define(
     "conv_weight_gradient(Tensor gradient, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding,"
-    " SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"
+    " SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor",
+    tags=_ANY_LAYOUT,
 )
-_LIBRARY.define("product(Tensor left, Tensor right) -> Tensor")
-_LIBRARY.define("join(Tensor(a!)[] results, Tensor[] kept) -> ()")
+_LIBRARY.define("product(Tensor left, Tensor right) -> Tensor", tags=_ANY_LAYOUT)
+_LIBRARY.define("join(Tensor(a!)[] results, Tensor[] kept) -> ()", tags=_ANY_LAYOUT)
+
+
+class _Side:
+    """The stream beside a stream, and what it reads since the last join."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.read: list[Tensor] = []
 
 
 @functools.cache
-def _side_stream(device: torch.device, _stream: int) -> torch.cuda.Stream:
-    """The stream beside a stream; made once."""
-    return torch.cuda.Stream(device)
+def _side_of(device: torch.device, _stream: int) -> _Side:
+    return _Side(device)
 
 
-def _beside(device: torch.device) -> torch.cuda.Stream:
-    return _side_stream(device, torch.cuda.current_stream(device).cuda_stream)
+def _beside(device: torch.device) -> _Side:
+    return _side_of(device, torch.cuda.current_stream(device).cuda_stream)
+
+
+@contextlib.contextmanager
+def _on_the_side(*read: Tensor) -> Iterator[None]:
+    """Run on the side stream, after all that was issued so far, and hold on to what is read there."""
+    device = read[0].device
+    side = _beside(device)
+    side.read.extend(read)
+    side.stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side.stream):
+        yield
 
 
 def _conv_weight_gradient(
@@ -51,17 +79,15 @@ def _conv_weight_gradient(
     return result
 
 
-def _conv_weight_gradient_beside(gradient: Tensor, *args: object) -> Tensor:
-    side = _beside(gradient.device)
-    side.wait_stream(torch.cuda.current_stream(gradient.device))
-    with torch.cuda.stream(side):
-        return _conv_weight_gradient(gradient, *args)  # type: ignore[arg-type]
+def _conv_weight_gradient_beside(
+    gradient: Tensor, x: Tensor, weight: Tensor, *settings: Any
+) -> Tensor:
+    with _on_the_side(gradient, x, weight):
+        return _conv_weight_gradient(gradient, x, weight, *settings)
 
 
 def _product_beside(left: Tensor, right: Tensor) -> Tensor:
-    side = _beside(left.device)
-    side.wait_stream(torch.cuda.current_stream(left.device))
-    with torch.cuda.stream(side):
+    with _on_the_side(left, right):
         return torch.mm(left, right)
 
 
@@ -71,7 +97,9 @@ def _join(results: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
 
 def _join_streams(results: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
     device = results[0].device
-    torch.cuda.current_stream(device).wait_stream(_beside(device))
+    side = _beside(device)
+    torch.cuda.current_stream(device).wait_stream(side.stream)
+    side.read.clear()
 
 
 for _key, _conv, _mm, _wait in (

@@ -160,9 +160,11 @@ def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
 
 def _packaged(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
     from ridgeline.runtime.hybrid.packages.callables import package_callable
+    from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 
     packaged = package_callable(fn, args)
-    return CallableForm(packaged, close=packaged.close)
+    note = working_compiler().note
+    return CallableForm(packaged, notes=(note,) if note else (), close=packaged.close)
 
 
 def shared_copy(module: nn.Module) -> nn.Module:

@@ -63,8 +63,8 @@ class CallGraph:
         self._device = _device_of(self._static_tensors)
         self._stream = torch.cuda.Stream(self._device)
         self._last_stream = -1
-        before = torch.cuda.memory_reserved(self._device)
         self._warm_up(fn)
+        before = torch.cuda.memory_reserved(self._device)
         self._spare = CallCapture(fn, self.inputs, self._stream)
         num_bytes = torch.cuda.memory_reserved(self._device) - before
         self._turns: list[CallCapture] = []

@@ -19,7 +19,7 @@ MOST_PLACES = 4
 RECURRENCES = 256
 """Times that a place is seen before it gets graphs: two captures take the time of some hundred copies."""
 MOST_SEEN = 1024
-"""Places that are remembered; then counting starts again."""
+"""Places that are remembered. After so many, arguments come from everywhere, and looking on is given up."""
 
 _NONE: tuple[CallCapture, ...] = ()
 
@@ -33,7 +33,7 @@ class Places:
         capture: Makes graphs that read given arguments.
 
     Attributes:
-        seen: How often places came that have no graphs.
+        is_learning: Whether places that come again still get graphs.
         find: The graphs that read given arguments where they are; none if the place is not known (yet).
 
     Raises:
@@ -48,10 +48,11 @@ class Places:
         self._capture = capture
         self._strides = [arg.stride() for arg in args]
         self._graphs: dict[Any, Sequence[CallCapture]] = {}
-        self.seen: dict[Any, int] = {}
+        self._seen: dict[Any, int] = {}
         self.find: Callable[..., Sequence[CallCapture]] = (
             self._finder_of_one() if len(args) == 1 else self._find_several
         )
+        self.is_learning = True
         self._learn(_address(args), args)
 
     @staticmethod
@@ -63,42 +64,44 @@ class Places:
 
     def _finder_of_one(self) -> Callable[[Tensor], Sequence[CallCapture]]:
         """`find` for one argument; a closure, since its time is part of each call's."""
-        graphs, (stride,), count = self._graphs, self._strides, self._count
+        graphs, (stride,) = self._graphs, self._strides
 
         def find(x: Tensor) -> Sequence[CallCapture]:
+            found = graphs.get(x.data_ptr())
+            if found is None:
+                return self._miss(x) if self.is_learning else _NONE
             # The same address may also be read in another layout, or with the other sign.
-            if x.stride() != stride or x.is_neg() or x.is_conj():
-                return _NONE
-            address = x.data_ptr()
-            found = graphs.get(address)
-            return count(address, (x,)) if found is None else found
+            return found if x.stride() == stride and not (x.is_neg() or x.is_conj()) else _NONE
 
         return find
 
     def _find_several(self, *args: Tensor) -> Sequence[CallCapture]:
-        if [x.stride() for x in args] != self._strides or any(
-            x.is_neg() or x.is_conj() for x in args
-        ):
+        found = self._graphs.get(_address(args))
+        if found is None:
+            return self._miss(*args) if self.is_learning else _NONE
+        return found if self._is_as_captured(args) else _NONE
+
+    def _miss(self, *args: Tensor) -> Sequence[CallCapture]:
+        """Note that a place without graphs was seen; its graphs, if it has now come often enough."""
+        if not self._is_as_captured(args):
             return _NONE
         address = _address(args)
-        found = self._graphs.get(address)
-        return self._count(address, args) if found is None else found
-
-    def _count(self, address: Any, args: tuple[Tensor, ...]) -> Sequence[CallCapture]:
-        """Note that a place was seen once more; its graphs, if it now is one."""
-        if len(self._graphs) >= MOST_PLACES:
-            return _NONE
-        times = self.seen.get(address, 0) + 1
-        if len(self.seen) >= MOST_SEEN:
-            self.seen.clear()
-        self.seen[address] = times
+        times = self._seen[address] = self._seen.get(address, 0) + 1
+        if len(self._seen) >= MOST_SEEN:
+            self.is_learning = False
         if times < RECURRENCES or torch.cuda.is_current_stream_capturing():
             return _NONE
         return self._learn(address, args)
 
+    def _is_as_captured(self, args: tuple[Tensor, ...]) -> bool:
+        return [x.stride() for x in args] == self._strides and not any(
+            x.is_neg() or x.is_conj() for x in args
+        )
+
     def _learn(self, address: Any, args: tuple[Tensor, ...]) -> Sequence[CallCapture]:
         with capturing():
             self._graphs[address] = graphs = self._capture(*args)
+        self.is_learning = len(self._graphs) < MOST_PLACES
         return graphs
 
 

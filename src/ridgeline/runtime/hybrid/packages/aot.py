@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._inductor import aoti_compile_and_package
-from torch._inductor import config as inductor_config
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 
 SETTINGS: dict[str, str | int | bool] = {
     # The compiler's own random numbers differ from torch's: with these a program drops out what the
@@ -56,7 +55,7 @@ def compile_program(
 
     Cost: Runs the C++ compiler: 5 to 60 seconds, several cores and some hundred MB of memory.
     """
-    _check_compiler()
+    compiler = working_compiler().path
     handle, name = tempfile.mkstemp(dir=directory, suffix=".pt2")
     os.close(handle)
     try:
@@ -66,9 +65,8 @@ def compile_program(
                 if isinstance(program, ExportedProgram)
                 else torch.export.export(program, tuple(inputs), strict=False)
             )
-            aoti_compile_and_package(
-                exported, package_path=name, inductor_configs=_settings_for(exported)
-            )
+            settings = {**_settings_for(exported), "cpp.cxx": (compiler,)}
+            aoti_compile_and_package(exported, package_path=name, inductor_configs=settings)
     except (RuntimeError, AssertionError) as error:
         message = (str(error).strip() or "no message").splitlines()[0]
         raise CaptureError(
@@ -117,12 +115,3 @@ def _compiler_warnings_ignored() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
         yield
-
-
-def _check_compiler() -> None:
-    candidates = [name for name in inductor_config.cpp.cxx if name]
-    if not any(shutil.which(name) for name in candidates):
-        raise CaptureError(
-            f"wanted a C++ compiler to package a program, got none ({' or '.join(candidates)} is not on "
-            "PATH); install one (apt install g++, or dnf install gcc-c++) or set CXX to its path"
-        )

@@ -134,7 +134,7 @@ def _check_survives(path: Path) -> None:
         raise PackageError(
             f"wanted to load the program in {path}, got a process that {outcome}; torch "
             f"{torch.__version__} as installed here cannot run packaged programs on this GPU: use another "
-            "mode, or another torch"
+            "mode, another torch, or another C++ compiler (set CXX)"
         )
     _survived.append(path)
 

@@ -18,6 +18,7 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
 from ridgeline.runtime.hybrid.steps.binding import BoundStep, ReplayedStep, bind
 from ridgeline.runtime.hybrid.steps.compiling import ProgramFile, compile_file, compile_graph
@@ -208,6 +209,8 @@ class StepGraphRunner:
         file = None
         if self._packaged:
             file = compile_file(program)
+            if note := working_compiler().note:
+                self._note(note)
             call = file.load()
         else:
             call = compile_graph(program, self._notes)

@@ -1,0 +1,80 @@
+"""The C++ compiler of packaged programs: the configured one, unless what it makes crashes."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from torch._inductor import config
+
+from ridgeline.runtime.hybrid.packages.compilers import Compiler, runs, working_compiler
+
+SYSTEM = shutil.which("g++", path=os.defpath)
+pytestmark = pytest.mark.skipif(SYSTEM is None, reason="needs g++ in a system folder")
+
+
+@pytest.fixture
+def configure() -> Iterator[Callable[[str], None]]:
+    """Sets the compiler that torch is told to take, until the end of the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda path: stack.enter_context(config.patch({"cpp.cxx": (None, path)}))
+
+
+def script(path: Path, lines: str) -> str:
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def crashing(folder: Path) -> str:
+    """A compiler that builds without complaint what crashes when it is called."""
+    code = 'extern "C" int trial() { __builtin_trap(); }'
+    return script(
+        folder / "g++",
+        f"for last; do :; done\necho '{code}' | {SYSTEM} -x c++ - -shared -fPIC -o $last",
+    )
+
+
+def test_the_systems_compiler_is_not_tried(
+    configure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It and torch share a library; a trial would be lost time."""
+    assert SYSTEM is not None
+    configure(SYSTEM)
+    monkeypatch.setattr("subprocess.run", None)
+    assert working_compiler() == Compiler(SYSTEM)
+
+
+def test_another_compiler_that_works_is_kept(
+    configure: Callable[[str], None], tmp_path: Path
+) -> None:
+    """What the user chose counts; it was tried."""
+    path = script(tmp_path / "mine", f'exec {SYSTEM} "$@"')
+    configure(path)
+    assert runs(path)
+    assert working_compiler() == Compiler(path)
+
+
+def test_one_whose_programs_crash_is_replaced(
+    configure: Callable[[str], None], tmp_path: Path
+) -> None:
+    """By the system's, and it is said."""
+    path = crashing(tmp_path)
+    configure(path)
+    assert working_compiler() == Compiler(
+        SYSTEM or "", f"compiled with {SYSTEM}: what {path} makes crashes beside torch"
+    )
+
+
+def test_where_none_works_the_configured_one_stays(
+    configure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Then the program itself is tried, and its error tells more."""
+    path = crashing(tmp_path)
+    configure(path)
+    monkeypatch.setattr(os, "defpath", str(tmp_path / "system"))
+    (tmp_path / "system").mkdir()
+    shutil.copy(path, tmp_path / "system" / "g++")
+    assert working_compiler() == Compiler(path)

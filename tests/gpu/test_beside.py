@@ -43,7 +43,7 @@ def gradients_of(execution: Execution) -> tuple[list[list[Tensor]], TrainStep]:
 
 def check_same(got: list[list[Tensor]], want: list[list[Tensor]]) -> None:
     """But for the rounding of kernels that add in any order: a race would give other numbers altogether."""
-    assert len(got[-1]) == len(want[-1]) > 60
+    assert len(got[-1]) == len(want[-1]) > 50
     for mine, theirs in zip(got, want, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             assert float((a - b).abs().max()) <= 5e-3 * float(b.abs().max())

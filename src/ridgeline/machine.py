@@ -6,13 +6,13 @@ so `threads` is 0 there and `workers` counts the GPUs in use.
 """
 
 import statistics
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import MachineError
+from ridgeline.laws.curves import table_seconds
 
 Source = Literal["measured", "datasheet", "assumed"]
 
@@ -158,22 +158,9 @@ class Link(Value, frozen=True, kw_only=True):
         return source, target
 
     def seconds(self, num_bytes: float) -> float:
-        """Seconds to copy `num_bytes`.
-
-        Straight lines between the measured sizes: latency and bandwidth of their own for each range. Below
-        the smallest size the latency is all there is; beyond the largest the last line goes on.
-        """
-        sizes = [point.num_bytes for point in self.table]
-        times = [point.seconds.value for point in self.table]
-        if num_bytes <= sizes[0]:
-            return times[0]
-        if len(sizes) == 1:
-            return times[0] * num_bytes / sizes[0]
-        right = min(bisect_left(sizes, num_bytes), len(sizes) - 1)
-        slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
-        if num_bytes > sizes[right] and slope <= 0.0:
-            slope = times[right] / sizes[right]  # noise must not make large copies free
-        return times[right] + slope * (num_bytes - sizes[right])
+        """Seconds to copy `num_bytes`, read from the table; see `laws.curves.table_seconds`."""
+        points = [(float(point.num_bytes), point.seconds.value) for point in self.table]
+        return table_seconds(points, num_bytes)
 
 
 class Overlap(Value, frozen=True, kw_only=True):

@@ -55,17 +55,15 @@ def test_a_sync_costs_time_and_a_lane_does_not() -> None:
     assert times.makespan == 3.5
 
 
-def test_the_host_issues_one_node_after_the_other() -> None:
-    """A node starts no earlier than it was launched."""
-    times = run_schedule([NodeCost(0.5, 0.1)] * 2, SIDE_BY_SIDE, launch_s=1.0)
-    assert times.starts == (1.0, 2.0)
-
-
 def test_nodes_that_start_later_slow_down_those_that_run() -> None:
-    """Three full nodes issued one second apart share by what is left of each; no work is lost."""
-    apart = schedule_of(Dag(3, ()), Assignment((0, 1, 2), 3, ()))
-    times = run_schedule([NodeCost(3.0), NodeCost(3.0), NodeCost(1.0)], apart, launch_s=1.0)
-    assert times.ends == pytest.approx((7.0, 8.0, 6.0))
+    """Three full nodes that start one second apart share by what is left of each; no work is lost."""
+    pauses = Dag(6, ((0, 3), (1, 4), (2, 5)))
+    apart = schedule_of(pauses, Assignment((0, 1, 2, 0, 1, 2), 3, ()))
+    # The third pause is slowed down as well, from its second second on.
+    costs = [NodeCost(s, 0.0) for s in (1.0, 2.0, 2.5)] + [NodeCost(s) for s in (3.0, 3.0, 1.0)]
+    times = run_schedule(costs, apart)
+    assert times.starts[3:] == (1.0, 2.0, 3.0)
+    assert times.ends[3:] == pytest.approx((7.0, 8.0, 6.0))
 
 
 def test_costs_of_another_graph_are_refused() -> None:

@@ -155,7 +155,7 @@ def test_slowed_computing_is_told_in_units_for_people() -> None:
     plan = Plan(workers=2, threads=1, sync=Sync(bucket_bytes=(10_000_000,)))
     predicted = simulate(machine, workload, plan)
     other = verify(predicted, predicted).waterfall[-1]
-    assert other.why == "of it 4.00 ms of computing slowed by communication"
+    assert other.why == "4.00 ms of it is computing that communication slows down"
     free = simulate(make_machine(latency_s=0.0, bandwidth=1e9), workload, plan)
     assert verify(free, free).waterfall[-1].why == ""
 

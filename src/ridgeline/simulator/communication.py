@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from ridgeline.errors import MachineError
 from ridgeline.laws.collectives import CollectiveOperation, bus_bandwidth_factor
+from ridgeline.laws.curves import Point, table_seconds
 from ridgeline.machine import Collective, Machine, Setting
-from ridgeline.simulator.curves import Point, table_seconds
 
 
 class CommunicationCost(NamedTuple):

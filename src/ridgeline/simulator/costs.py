@@ -11,9 +11,9 @@ from typing import Generic, Literal, TypeVar
 
 from ridgeline.codec import Value
 from ridgeline.errors import MachineError
+from ridgeline.laws.curves import Point, interpolate
 from ridgeline.machine import Ceiling, Machine, Setting
 from ridgeline.plan import Precision
-from ridgeline.simulator.curves import Point, interpolate
 from ridgeline.simulator.settings import nearest_setting as nearest_setting
 from ridgeline.simulator.settings import resolve
 from ridgeline.workload import Op, Phase

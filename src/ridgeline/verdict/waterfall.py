@@ -87,7 +87,7 @@ def waterfall(
     fitted = _fit(estimate, compute, notes)
     unexplained = compute - sum(fitted)
     slowed = min(estimate.slowed_ns, unexplained)
-    why_other = f"of it {units.nanoseconds(slowed)} of computing slowed by communication"
+    why_other = f"{units.nanoseconds(slowed)} of it is computing that communication slows down"
     parts = (
         Part(name=IDEAL, ns=fitted[0], why="FLOP at the measured ceilings"),
         Part(name=MEMORY, ns=fitted[1], why="bytes that cannot move faster, beyond the FLOP"),

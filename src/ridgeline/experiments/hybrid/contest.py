@@ -1,7 +1,6 @@
 """One case with all its contenders: made one after the other, checked, then timed in turns."""
 
 import contextlib
-import gc
 import itertools
 import tempfile
 import time
@@ -11,7 +10,15 @@ from typing import Any
 import msgspec
 import torch
 
-from ridgeline.errors import RidgelineError
+from ridgeline.experiments.contests import (
+    FAILURES,
+    MOST_TURNS,
+    Progress,
+    dismiss,
+    reason_of,
+    release_memory,
+    torch_threads,
+)
 from ridgeline.experiments.hybrid.calls import call_contenders
 from ridgeline.experiments.hybrid.cases import PURPOSES, Case
 from ridgeline.experiments.hybrid.check import Seen, begin, difference, observe
@@ -22,27 +29,10 @@ from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
 from ridgeline.probe.timing import synchronize, time_block
 
-FAILURES = (
-    RidgelineError,
-    RuntimeError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    TypeError,
-    ValueError,
-)
-"""What compilers and captures raise over a program that they do not take, by accident or on purpose; a
-contender that fails is a row of the table. (Our own mistakes show there too, with their text.)"""
-MOST_TURNS = 15
 TURN_S = 0.1
 """What one turn of the eager contender takes."""
 PREPARING = 0.8
 """Fraction of the time limit after which no further contender is made."""
-LONGEST_REASON = 300
-
-Progress = Callable[[str], None]
 
 
 class Contest:
@@ -73,7 +63,10 @@ class Contest:
     def hold(self) -> CaseResult:
         """Make, check and time the contenders; all of them are gone afterwards."""
         try:
-            with _threads(self.case.threads), torch.set_grad_enabled(self.case.purpose == "step"):
+            with (
+                torch_threads(self.case.threads),
+                torch.set_grad_enabled(self.case.purpose == "step"),
+            ):
                 with _own_cache(any(contender.compilations for contender in self.contenders)):
                     for contender in self.contenders:
                         self._rows[contender.name] = self._admit(contender)
@@ -106,7 +99,7 @@ class Contest:
             gap = difference(self.case, seen, self._wanted)
         except FAILURES as error:
             if entrant is not None:
-                self._dismiss(entrant)
+                dismiss(entrant.close)
             return _failed(row, error)
         if contender.compilations and self._first_compile_s is None:
             self._first_compile_s = prepare_s
@@ -162,7 +155,7 @@ class Contest:
                 return time_block(run, calls)
             except FAILURES as error:
                 self._rows[name] = _failed(self._rows[name], error)
-                self._dismiss(self._entrants.pop(name))
+                dismiss(self._entrants.pop(name).close)
                 return 0.0
 
         return turn
@@ -174,7 +167,7 @@ class Contest:
         try:
             return limit_of(self.case, base, self._batches[0])
         except FAILURES as error:  # the figures stand without it
-            self._notes.append(f"no limit, for counting FLOP failed: {_reason(error)}")
+            self._notes.append(f"no limit, for counting FLOP failed: {reason_of(error)}")
             return None
 
     def _result(self, samples: Samples, calls: int, limit: Limit | None) -> CaseResult:
@@ -208,11 +201,6 @@ class Contest:
     def _elapsed_s(self) -> float:
         return time.perf_counter() - self._begin
 
-    def _dismiss(self, entrant: Entrant) -> None:
-        """Close a contender; one that failed may fail here once more, and that tells nothing new."""
-        with contextlib.suppress(*FAILURES):
-            entrant.close()
-
     def _close(self) -> None:
         """Release the contenders, their memory, and what the compiler keeps of them."""
         for name, entrant in self._entrants.items():
@@ -221,12 +209,10 @@ class Contest:
                 self._rows[name] = msgspec.structs.replace(
                     self._rows[name], chosen=remarks.chosen, notes=remarks.notes
                 )
-            self._dismiss(entrant)
+            dismiss(entrant.close)
         self._entrants.clear()
         torch.compiler.reset()
-        gc.collect()
-        if self.case.device == "cuda":
-            torch.cuda.empty_cache()
+        release_memory()
 
 
 def hold(
@@ -240,25 +226,7 @@ def hold(
 
 
 def _failed(row: Row, error: Exception) -> Row:
-    return msgspec.structs.replace(row, status="failed", prepare_s=None, reason=_reason(error))
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if len(text) > LONGEST_REASON:
-        text = f"{text[:LONGEST_REASON]} ..."
-    return f"{type(error).__name__}: {text}"
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """So many threads for torch on the CPU; 0 leaves them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return msgspec.structs.replace(row, status="failed", prepare_s=None, reason=reason_of(error))
 
 
 @contextlib.contextmanager

@@ -1,10 +1,9 @@
 """One case held: every way made, its results checked, then all timed in turns beside the parts."""
 
 import contextlib
-import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,21 +11,26 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.experiments.hybrid.contest import FAILURES
+from ridgeline.experiments.contests import (
+    FAILURES,
+    MOST_TURNS,
+    Progress,
+    dismiss,
+    reason_of,
+    release_memory,
+    torch_threads,
+)
 from ridgeline.experiments.hybrid.result import Limit
 from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way
 from ridgeline.experiments.ways.result import WayCase, WayRow, hidden_share
 from ridgeline.probe.timing import synchronize
 
-MOST_TURNS = 15
 TURN_S = 0.05
 """What one turn of the first way takes, at least."""
 CHECKED_ELEMENTS = 1 << 16
 """Of each result; results of gigabytes are compared at evenly spaced elements."""
-LONGEST_REASON = 300
 
-Progress = Callable[[str], None]
 Turn = Callable[[], float]
 
 
@@ -47,13 +51,15 @@ def hold(case: Case, *, limit_s: float, progress: Progress) -> WayCase:
         try:
             contest = case.prepare()
         except FAILURES as error:  # no memory for the inputs, say: the other cases stand
-            _release()
-            return WayCase(name=case.name, title=case.title, unit=case.unit, skipped=_reason(error))
+            release_memory()
+            return WayCase(
+                name=case.name, title=case.title, unit=case.unit, skipped=reason_of(error)
+            )
         try:
             return _Hold(case, contest, progress).result(begin, limit_s)
         finally:
             contest.close()
-            _release()
+            release_memory()
 
 
 class _Hold:
@@ -94,7 +100,7 @@ class _Hold:
             gap = difference(seen, self._wanted)
         except FAILURES as error:
             if runner is not None:
-                _dismiss(runner)
+                dismiss(runner.close)
             return _failed(row, error)
         self._runners[way.name] = runner
         return msgspec.structs.replace(row, difference=gap)
@@ -168,7 +174,7 @@ class _Hold:
                 self._rows[name] = msgspec.structs.replace(
                     self._rows[name], notes=remarks.notes, peak_bytes=remarks.peak_bytes
                 )
-            _dismiss(runner)
+            dismiss(runner.close)
         self._runners.clear()
 
 
@@ -216,20 +222,6 @@ def difference(seen: list[Tensor], wanted: list[Tensor]) -> float:
     return max(gaps, default=0.0)
 
 
-@contextlib.contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """So many threads for torch on the CPU; 0 leaves them."""
-    before = torch.get_num_threads()
-    if count in (0, before):
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _parts(bound: Bound | None) -> tuple[str, ...]:
     return tuple(bound.parts) if bound else ()
 
@@ -259,24 +251,5 @@ def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _dismiss(runner: Runner) -> None:
-    """Close a way; one that failed may fail here once more, and that tells nothing new."""
-    with contextlib.suppress(*FAILURES):
-        runner.close()
-
-
-def _release() -> None:
-    gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
 def _failed(row: WayRow, error: Exception) -> WayRow:
-    return msgspec.structs.replace(row, status="failed", difference=None, reason=_reason(error))
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if len(text) > LONGEST_REASON:
-        text = f"{text[:LONGEST_REASON]} ..."
-    return f"{type(error).__name__}: {text}"
+    return msgspec.structs.replace(row, status="failed", difference=None, reason=reason_of(error))

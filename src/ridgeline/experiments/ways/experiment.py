@@ -8,8 +8,9 @@ import torch
 
 from ridgeline.codec import VERSION
 from ridgeline.errors import TaskError
+from ridgeline.experiments.contests import Progress
 from ridgeline.experiments.ways.case import Case
-from ridgeline.experiments.ways.contest import Progress, hold
+from ridgeline.experiments.ways.contest import hold
 from ridgeline.experiments.ways.result import WayExperiment
 from ridgeline.probe.fingerprint import devices, driver, host
 

@@ -38,7 +38,6 @@ def run_schedule(
     schedule: Schedule,
     *,
     sync_s: float = 0.0,
-    launch_s: float = 0.0,
     devices: Sequence[int] | None = None,
 ) -> Times:
     """When each node starts and ends. The schedule must be valid, see `check_schedule`.
@@ -47,7 +46,6 @@ def run_schedule(
         costs: For each node what it costs alone.
         schedule: Who runs where.
         sync_s: Seconds from the end of a node until one that waits for it on another lane can start.
-        launch_s: Seconds that the host needs to issue a node; 0 in a CUDA graph.
         devices: For each lane its device: lanes of one device share it. None: all share one.
 
     Raises:
@@ -63,7 +61,7 @@ def run_schedule(
             f"wanted one cost for each of {len(schedule.order)} nodes, got {len(costs)} costs; "
             "measure the program that was scheduled"
         )
-    return _Clock(costs, schedule, sync_s, launch_s, devices).run()
+    return _Clock(costs, schedule, sync_s, devices).run()
 
 
 class _Device:
@@ -91,7 +89,6 @@ class _Clock:
         costs: Sequence[NodeCost],
         schedule: Schedule,
         sync_s: float,
-        launch_s: float,
         devices: Sequence[int] | None,
     ) -> None:
         count = len(costs)
@@ -105,9 +102,6 @@ class _Clock:
         self.left = [0] * count
         self.after: list[list[int]] = [[] for _ in range(count)]
         self.next_of = [-1] * count
-        self.release = [0.0] * count
-        for place, node in enumerate(schedule.order):
-            self.release[node] = (place + 1) * launch_s
         for nodes in schedule.nodes_by_lane():
             for before, node in itertools.pairwise(nodes):
                 self.next_of[before] = node
@@ -117,7 +111,8 @@ class _Clock:
             self.left[v] += 1
         self.starts = [0.0] * count
         self.ends = [0.0] * count
-        self.coming = [(self.release[n], n) for n in schedule.order if not self.left[n]]
+        self.ready = [0.0] * count
+        self.coming = [(0.0, n) for n in schedule.order if not self.left[n]]
         heapq.heapify(self.coming)
 
     def run(self) -> Times:
@@ -154,7 +149,7 @@ class _Clock:
 
     def _arrive(self, node: int, now: float) -> None:
         """One of the things that `node` waits for has happened."""
-        self.release[node] = max(self.release[node], now)
+        self.ready[node] = max(self.ready[node], now)
         self.left[node] -= 1
         if not self.left[node]:
-            heapq.heappush(self.coming, (self.release[node], node))
+            heapq.heappush(self.coming, (self.ready[node], node))

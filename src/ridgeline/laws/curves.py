@@ -54,8 +54,7 @@ def table_seconds(points: Sequence[Point], num_bytes: float) -> float:
         if len(points) == 1:
             return last[1] * num_bytes / last[0]
         (x0, y0), (x1, y1) = points[-2], last
-        # The difference of the last two points is free of latency; noise can make it absurd.
-        per_byte = (y1 - y0) / (x1 - x0)
-        per_byte = min(max(per_byte, 0.0), y1 / x1)
+        # The difference of the last two points is free of latency; noise must not make more bytes free.
+        per_byte = y1 / x1 if y1 <= y0 else min((y1 - y0) / (x1 - x0), y1 / x1)
         return y1 + per_byte * (num_bytes - x1)
     return interpolate(points, num_bytes)

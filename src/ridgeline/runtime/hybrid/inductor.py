@@ -6,7 +6,12 @@ from typing import Any
 
 from torch import Tensor, fx
 from torch._functorch import config as autograd_config
-from torch._inductor.exc import InductorError
+
+FAILURES = (
+    RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError,
+    NotImplementedError, ImportError,
+)  # fmt: skip
+"""What tracing and compiling raise on programs that they cannot take; they have no common base class."""
 
 Options = dict[str, str | int | bool | Callable[..., Any]]
 
@@ -70,10 +75,11 @@ def compile_replayed(
     try:
         with autograd_config.patch(force_non_lazy_backward_lowering=True):
             compiled: Any = compile_fx(graph, inputs, config_patches=options)
-    except InductorError as error:
+    except FAILURES as error:
         reason = (str(error).strip() or "no message").splitlines()[0]
         notes.append(
-            f"compiled with plain options, since with those for replays it failed: {reason}"
+            "compiled with plain options, since with those for replays it failed: "
+            f"{type(error).__name__}: {reason}"
         )
         return compile_plain(again, inputs, settings=settings)
     return compiled

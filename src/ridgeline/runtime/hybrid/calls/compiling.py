@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.lifted_constants import lift_constants
 
 SETTINGS: dict[str, Any] = {
@@ -31,12 +32,6 @@ SETTINGS: dict[str, Any] = {
 SERIAL_ELEMENTS = 1 << 19
 """A program that computes fewer elements than this runs on one thread: one core does them in some 50 us, and
 threads that have to wait for each other lose more than they gain as soon as anything else runs."""
-
-FAILURES = (
-    RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError,
-    NotImplementedError, ImportError,
-)  # fmt: skip
-"""What tracing and compiling raise on programs that they cannot take; they have no common base class."""
 
 
 class TracedFunction:

@@ -17,9 +17,10 @@ from torch.jit.frontend import FrontendError
 from ridgeline.errors import CaptureError
 from ridgeline.execution import Form
 from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.hybrid.calls.compiling import FAILURES, TracedFunction
+from ridgeline.runtime.hybrid.calls.compiling import TracedFunction
 from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.compiling import CompiledRegions, many_variants
+from ridgeline.runtime.hybrid.inductor import FAILURES
 
 
 class CallableForm(NamedTuple):

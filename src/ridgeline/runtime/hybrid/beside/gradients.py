@@ -91,9 +91,8 @@ def put_beside(graph: fx.Graph, devices: tuple[str, ...] = ("cuda",)) -> int:
         for node, way in ways.items()
         if all(order[reader] > tail for reader in way.readers)
     }
-    if len({x.meta["val"].device for node in moved for x in node.all_input_nodes}) != 1:
-        return 0  # one side stream, one join
-    if len(moved) < 2:
+    places = {_values(node)[0].device for node in moved}
+    if len(moved) < 2 or len(places) > 1:  # one side stream, one join
         return 0
     end = min((reader for way in moved.values() for reader in way.readers), key=order.__getitem__)
     pending: list[fx.Node] = []
@@ -137,12 +136,20 @@ def _may_move(node: fx.Node, devices: tuple[str, ...]) -> bool:
     """Whether there is an operator of ours for it, and it leaves room for others."""
     if node.target is _CONV and not _is_weight_only(node):
         return False
-    inputs: list[Any] = [x.meta.get("val") for x in node.args[:3] if isinstance(x, fx.Node)]
+    inputs = _values(node)
+    if not all(isinstance(x, Tensor) and x.device.type in devices for x in inputs):
+        return False
+    if not all(isinstance(size, int) for x in inputs for size in x.shape):
+        return False  # a size that is not known yet says nothing about room
     return (
-        all(isinstance(x, Tensor) and x.device.type in devices for x in inputs)
-        and _FLOPS[node.target](*inputs) <= LARGEST_FLOPS
+        _FLOPS[node.target](*inputs) <= LARGEST_FLOPS
         and sum(map(_num_bytes, inputs)) <= LARGEST_BYTES
     )
+
+
+def _values(node: fx.Node) -> list[Any]:
+    """The tensors that an operator computes with, without data."""
+    return [x.meta.get("val") for x in node.args[:3] if isinstance(x, fx.Node)]
 
 
 def _is_weight_only(node: fx.Node) -> bool:
@@ -175,7 +182,7 @@ def _join(graph: fx.Graph, before: fx.Node, results: list[fx.Node]) -> None:
 
 
 def _read_by(nodes: Iterable[fx.Node]) -> dict[fx.Node, None]:
-    return dict.fromkeys(x for node in nodes for x in node.all_input_nodes)
+    return dict.fromkeys(x for node in nodes for x in node.args[:3] if isinstance(x, fx.Node))
 
 
 def _num_bytes(value: Tensor) -> int:

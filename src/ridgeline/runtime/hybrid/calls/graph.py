@@ -69,18 +69,18 @@ class CallGraph:
         num_bytes = torch.cuda.memory_reserved(self._device) - before
         self._turns: list[CallCapture] = []
         if not static_io and num_bytes <= MOST_TURN_BYTES and self._owns_results(self._spare):
-            self._turns = self._capture(fn, self.inputs)
+            self._turns = _captures(fn, self.inputs, self._stream)
         graphs = [capture.graph for capture in (self._spare, *self._turns)]
         self._find: Callable[..., Sequence[CallCapture]] = _nowhere
         if self._turns and num_bytes <= MOST_PLACE_BYTES and Places.can_serve(args):
+            stream = self._stream  # what follows must not hold on to this object
 
             def learn(*places: Tensor) -> list[CallCapture]:
-                captured = self._capture(fn, places)
+                captured = _captures(fn, places, stream)
                 graphs.extend(capture.graph for capture in captured)
                 return captured
 
-            self._places = Places(args, learn)
-            self._find = self._places.find
+            self._find = Places(args, learn).find
         self._finalizer = weakref.finalize(self, _release, graphs)
         self.replay: Callable[[], Any] = self._spare.replay
         """Replays on what `inputs` hold; the result is overwritten by the next call."""
@@ -124,10 +124,6 @@ class CallGraph:
             torch.cuda.synchronize(self._device)
             self._finalizer()
 
-    def _capture(self, fn: Callable[..., Any], inputs: tuple[Any, ...]) -> list[CallCapture]:
-        """Graphs that take turns, reading these inputs."""
-        return [CallCapture(fn, inputs, self._stream) for _ in range(NUM_TURNS)]
-
     def _warm_up(self, fn: Callable[..., Any]) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -142,7 +138,7 @@ class CallGraph:
             torch.cuda.current_stream(self._device).wait_stream(before)
         self._last_stream = stream
 
-    def _owns_results(self, capture: "CallCapture") -> bool:
+    def _owns_results(self, capture: CallCapture) -> bool:
         """Whether no result is an input as it was given: the next call writes into that."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._static_tensors}
         return not any(t.untyped_storage().data_ptr() in inputs for t in capture.tensors)
@@ -158,6 +154,13 @@ def capture_once(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         graph = CallGraph(fn, args)
         graph(*args)
         graph.close()
+
+
+def _captures(
+    fn: Callable[..., Any], inputs: tuple[Any, ...], stream: torch.cuda.Stream
+) -> list[CallCapture]:
+    """Graphs that take turns, reading these inputs."""
+    return [CallCapture(fn, inputs, stream) for _ in range(NUM_TURNS)]
 
 
 def _release(graphs: list[torch.cuda.CUDAGraph]) -> None:

@@ -9,8 +9,8 @@ the figures are medians over the turns with quartiles, and ratios are taken turn
 is timed, the parameters after some steps are compared.
 
 On CPUs the global batch is fixed and divided (`plain` runs it whole on all cores). On GPUs the batch per
-GPU is fixed (weak scaling) and `alone` is our step without communication: the limit that the others can
-reach. The result goes to `benchmarks/results/`.
+GPU is fixed (weak scaling) and `alone` is our step without communication: the limit that the same execution
+can reach with any number of workers. The result goes to `benchmarks/results/`.
 """
 
 import argparse
@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ridgeline.execution import MODES
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.experiments.turns import spread, take_turns, times_faster
 from ridgeline.machine import Quantity
@@ -41,6 +42,8 @@ from ridgeline.runtime.world import World
 from ridgeline.tasks.resnet18 import ResNet18
 
 RESULTS = Path(__file__).parent / "results"
+ONE_BUCKET = 1 << 40
+"""Bytes, more than any model has."""
 CHECKED_STEPS = 8
 """Enough for a graph to be captured and replayed; more would only amplify the last bit."""
 WARMUP_STEPS = 4
@@ -119,16 +122,15 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
         chosen["ddp our buckets"] = plain(
             model, DistributedDataParallel(model, bucket_cap_mb=size_mb), precision
         )
-    sync = Sync(bucket_bytes=tuple(arguments.bucket_bytes))
-    for execution in arguments.executions:
-        plan = Plan(execution=execution, precision=precision, workers=world.size, sync=sync)
+    for name, plan in our_plans(world, arguments, precision).items():
         model = make_model(world)
-        chosen[f"ridgeline {execution}"] = TrainStep(model, loss_fn, sgd(model), plan)
+        chosen[f"ridgeline {name}"] = TrainStep(model, loss_fn, sgd(model), plan)
     if world.device.type == "cuda" and world.size > 1:
-        model = make_model(world)
-        alone = World(0, 1, world.local_rank, world.device)
-        plan = Plan(execution=arguments.executions[-1], precision=precision)
-        chosen["alone"] = TrainStep(model, loss_fn, sgd(model), plan, world=alone)
+        for execution in arguments.executions:
+            model = make_model(world)
+            alone = World(0, 1, world.local_rank, world.device)
+            plan = Plan(execution=execution, precision=precision)
+            chosen[f"alone {execution}"] = TrainStep(model, loss_fn, sgd(model), plan, world=alone)
     if world.device.type == "cpu" and world.size > 1:
         chosen["plain process"] = WholeBatch(world, arguments)
     else:
@@ -137,12 +139,25 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
     return chosen
 
 
+def our_plans(world: World, arguments: argparse.Namespace, precision: str) -> dict[str, Plan]:
+    """A plan for each execution; compiled whole, gradients come at once, so one bucket is tried as well."""
+    plans = {}
+    for execution in arguments.executions:
+        sync = Sync(bucket_bytes=tuple(arguments.bucket_bytes))
+        plan = Plan(execution=execution, precision=precision, workers=world.size, sync=sync)
+        plans[execution] = plan
+        if MODES[execution].form == "compiled" and world.size > 1:
+            one = Sync(bucket_bytes=(ONE_BUCKET,))
+            plans[f"{execution}, one bucket"] = msgspec.structs.replace(plan, sync=one)
+    return plans
+
+
 def check(world: World, arguments: argparse.Namespace, batches: list[Any]) -> dict[str, float]:
     """Train all contenders on the same batches with deterministic kernels; their differences."""
     torch.backends.cudnn.deterministic = True
-    alone = ("alone", "plain", "plain process") if world.size > 1 else ()
+    alone = ("alone", "plain") if world.size > 1 else ()
     everyone = contenders(world, arguments)
-    compared = {name: step for name, step in everyone.items() if name not in alone}
+    compared = {name: step for name, step in everyone.items() if not name.startswith(alone)}
     differences = largest_difference(compared, batches, "ddp" if world.size > 1 else "plain")
     close(everyone)
     torch.backends.cudnn.deterministic = False
@@ -256,7 +271,9 @@ def publish(
         "machine": msgspec.to_builtins(msgspec.structs.replace(measure(), timings=())),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "arguments": vars(arguments),
-        "plans": {s.plan.execution: repr(s.plan) for s in ours if s.world.size == world.size},
+        "plans": {
+            name: repr(step.plan) for name, step in steps.items() if isinstance(step, TrainStep)
+        },
         "notes": [note for step in ours for note in step.notes],
         "difference_to_reference_over_update": differences,
         "seconds_per_step": {name: summary(spread(own)) for name, own in samples.items()},
@@ -264,16 +281,18 @@ def publish(
             name: summary(ratio) for name, ratio in times_faster(samples, base).items()
         },
         "overhead_s_per_step": {
-            step.plan.execution: step.timeline().counters.get("overhead_ns", 0.0) * 1e-9
-            for step in ours
+            name: step.timeline().counters.get("overhead_ns", 0.0) * 1e-9
+            for name, step in steps.items()
+            if isinstance(step, TrainStep)
         },
     }
-    print(f"{'':18} {'ms per step':>12} {'quartiles':>17} {'x ' + base:>8}  difference")
+    width = max(map(len, result["seconds_per_step"]))
+    print(f"{'':{width}} {'ms per step':>12} {'quartiles':>17} {'x ' + base:>8}  difference")
     for name, row in result["seconds_per_step"].items():
         faster = result[f"times_faster_than_{base}"][name]["median_s"]
         quartiles = f"{row['low_s'] * 1e3:.2f} .. {row['high_s'] * 1e3:.2f}"
         gap = f"{differences[name]:.1e}" if name in differences else ""
-        print(f"{name:18} {row['median_s'] * 1e3:12.3f} {quartiles:>17} {faster:8.2f}  {gap}")
+        print(f"{name:{width}} {row['median_s'] * 1e3:12.3f} {quartiles:>17} {faster:8.2f}  {gap}")
     if arguments.output:
         path = Path(arguments.output)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -299,7 +318,7 @@ def main() -> int:
         "--executions",
         nargs="+",
         default=["eager", "graph"] if on_gpu else ["eager"],
-        help="ways to run our step; `alone` runs in the last one",
+        help="ways to run our step",
     )
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--per-turn", type=int, default=50 if on_gpu else 3, help="steps per turn")

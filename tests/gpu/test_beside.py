@@ -28,24 +28,25 @@ def gradients_of(execution: Execution) -> tuple[list[list[Tensor]], TrainStep]:
     """The gradients of each of some steps, most of them replays, that leave the parameters as they are."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = ResNet18(10).cuda()
+    # In double precision: rounding that batch norm amplifies and a ReLU turns into a jump stays far below a race.
+    model = ResNet18(10).cuda().double()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     generator = torch.Generator().manual_seed(1)
     found = []
     with TrainStep(model, loss_fn, optimizer, Plan(execution=execution)) as step:
         for _ in range(NUM_STEPS):
             x = torch.randn(8, 1, 16, 16, generator=generator)
-            step((x.cuda(), torch.randint(0, 10, (8,), generator=generator).cuda()))
+            step((x.cuda().double(), torch.randint(0, 10, (8,), generator=generator).cuda()))
             found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     return found, step
 
 
 def check_same(got: list[list[Tensor]], want: list[list[Tensor]]) -> None:
-    """But for rounding, which batch norm over 8 images makes large: a race would give other numbers altogether."""
+    """But for rounding: a race would give other numbers altogether."""
     assert len(got[-1]) == len(want[-1]) > 50
     for mine, theirs in zip(got, want, strict=True):
         for a, b in zip(mine, theirs, strict=True):
-            assert float((a - b).abs().max()) <= 0.05 * float(b.abs().max())
+            assert float((a - b).abs().max()) <= 1e-6 * float(b.abs().max())
 
 
 @pytest.mark.parametrize("execution", ["compiled+graph", "regional+graph"])
@@ -60,7 +61,6 @@ def test_gradients_are_those_of_one_stream(
         moved.append(put_beside(*args))
         return moved[-1]
 
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(gradients, "put_beside", counted)
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     with monkeypatch.context() as patch:

@@ -6,8 +6,7 @@ has a model, a loss, an optimizer and batches, and wants the loop closed around 
 
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +16,7 @@ from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.agree import gather_bytes, share_bytes
+from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.step import move
@@ -37,7 +37,7 @@ TRIAL_STEPS = 15
 """Steps of one trial: three to warm up, the rest for a median with quartiles."""
 
 
-class TrainStep:
+class TrainStep(Closing):
     """One training step, as fast as the machine allows: `loss = step(batch)`.
 
     With `plan="auto"` the first batch starts the loop: the machine is measured (or its saved profile
@@ -204,17 +204,6 @@ class TrainStep:
         """Release hooks, graphs and threads; model and optimizer stay usable."""
         if self._step is not None:
             self._step.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _ready(self) -> PlannedStep:
         if self._step is None:

@@ -6,8 +6,7 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.checked import CheckedRunner
+from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.lanes import WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
@@ -61,7 +61,7 @@ class EagerRunner:
         """Nothing is held."""
 
 
-class TrainStep:
+class TrainStep(Closing):
     """One training step of `model` under a plan: `loss = step(batch)`.
 
     Under `torchrun` every worker runs the same script; the step joins the process group, takes worker
@@ -197,17 +197,6 @@ class TrainStep:
             self._reducer.close()
         if self._engine is not None:
             self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _make_runner(self) -> Runner:
         mode = MODES[self.plan.execution]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import torch
@@ -17,6 +17,7 @@ from ridgeline.runtime.autoparallel.report import ParallelReport
 from ridgeline.runtime.autoparallel.schedule import Schedule
 from ridgeline.runtime.autoparallel.search import Mode, close_call, report_of, search
 from ridgeline.runtime.autoparallel.ways import Offer, Way, offer, offer_halves
+from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.flat_program import as_arguments, name_of
 from ridgeline.timeline import Timeline
 
@@ -91,7 +92,7 @@ def parallelize(
     return Parallel(fn, guard, found.call, found.way, report)
 
 
-class Parallel:
+class Parallel(Closing):
     """A function whose independent parts run side by side; made by `rl.parallelize`.
 
     Use it in a `with` block, or `close()` it, to end its threads and give up its graph.
@@ -130,12 +131,6 @@ class Parallel:
             self._counters[refusal] += 1
             return self._fn(*args)
         return self._call(*args)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         report = self._report

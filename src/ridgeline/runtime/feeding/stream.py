@@ -2,29 +2,18 @@
 
 import abc
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
+from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.feeding.slots import Slot
 
 
-class Stream(Iterator[Any]):
+class Stream(Closing, Iterator[Any]):
     """Nests in order, and a context manager; what ends the iteration closes it."""
 
     @abc.abstractmethod
     def close(self) -> None:
         """End it; what was handed out stays valid. Safe to call twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _stop(self, slot: Slot) -> NoReturn:
         """Close, and raise what the slot holds instead of a nest: an error, or the end."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import PlanError
 from ridgeline.execution import check_offered
 from ridgeline.plan import Execution
+from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.calls.dispatch import Dispatch
 from ridgeline.runtime.hybrid.calls.forms import capturing, name_of
 from ridgeline.runtime.hybrid.calls.report import HybridReport, ModeRow
@@ -76,7 +77,7 @@ def hybridize(
         raise
 
 
-class Hybrid:
+class Hybrid(Closing):
     """A callable in one execution mode; made by `rl.hybridize`, called like the original.
 
     Not meant for several threads at once. Use it in a `with` block, or `close()` it, to give up graphs.
@@ -98,12 +99,6 @@ class Hybrid:
         until there are `max_shapes`.
         """
         return self._dispatch.front(*inputs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Hybrid({self._report.subject}, mode={self.mode!r}, {self._report.device})"

@@ -5,13 +5,14 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, PackageError
 from ridgeline.plan import Execution
+from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.flat_program import FlatProgram, flatten_program
 from ridgeline.runtime.hybrid.packages.aot import compile_program
 from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
@@ -65,7 +66,7 @@ def save_callable(fn: Callable[..., Any], example_inputs: Any, path: str | Path)
         return packaged.save(target)
 
 
-class PackagedCallable:
+class PackagedCallable(Closing):
     """A compiled function or module in the process that made it; `package_callable` makes it.
 
     Calls take turns: several threads at once need a lock, or a packaged callable each.
@@ -121,12 +122,6 @@ class PackagedCallable:
         """Remove the compiled file; calls no longer work."""
         self._call = _closed
         self._remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _describe(program: FlatProgram) -> Metadata:

@@ -36,7 +36,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     reset()
     found = Watched()
     monkeypatch.setattr(
-        inductor, "replayed", lambda: {**inductor.PLAIN, "post_grad_custom_post_pass": found}
+        inductor,
+        "replayed_options",
+        lambda: {**inductor.PLAIN, "post_grad_custom_post_pass": found},
     )
     return found
 
@@ -176,7 +178,9 @@ def test_where_the_options_fail_the_plain_ones_take_over(
             raise ArithmeticError("no room")
 
     monkeypatch.setattr(
-        inductor, "replayed", lambda: {**inductor.PLAIN, "post_grad_custom_post_pass": broken}
+        inductor,
+        "replayed_options",
+        lambda: {**inductor.PLAIN, "post_grad_custom_post_pass": broken},
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))

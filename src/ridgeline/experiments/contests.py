@@ -7,18 +7,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ridgeline.errors import RidgelineError
+from ridgeline.runtime.hybrid import inductor
 
-FAILURES = (
-    RidgelineError,
-    RuntimeError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    TypeError,
-    ValueError,
-)
+FAILURES = (*inductor.FAILURES, RidgelineError, OSError)
 """What compilers and captures raise over a program that they do not take, by accident or on purpose; a
 contender that fails is a row of the table. (Our own mistakes show there too, with their text.)"""
 MOST_TURNS = 15

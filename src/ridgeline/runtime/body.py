@@ -36,7 +36,6 @@ class StepBody:
 
     Attributes:
         form: How the loss is computed: as written, compiled whole, or by region.
-        notes: What was done to the program.
         overhead_ns: Host time of the last step that a plain loop would not have spent.
 
     Raises:
@@ -65,8 +64,9 @@ class StepBody:
         self._plain = Form(loss_fn)
         mode = MODES[plan.execution]
         is_replayed = mode.is_replayed_on(device.type)
-        self.notes: list[str] = [] if notes is None else notes
-        self.form = make_form(mode.form, loss_fn, model, notes=self.notes, is_replayed=is_replayed)
+        self.form = make_form(
+            mode.form, loss_fn, model, notes=[] if notes is None else notes, is_replayed=is_replayed
+        )
         self._autocast = plan.precision
         self._device = device
         self._clipped = [p for group in optimizer.param_groups for p in group["params"]]

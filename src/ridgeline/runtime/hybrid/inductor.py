@@ -8,8 +8,7 @@ from torch import Tensor, fx
 from torch._functorch import config as autograd_config
 
 FAILURES = (
-    RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError,
-    NotImplementedError, ImportError,
+    RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ImportError,
 )  # fmt: skip
 """What tracing and compiling raise on programs that they cannot take; they have no common base class."""
 
@@ -23,7 +22,7 @@ PLAIN_ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": PLAIN}
 """Arguments of `torch.compile` and `Module.compile`."""
 
 
-def replayed() -> Options:
+def replayed_options() -> Options:
     """For programs that a GPU replays as a CUDA graph, where the host's time counts for nothing.
 
     Small kernels that do not depend on each other become one, and weight gradients run beside the rest of
@@ -55,7 +54,7 @@ def compile_replayed(
     notes: list[str],
     settings: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph, its backward included, with the options of `replayed`, or if that fails plainly.
+    """Compile a graph, its backward included, with `replayed_options`, or if that fails plainly.
 
     The options are young in the compiler. Where it fails, nothing has run yet, so that the plain options
     simply take over.
@@ -71,7 +70,7 @@ def compile_replayed(
     from torch._inductor.compile_fx import compile_fx
 
     again = copy_of(graph)  # the compiler changes the graph that it is given
-    options = {**replayed(), **(settings or {})}
+    options = {**replayed_options(), **(settings or {})}
     try:
         with autograd_config.patch(force_non_lazy_backward_lowering=True):
             compiled: Any = compile_fx(graph, inputs, config_patches=options)

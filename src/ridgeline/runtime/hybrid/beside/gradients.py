@@ -52,23 +52,15 @@ _FREE = {
 
 
 class GradientsBeside(CustomGraphPass):
-    """For the compiler's option `post_grad_custom_post_pass`.
-
-    Args:
-        devices: Kinds of devices whose graphs are changed.
-    """
-
-    def __init__(self, devices: tuple[str, ...] = ("cuda",)) -> None:
-        self._devices = devices
+    """For the compiler's option `post_grad_custom_post_pass`."""
 
     def __call__(self, graph: fx.Graph) -> None:
         """Change a graph in place; its results stay the same bit for bit."""
-        put_beside(graph, self._devices)
+        put_beside(graph)
 
     def uuid(self) -> Any:
         """Names this version of the pass in the compiler's cache."""
-        files = (__file__, operators.__file__, split_backward_module.__file__)
-        return get_hash_for_files(files, repr(self._devices))
+        return get_hash_for_files((__file__, operators.__file__, split_backward_module.__file__))
 
 
 def put_beside(graph: fx.Graph, devices: tuple[str, ...] = ("cuda",)) -> int:

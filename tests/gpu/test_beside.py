@@ -1,10 +1,12 @@
 """Weight gradients on a second stream: those of one stream, in every replay."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.hybrid import inductor
@@ -24,12 +26,13 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def gradients_of(execution: Execution) -> tuple[list[list[Tensor]], TrainStep]:
+def gradients_of(execution: Execution, layout: torch.memory_format) -> tuple[Any, TrainStep]:
     """The gradients of each of some steps, most of them replays, that leave the parameters as they are."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    # In double precision: rounding that batch norm amplifies and a ReLU turns into a jump stays far below a race.
-    model = ResNet18(10).cuda().double()
+    # In double precision: rounding that batch norm amplifies and a ReLU turns into a jump stays far below a
+    # race. It is also slow, so that whoever does not wait for the second stream reads what is not there yet.
+    model = ResNet18(10).cuda().to(dtype=torch.float64, memory_format=layout)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     generator = torch.Generator().manual_seed(1)
     found = []
@@ -41,6 +44,23 @@ def gradients_of(execution: Execution) -> tuple[list[list[Tensor]], TrainStep]:
     return found, step
 
 
+def read_early(code: str) -> list[str]:
+    """Lines of generated code that read a result made beside before it is joined."""
+    found, names = [], set[str]()
+    for line in re.sub(r" *#.*", "", code).splitlines():
+        made = re.match(r" *(\w+) = torch\.ops\.ridgeline\.(conv_weight_gradient|product)", line)
+        renamed = re.fullmatch(r" *(\w+) = (\w+)", line)
+        if made:
+            names.add(made[1])
+        elif renamed and renamed[2] in names:
+            names.add(renamed[1])
+        elif "ridgeline.join" in line or re.match(r"def |    def ", line):
+            names.clear()
+        elif names & set(re.findall(r"\w+", line)) and not re.match(r" *(del|assert_\w+)\b", line):
+            found.append(line)
+    return found
+
+
 def check_same(got: list[list[Tensor]], want: list[list[Tensor]]) -> None:
     """But for rounding: a race would give other numbers altogether."""
     assert len(got[-1]) == len(want[-1]) > 50
@@ -49,9 +69,16 @@ def check_same(got: list[list[Tensor]], want: list[list[Tensor]]) -> None:
             assert float((a - b).abs().max()) <= 1e-6 * float(b.abs().max())
 
 
-@pytest.mark.parametrize("execution", ["compiled+graph", "regional+graph"])
+@pytest.mark.parametrize(
+    ("execution", "layout"),
+    [
+        ("compiled+graph", torch.contiguous_format),
+        ("compiled+graph", torch.channels_last),
+        ("regional+graph", torch.contiguous_format),
+    ],
+)
 def test_gradients_are_those_of_one_stream(
-    monkeypatch: pytest.MonkeyPatch, execution: Execution
+    monkeypatch: pytest.MonkeyPatch, execution: Execution, layout: torch.memory_format
 ) -> None:
     """Also where both streams are joined after every operator; and nothing falls back to plain options."""
     moved: list[int] = []
@@ -65,12 +92,15 @@ def test_gradients_are_those_of_one_stream(
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     with monkeypatch.context() as patch:
         patch.setattr(inductor, "replayed_options", lambda: inductor.PLAIN)
-        want, _ = gradients_of(execution)
+        want, _ = gradients_of(execution, layout)
     assert not moved
     for most_kept in (gradients.MOST_KEPT_BYTES, 0):
         moved.clear()
         monkeypatch.setattr(gradients, "MOST_KEPT_BYTES", most_kept)
-        got, step = gradients_of(execution)
+        (got, step), codes = run_and_get_code(gradients_of, execution, layout)
+        code = "\n".join(codes)
+        assert "ridgeline.join" in code
+        assert not read_early(code)
         assert sum(moved) >= 8
         assert not [note for note in step.notes if "plain options" in note]
         check_same(got, want)

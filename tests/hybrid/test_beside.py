@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import reset
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._subclasses import FakeTensorMode
 
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.beside import gradients
@@ -118,6 +119,27 @@ def test_gradients_are_those_of_the_plain_program(
     for node in graph.nodes:
         if node.target is CONV_BACKWARD:
             assert not node.args[10][1], "the chain computes no weight gradient"
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_results_have_the_layout_that_the_graph_promised(dtype: torch.dtype, kernel: int) -> None:
+    """Whatever the library writes: else the compiler copies a result, which it does before the join."""
+    x, weight = torch.randn(2, 4, 7, 7, dtype=dtype), torch.randn(8, 4, kernel, kernel, dtype=dtype)
+    gradient = torch.nn.functional.conv2d(x, weight).mul(0.1)
+    settings = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+    want = CONV_BACKWARD(gradient, x, weight, None, *settings, [False, True, False])[1]
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for promised in (weight, weight.contiguous(memory_format=torch.channels_last)):
+            args = gradient, x.contiguous(memory_format=layout), weight, *settings
+            got = CONV_WEIGHT_GRADIENT(*args, promised.stride())
+            assert got.stride() == promised.stride()
+            torch.testing.assert_close(got, want)
+            with FakeTensorMode() as mode:
+                fake = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
+                got = CONV_WEIGHT_GRADIENT(*fake, promised.stride())
+            assert got.stride() == promised.stride()
+            assert got.shape == weight.shape
 
 
 def test_large_operators_stay_in_the_chain(

@@ -158,8 +158,11 @@ def _put_beside(graph: fx.Graph, node: fx.Node) -> fx.Node:
             result = node
         else:
             gradient, x, weight, _bias_sizes, *settings, _mask = node.args
-            new = graph.call_function(CONV_WEIGHT_GRADIENT, (gradient, x, weight, *settings))
             (result,) = node.users
+            strides = list(result.meta["val"].stride())
+            new = graph.call_function(
+                CONV_WEIGHT_GRADIENT, (gradient, x, weight, *settings, strides)
+            )
     new.meta.update(result.meta)
     result.replace_all_uses_with(new)
     graph.erase_node(result)

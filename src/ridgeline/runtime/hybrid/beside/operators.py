@@ -7,7 +7,8 @@ stream. Under capture both become edges of the CUDA graph. On a CPU they compute
 What a side stream reads must not be freed before it is done, and the compiler knows nothing of streams.
 So the operators hold on to their arguments until `join` lets go, including copies that the compiler makes for
 them; and `join` takes the originals as arguments, so that nothing is written over them before. The compiler
-itself must not put anything into memory that it takes for dead: `REQUIRED` says so.
+itself must not put anything into memory that it takes for dead: `REQUIRED` says so. Nor may it read a result
+before `join`, which it does to bring one into the layout that the graph promised: results are made in it.
 """
 
 import contextlib
@@ -26,7 +27,8 @@ _LIBRARY = torch.library.Library("ridgeline", "DEF")
 _ANY_LAYOUT = (torch.Tag.flexible_layout,)
 _LIBRARY.define(
     "conv_weight_gradient(Tensor gradient, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding,"
-    " SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor",
+    " SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, SymInt[] strides)"
+    " -> Tensor",
     tags=_ANY_LAYOUT,
 )
 _LIBRARY.define("product(Tensor left, Tensor right) -> Tensor", tags=_ANY_LAYOUT)
@@ -71,12 +73,24 @@ def _conv_weight_gradient(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
+    strides: Sequence[int],
 ) -> Tensor:
     result: Tensor = torch.ops.aten.convolution_backward(
         gradient, x, weight, None, stride, padding, dilation, transposed, output_padding, groups,
         [False, True, False],
     )[1]  # fmt: skip
-    return result
+    if all(
+        size == 1 or old == new
+        for size, old, new in zip(result.shape, result.stride(), strides, strict=True)
+    ):
+        return result.as_strided(result.shape, strides)
+    return result.new_empty_strided(result.shape, strides).copy_(result)
+
+
+def _conv_weight_gradient_meta(
+    gradient: Tensor, x: Tensor, weight: Tensor, *settings: Any
+) -> Tensor:
+    return weight.new_empty_strided(weight.shape, settings[-1])
 
 
 def _conv_weight_gradient_beside(
@@ -105,15 +119,15 @@ def _join_streams(results: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
 for _key, _conv, _mm, _wait in (
     ("CUDA", _conv_weight_gradient_beside, _product_beside, _join_streams),
     ("CPU", _conv_weight_gradient, torch.mm, _join),
-    ("Meta", _conv_weight_gradient, torch.mm, _join),
+    ("Meta", _conv_weight_gradient_meta, torch.mm, _join),
 ):
     _LIBRARY.impl("conv_weight_gradient", _conv, _key)
     _LIBRARY.impl("product", _mm, _key)
     _LIBRARY.impl("join", _wait, _key)
 
 CONV_WEIGHT_GRADIENT = torch.ops.ridgeline.conv_weight_gradient.default
-"""The gradient of a convolution's weight: the arguments of `aten.convolution_backward` without bias sizes
-and mask."""
+"""The gradient of a convolution's weight, in memory of the given strides: the arguments of
+`aten.convolution_backward` without bias sizes and mask, and those strides."""
 PRODUCT = torch.ops.ridgeline.product.default
 """`left @ right`, both matrices."""
 JOIN = torch.ops.ridgeline.join.default

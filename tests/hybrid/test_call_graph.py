@@ -1,18 +1,20 @@
 """The bookkeeping of captured callables, with graphs that stand in for CUDA's: who is replayed, what is copied."""
 
 import contextlib
+import ctypes
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.runtime.hybrid.calls import capture as call_capture
 from ridgeline.runtime.hybrid.calls import graph as call_graph
 from ridgeline.runtime.hybrid.calls.graph import NUM_TURNS, CallGraph
-from ridgeline.runtime.hybrid.calls.places import RECURRENCES, Places
 
 
 class StandIn:
@@ -22,10 +24,30 @@ class StandIn:
     replays = 0
     made: "list[weakref.ref[StandIn]]" = []
 
-    def __init__(self) -> None:
+    def __init__(self, keep_graph: bool = False) -> None:
         StandIn.made.append(weakref.ref(self))
         self.work: list[Callable[[], object]] = []
         self.is_reset = False
+        self.sources: list[int] = []
+        self.redirected = 0
+
+    def instantiate(self) -> None:
+        """Nothing to do."""
+
+    def redirections(self, inputs: Sequence[Tensor]) -> list[Callable[[int], None]]:
+        """The copies that it begins with, each from an address that can be changed."""
+        self.sources = [0 for _ in inputs]
+        return [partial(self._redirect, index, x) for index, x in enumerate(inputs)]
+
+    def _redirect(self, index: int, target: Tensor, address: int) -> None:
+        if not self.sources[index]:
+            self.work.insert(0, lambda: self._copy(index, target))
+        self.sources[index] = address
+        self.redirected += 1
+
+    def _copy(self, index: int, target: Tensor) -> None:
+        num_bytes = target.numel() * target.element_size()
+        ctypes.memmove(target.data_ptr(), self.sources[index], num_bytes)
 
     def replay(self) -> None:
         StandIn.replays += 1
@@ -68,91 +90,106 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         "current_device": lambda: 0,
         "memory_reserved": lambda *_: 0,
         "synchronize": lambda *_: None,
-        "is_current_stream_capturing": lambda: False,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(call_graph, "_stream_of", lambda _index: state["stream"])
-    monkeypatch.setattr(Places, "can_serve", staticmethod(bool))
+    monkeypatch.setattr(call_capture, "can_redirect", bool)
+    monkeypatch.setattr(call_capture, "redirections", StandIn.redirections)
     StandIn.replays = 0
     StandIn.made.clear()
     yield state
     assert StandIn.capturing is None
 
 
-class Doubler:
-    """`2 x`, and the addresses that it was captured on."""
+def double(x: Tensor) -> Tensor:
+    """`2 x`, also when it is replayed."""
+    result = 2 * x
+    if StandIn.capturing is not None:
+        StandIn.capturing.work.append(lambda: result.copy_(2 * x))
+    return result
 
-    def __init__(self) -> None:
-        self.captured: list[int] = []
 
-    def __call__(self, x: Tensor) -> Tensor:
-        result = 2 * x
-        if StandIn.capturing is not None:
-            self.captured.append(x.data_ptr())
-            StandIn.capturing.work.append(lambda: result.copy_(2 * x))
-        return result
+def add(x: Tensor, more: dict[str, Tensor]) -> Tensor:
+    """Of arguments in a structure."""
+    result = x + more["y"]
+    if StandIn.capturing is not None:
+        StandIn.capturing.work.append(lambda: result.copy_(x + more["y"]))
+    return result
+
+
+def redirected() -> int:
+    """How often graphs were told to copy from another address."""
+    return sum(graph.redirected for made in StandIn.made if (graph := made()) is not None)
 
 
 def test_results_are_right_and_never_overwritten() -> None:
     """Whatever is held: the example, other tensors, and more results than there are graphs."""
-    call = CallGraph(Doubler(), (torch.randn(4),))
+    call = CallGraph(double, (torch.randn(4),))
     held = [(x, call(x)) for x in torch.randn(5 * NUM_TURNS, 4).unbind()]
     for x, got in held:
         torch.testing.assert_close(got, 2 * x)
     assert StandIn.replays == len(held)
 
 
-def test_the_example_is_read_where_it_is() -> None:
-    """Its graphs were captured on it; values written into it later count, and nothing is copied."""
-    fn, x = Doubler(), torch.zeros(4)
-    call = CallGraph(fn, (x,))
-    assert fn.captured.count(x.data_ptr()) == NUM_TURNS
-    before = call.inputs[0].clone()
-    x.fill_(3.0)
-    torch.testing.assert_close(call(x), torch.full((4,), 6.0))
-    torch.testing.assert_close(call.inputs[0], before)
+def test_arguments_are_read_where_they_are() -> None:
+    """In any structure, and a graph is told of an address only when it is another one than before."""
+    call = CallGraph(add, (torch.zeros(4), {"y": torch.zeros(4)}))
+    pairs = [(torch.randn(4), torch.randn(4)) for _ in range(3)]
+    for x, y in pairs:
+        torch.testing.assert_close(call(x, {"y": y}), x + y)
+    assert redirected() == 2 * len(pairs)
+    x, y = pairs[-1]
+    for _ in range(3):
+        x.normal_()
+        torch.testing.assert_close(call(x, {"y": y}), x + y)
+    assert redirected() == 2 * len(pairs)
+    torch.testing.assert_close(call(x, {"y": pairs[0][1]}), x + pairs[0][1])
+    assert redirected() == 2 * len(pairs) + 1
 
 
-def test_a_ring_gets_graphs_of_its_own() -> None:
-    """After some turns its slots are no longer copied; another layout at the same address is."""
-    fn, ring = Doubler(), [torch.zeros(3, 3) for _ in range(2)]
-    call = CallGraph(fn, (torch.randn(3, 3),))
-    for turn in range(2 * RECURRENCES):
-        slot = ring[turn % 2]
-        slot.fill_(float(turn))
-        torch.testing.assert_close(call(slot), torch.full((3, 3), 2.0 * turn))
-    captured = len(fn.captured)
-    call.inputs[0].fill_(-1.0)
-    for slot in ring:
-        assert fn.captured.count(slot.data_ptr()) == NUM_TURNS
-        torch.testing.assert_close(call(slot), 2 * slot)
-    assert bool((call.inputs[0] == -1.0).all()), "nothing was copied"
-    ring[0].copy_(torch.arange(9.0).view(3, 3))
-    torch.testing.assert_close(call(ring[0].t()), 2 * ring[0].t())
-    assert len(fn.captured) == captured
+def test_another_layout_is_copied_first() -> None:
+    """A graph copies bytes: columns for rows, a sign or a conjugate that is only noted would be wrong."""
+    square = torch.randn(3, 3)
+    call = CallGraph(double, (square,))
+    for x in (square, square.t(), torch._neg_view(square), torch.randn(3, 6)[:, ::2], square):
+        torch.testing.assert_close(call(x), 2 * x)
+    number = torch.randn(3, dtype=torch.complex64)
+    call = CallGraph(double, (number,))
+    for x in (number, number.conj(), number):
+        torch.testing.assert_close(call(x), 2 * x)
+
+
+def test_where_graphs_cannot_be_told_torch_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another runtime than CUDA's, or nothing to copy."""
+    monkeypatch.setattr(call_capture, "can_redirect", lambda _: False)
+    call = CallGraph(add, (torch.zeros(4), {"y": torch.zeros(4)}))
+    for x, y in torch.randn(5, 2, 4).unbind():
+        torch.testing.assert_close(call(x, {"y": y}), x + y)
+    assert redirected() == 0
+    ones = torch.ones(2)
+    assert bool((CallGraph(lambda: double(ones), ())() == 2.0).all())
 
 
 def test_calls_on_another_stream_wait_before_they_copy(device: dict[str, int]) -> None:
     """The graph that still runs on the old stream reads what the copy would overwrite."""
-    call = CallGraph(Doubler(), (torch.randn(4),))
+    call = CallGraph(double, (torch.randn(4),))
     call(torch.randn(4))
     stream: Any = torch.cuda.current_stream()
-    seen: list[int] = []
-    load = call.load
-    call.load = lambda *args: (seen.append(len(stream.waits)), load(*args))[1]  # type: ignore[method-assign]
-    waits = len(stream.waits)
+    waits, seen = len(stream.waits), []
+    for made in StandIn.made:
+        graph = made()
+        assert graph is not None
+        graph.work.insert(0, lambda: seen.append(len(stream.waits)))
     device["stream"] = 7
     call(torch.randn(4))
     assert seen == [waits + 1]
 
 
 def test_a_callable_that_nobody_holds_gives_its_graphs_up_at_once() -> None:
-    """Without waiting for the garbage collector; those of places as well."""
-    fn, x, y = Doubler(), torch.randn(4), torch.randn(4)
-    call = CallGraph(fn, (x,))
-    for _ in range(RECURRENCES):
-        call(y)
-    assert len(StandIn.made) == 1 + 3 * NUM_TURNS
+    """Without waiting for the garbage collector."""
+    call = CallGraph(double, (torch.randn(4),))
+    call(torch.randn(4))
+    assert len(StandIn.made) == 1 + NUM_TURNS
     gc.disable()
     try:
         alive = weakref.ref(call)

@@ -28,7 +28,7 @@ PRIORITY: tuple[Execution, ...] = (
 )
 WARMUP_CALLS = 3
 NUM_COPIES = 2048
-"""More addresses than a captured callable remembers."""
+"""Addresses that inputs come from in turn, where none comes again soon."""
 LEAST_BUDGET_S = 30.0
 """`auto` gets what is left of the case's time, and at least this."""
 
@@ -40,9 +40,7 @@ def call_contenders(case: Case) -> list[Contender]:
     if case.device == "cuda":
         replayed = [mode for mode in modes if MODES[mode].is_replayed]
         ours += [_contender(mode, static_io=True) for mode in replayed]
-        if (
-            case.model == "mlp"
-        ):  # elsewhere a copy of the inputs is no part of the call worth a figure
+        if case.model == "mlp":  # where an address is worth a figure in what a call takes
             ours += [_elsewhere(mode) for mode in replayed]
         ours.append(Contender("bare graph replay", "bound", 0, bare_replay))
     return [
@@ -63,13 +61,12 @@ def _contender(mode: Execution, *, static_io: bool = False) -> Contender:
 
 
 def _elsewhere(mode: Execution) -> Contender:
-    """Each call with inputs at another address, so that none is known and all are copied."""
+    """Each call with inputs at another address than the calls before."""
 
     def make(case: Case, budget_s: float) -> Entrant:
         entrant = _ours(mode)(case, budget_s)
-        given: dict[
-            int, tuple[Inputs, Iterator[Inputs]]
-        ] = {}  # with the inputs, whose id stays theirs
+        # With the inputs themselves, so that their ids stay theirs.
+        given: dict[int, tuple[Inputs, Iterator[Inputs]]] = {}
 
         def run(inputs: Inputs) -> Any:
             if id(inputs) not in given:

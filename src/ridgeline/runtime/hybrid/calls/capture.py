@@ -1,4 +1,4 @@
-"""One capture of a function: its graph, and its result handed out again and again.
+"""One capture of a function: its graph, given arguments wherever they are, its result handed out each time.
 
 A result is an alias of the graph's memory. Whoever holds it, or a view of it, keeps the graph from being
 replayed: the storage counts its holders.
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.calls.sources import can_redirect, redirections
 
 _num_holders = torch._C._storage_Use_Count  # noqa: SLF001 - what torch's own graph trees use
 
@@ -21,12 +22,13 @@ class CallCapture:
 
     Args:
         fn: The function, without gradients.
-        inputs: The arguments that the graph reads, at their addresses.
+        inputs: The arguments that the graph reads, at their addresses; their tensors are dense.
         stream: Captured on it.
+        copies: The graph itself copies the arguments of a launch into `inputs`, where CUDA allows that.
 
     Attributes:
         graph: The captured graph.
-        launch: Replays it.
+        launch: Copies the tensors of arguments, of the shapes and dtypes of those of `inputs`, and replays.
         tensors: What it writes as its result.
 
     Raises:
@@ -36,33 +38,52 @@ class CallCapture:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], inputs: tuple[Any, ...], stream: torch.cuda.Stream
+        self,
+        fn: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        stream: torch.cuda.Stream,
+        *,
+        copies: bool,
     ) -> None:
-        self.graph = torch.cuda.CUDAGraph()
+        targets = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        copied = targets if copies and can_redirect(targets) else []
+        sources = [torch.empty_like(target) for target in copied]
+        self.graph = torch.cuda.CUDAGraph(keep_graph=bool(copied))
         try:
             # Threads that pin memory or watch NCCL go on calling CUDA meanwhile; that is allowed.
             with torch.cuda.graph(
                 self.graph, stream=stream, capture_error_mode="thread_local"
             ), torch.no_grad():  # fmt: skip
+                for target, source in zip(copied, sources, strict=True):
+                    target.copy_(source)
                 result = fn(*inputs)
         except RuntimeError as error:
             raise CaptureError(
                 f"wanted to capture the function as a CUDA graph, got {type(error).__name__}: {error}; "
                 "the process cannot go on after a failed capture, start it again with mode='eager'"
             ) from error
-        self.launch = launch = self.graph.replay
+        replay = self.graph.replay
+        if copied:
+            self.graph.instantiate()
+            self.launch = _redirecting(redirections(self.graph, copied), copied, replay)
+        else:
+            self.launch = _copying(targets, replay)
         self._leaves, self._structure = pytree.tree_flatten(result)
         self.tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._storages = list({t.untyped_storage()._cdata for t in self.tensors})  # noqa: SLF001
         self._holders = [_num_holders(storage) for storage in self._storages]
         self._is_single = self._structure.is_leaf() and len(self.tensors) == 1
+        self._result = result
+
+    def replayer(self) -> Callable[[], Any]:
+        """A function that replays, and returns the very tensors that the graph writes."""
+        launch, result = self.graph.replay, self._result
 
         def replay() -> Any:
-            """Replay, and the very tensors that the graph writes; a closure, since it is all of a call."""
             launch()
             return result
 
-        self.replay = replay
+        return replay
 
     def is_free(self) -> bool:
         """Whether nobody holds a result of an earlier replay, or a view of one."""
@@ -81,3 +102,56 @@ class CallCapture:
             [change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves],
             self._structure,
         )
+
+
+def _redirecting(
+    redirects: list[Callable[[int], None]],
+    targets: list[Tensor],
+    replay: Callable[[], None],
+) -> Callable[..., None]:
+    """Launches that let the graph copy its inputs from where they are."""
+    strides = [target.stride() for target in targets]
+    last = [0] * len(targets)
+
+    def launch(*given: Tensor) -> None:
+        given = tuple(map(_dense, given, targets, strides))  # held until the launch
+        for index, x in enumerate(given):
+            address = x.data_ptr()
+            if address != last[index]:
+                redirects[index](address)
+                last[index] = address
+        replay()
+
+    if len(targets) > 1:
+        return launch
+    (redirect,), (target,), (stride,), before = redirects, targets, strides, 0
+
+    def launch_one(x: Tensor) -> None:
+        """The same for one input; its time is part of each call's."""
+        nonlocal before
+        x = _dense(x, target, stride)
+        address = x.data_ptr()
+        if address != before:
+            redirect(address)
+            before = address
+        replay()
+
+    return launch_one
+
+
+def _dense(x: Tensor, target: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """A tensor in the layout of the one that it is copied to byte by byte, with its own sign."""
+    if x.stride() == stride and not (x.is_neg() or x.is_conj()):
+        return x
+    return torch.empty_like(target).copy_(x)
+
+
+def _copying(targets: list[Tensor], replay: Callable[[], None]) -> Callable[..., None]:
+    """Launches after a copy of the inputs by torch."""
+
+    def launch(*given: Tensor) -> None:
+        if targets:
+            torch._foreach_copy_(targets, given)
+        replay()
+
+    return launch

@@ -1,16 +1,13 @@
 """A function as a replayed CUDA graph: any input tensors in, fresh results out, one launch a call.
 
-Inputs are copied into fixed memory, the graph is replayed, and the result is handed out. A copy of the
-result would cost about as much host time as the replay, so a few graphs with memory of their own take
-turns: a result is an alias of the memory of one of them, and that graph rests for as long as anybody holds
-the result or a view of it. Only when all of them rest is the result of a spare graph copied.
-
-Arguments at addresses that come again and again (the example's own; the slots of a ring) need no copy
-either: `Places` holds graphs that read them there.
+The graph copies the inputs to where it reads them, and the result is handed out. A copy of the result would
+cost about as much host time as the replay, so a few graphs with memory of their own take turns: a result
+is an alias of the memory of one of them, and that graph rests for as long as anybody holds the result or a
+view of it. Only when all of them rest is the result of a spare graph copied.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +15,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.runtime.hybrid.calls.capture import CallCapture
-from ridgeline.runtime.hybrid.calls.places import Places
 
 WARM_UP_CALLS = 3
 """Eager calls on the capture stream: libraries make their workspaces, kernels are loaded and tuned."""
@@ -26,8 +22,6 @@ NUM_TURNS = 2
 """Graphs that take turns: in `y = f(x)` the old result lives until the new one is there."""
 MOST_TURN_BYTES = 64 << 20
 """A graph that needs more memory is not made again for turns: its calls take far longer than a copy."""
-MOST_PLACE_BYTES = 16 << 20
-"""A graph that needs more memory is not made again for places, of which there are more."""
 
 _stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", int)  # noqa: SLF001
 
@@ -56,64 +50,41 @@ class CallGraph:
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], *, static_io: bool = False
     ) -> None:
-        leaves, self._structure = pytree.tree_flatten(args)
-        self._static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._static_tensors = [leaf for leaf in self._static if isinstance(leaf, Tensor)]
-        self.inputs: tuple[Any, ...] = pytree.tree_unflatten(self._static, self._structure)
-        self._device = _device_of(self._static_tensors)
+        leaves, structure = pytree.tree_flatten(args)
+        static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._tensors = [leaf for leaf in static if isinstance(leaf, Tensor)]
+        self.inputs: tuple[Any, ...] = pytree.tree_unflatten(static, structure)
+        self._is_flat = all(isinstance(arg, Tensor) for arg in args)
+        self._device = _device_of(self._tensors)
         self._stream = torch.cuda.Stream(self._device)
         self._last_stream = -1
         self._warm_up(fn)
         before = torch.cuda.memory_reserved(self._device)
-        self._spare = CallCapture(fn, self.inputs, self._stream)
+        self._spare = self._capture(fn, copies=not static_io)
         num_bytes = torch.cuda.memory_reserved(self._device) - before
         self._turns: list[CallCapture] = []
         if not static_io and num_bytes <= MOST_TURN_BYTES and self._owns_results(self._spare):
-            self._turns = _captures(fn, self.inputs, self._stream)
+            self._turns = [self._capture(fn, copies=True) for _ in range(NUM_TURNS)]
         graphs = [capture.graph for capture in (self._spare, *self._turns)]
-        self._find: Callable[..., Sequence[CallCapture]] = _nowhere
-        if self._turns and num_bytes <= MOST_PLACE_BYTES and Places.can_serve(args):
-            stream = self._stream  # what follows must not hold on to this object
-
-            def learn(*places: Tensor) -> list[CallCapture]:
-                captured = _captures(fn, places, stream)
-                graphs.extend(capture.graph for capture in captured)
-                return captured
-
-            self._find = Places(args, learn).find
         self._finalizer = weakref.finalize(self, _release, graphs)
-        self.replay: Callable[[], Any] = self._spare.replay
-        """Replays on what `inputs` hold; the result is overwritten by the next call."""
+        self.replay: Callable[[], Any] = self._spare.replayer()
+        """With `static_io`: replays on what `inputs` hold; the result is overwritten by the next call."""
 
     def __call__(self, *args: Any) -> Any:
         """One call: copy in, replay, hand out.
 
-        Cost: Two launches, one for arguments at a known place; a third one where all graphs that take
-        turns have their results held.
+        Cost: One launch; a second one where all graphs that take turns have their results held.
         """
         stream = _stream_of(self._device.index)
         if stream != self._last_stream:
             self._follow(stream)
-        for capture in self._find(*args):
-            if capture.is_free():
-                capture.launch()
-                return capture.aliases()
-        self.load(*args)
+        given = args if self._is_flat else _tensors_in(args)
         for capture in self._turns:
             if capture.is_free():
-                capture.launch()
+                capture.launch(*given)
                 return capture.aliases()
-        self._spare.launch()
+        self._spare.launch(*given)
         return self._spare.copies()
-
-    def load(self, *args: Any) -> None:
-        """Copy the tensors of the arguments into the graph's inputs."""
-        static = self._static_tensors
-        if len(static) == 1 and len(args) == 1 and isinstance(args[0], Tensor):
-            static[0].copy_(args[0])
-        elif static:
-            given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-            torch._foreach_copy_(static, given)
 
     def close(self) -> None:
         """Drop the graphs. Results that are still held stay valid.
@@ -123,6 +94,9 @@ class CallGraph:
         if self._finalizer.alive:
             torch.cuda.synchronize(self._device)
             self._finalizer()
+
+    def _capture(self, fn: Callable[..., Any], *, copies: bool) -> CallCapture:
+        return CallCapture(fn, self.inputs, self._stream, copies=copies)
 
     def _warm_up(self, fn: Callable[..., Any]) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -140,7 +114,7 @@ class CallGraph:
 
     def _owns_results(self, capture: CallCapture) -> bool:
         """Whether no result is an input as it was given: the next call writes into that."""
-        inputs = {tensor.untyped_storage().data_ptr() for tensor in self._static_tensors}
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in self._tensors}
         return not any(t.untyped_storage().data_ptr() in inputs for t in capture.tensors)
 
 
@@ -156,13 +130,6 @@ def capture_once(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         graph.close()
 
 
-def _captures(
-    fn: Callable[..., Any], inputs: tuple[Any, ...], stream: torch.cuda.Stream
-) -> list[CallCapture]:
-    """Graphs that take turns, reading these inputs."""
-    return [CallCapture(fn, inputs, stream) for _ in range(NUM_TURNS)]
-
-
 def _release(graphs: list[torch.cuda.CUDAGraph]) -> None:
     """Give the graphs up while CUDA still works: at the latest before the interpreter is torn down."""
     for graph in graphs:
@@ -170,9 +137,8 @@ def _release(graphs: list[torch.cuda.CUDAGraph]) -> None:
     graphs.clear()
 
 
-def _nowhere(*_: Any) -> tuple[CallCapture, ...]:
-    """No places are known."""
-    return ()
+def _tensors_in(args: tuple[Any, ...]) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
 
 
 def _like(tensor: Tensor) -> Tensor:

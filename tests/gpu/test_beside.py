@@ -91,7 +91,7 @@ def test_gradients_are_those_of_one_stream(
     monkeypatch.setattr(gradients, "put_beside", counted)
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     with monkeypatch.context() as patch:
-        patch.setattr(inductor, "replayed_options", lambda: inductor.PLAIN)
+        patch.setattr(inductor, "replayed_options", lambda **_: inductor.PLAIN)
         want, _ = gradients_of(execution, layout)
     assert not moved
     for most_kept in (gradients.MOST_KEPT_BYTES, 0):

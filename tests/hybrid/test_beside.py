@@ -39,7 +39,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(
         inductor,
         "replayed_options",
-        lambda: {**inductor.PLAIN, "post_grad_custom_post_pass": found},
+        lambda **_: {**inductor.PLAIN, "post_grad_custom_post_pass": found},
     )
     return found
 
@@ -130,16 +130,19 @@ def test_results_have_the_layout_that_the_graph_promised(dtype: torch.dtype, ker
     settings = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
     want = CONV_BACKWARD(gradient, x, weight, None, *settings, [False, True, False])[1]
     for layout in (torch.contiguous_format, torch.channels_last):
-        for promised in (weight, weight.contiguous(memory_format=torch.channels_last)):
+        for promised, out in (
+            (weight, dtype),
+            (weight.contiguous(memory_format=torch.channels_last), torch.float32),
+        ):
             args = gradient, x.contiguous(memory_format=layout), weight, *settings
-            got = CONV_WEIGHT_GRADIENT(*args, promised.stride())
+            got = CONV_WEIGHT_GRADIENT(*args, promised.stride(), out)
             assert got.stride() == promised.stride()
-            torch.testing.assert_close(got, want)
+            torch.testing.assert_close(got, want.to(out))
             with FakeTensorMode() as mode:
                 fake = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
-                got = CONV_WEIGHT_GRADIENT(*fake, promised.stride())
+                got = CONV_WEIGHT_GRADIENT(*fake, promised.stride(), out)
             assert got.stride() == promised.stride()
-            assert got.shape == weight.shape
+            assert (got.shape, got.dtype) == (weight.shape, out)
 
 
 def test_large_operators_stay_in_the_chain(
@@ -202,7 +205,7 @@ def test_where_the_options_fail_the_plain_ones_take_over(
     monkeypatch.setattr(
         inductor,
         "replayed_options",
-        lambda: {**inductor.PLAIN, "post_grad_custom_post_pass": broken},
+        lambda **_: {**inductor.PLAIN, "post_grad_custom_post_pass": broken},
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))

@@ -65,7 +65,12 @@ class StepBody:
         mode = MODES[plan.execution]
         is_replayed = mode.is_replayed_on(device.type)
         self.form = make_form(
-            mode.form, loss_fn, model, notes=[] if notes is None else notes, is_replayed=is_replayed
+            mode.form,
+            loss_fn,
+            model,
+            notes=[] if notes is None else notes,
+            is_replayed=is_replayed,
+            announces=reducer is not None,
         )
         self._autocast = plan.precision
         self._device = device

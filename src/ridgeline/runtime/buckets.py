@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ridgeline.runtime.ready import Ready
+
 ALIGNMENT_BYTES = 64
 """Start of every view: one cache line, and enough for the widest vector loads of fused kernels."""
 
@@ -27,6 +29,7 @@ class Bucket:
         parameters: The parameters, in ready order.
         flat: One tensor [elements of all views, padding, one flag a parameter].
         views: The gradients' places in `flat`, each of its parameter's shape and strides.
+        ready: When the gradients are ready that tell so.
     """
 
     def __init__(self, index: int, members: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -48,8 +51,7 @@ class Bucket:
             _view(self.flat, parameter, offset)
             for parameter, offset in zip(self.parameters, offsets, strict=True)
         )
-        self.arrived = [False] * len(self.parameters)
-        self.num_missing = len(self.parameters)
+        self.reset()
 
     @property
     def num_bytes(self) -> int:
@@ -60,6 +62,7 @@ class Bucket:
         """Expect all gradients again."""
         self.arrived = [False] * len(self.parameters)
         self.num_missing = len(self.parameters)
+        self.ready: list[Ready] = []
 
     def store(self, position: int, scale: float) -> None:
         """Copy one gradient into its place, scaled, and make it the parameter's gradient."""

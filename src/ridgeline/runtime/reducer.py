@@ -5,12 +5,18 @@ all-reduce starts at once on the communication lane; backward continues. Workers
 same order, whatever order their own gradients came in. The order is measured in the first step (on
 worker 0, whose order all take) and the buckets are cut again by it.
 
+Compiled programs hand out all gradients at once, but tell when each was ready: a bucket full of those
+leaves at that point, from a stream of its own, and the rest of the program hides the transfer.
+
 The mean is exact up to one rounding: NCCL divides the sum; over gloo a power-of-two number of workers is
 folded into the copy (scaling by a power of two is exact), any other number divides the sum once.
 """
 
+import contextlib
+import math
+import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +26,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.plan import cut_buckets
+from ridgeline.runtime import ready
 from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.engine import Engine, Task, Variable
@@ -71,7 +78,9 @@ class Reducer:
         self._divide_after = not self._on_device and not is_power_of_two
         self._is_armed = False
         self._order_is_measured = False
-        self._arrivals: list[int] = []
+        self._arrivals: list[tuple[float, int]] = []
+        self._leaving = torch.cuda.Stream(world.device) if self._on_device else None
+        self._sent: list[Tensor] = []
         self._tasks: list[Task] = []
         self._unused: dict[str, bool] = {}
         self._sent_versions: tuple[int, ...] = ()
@@ -100,6 +109,7 @@ class Reducer:
         self._tasks.clear()
         self.overhead_ns = 0
         self._is_armed = True
+        ready.watch()
         self._broadcast_buffers()
         self._recorder.mark(self._backward_names[0])
 
@@ -114,6 +124,7 @@ class Reducer:
         """
         self._is_armed = False
         missing = self._launch_rest()
+        ready.unwatch()
         if self._buffers.versions != self._sent_versions:
             self._broadcast_buffers()  # recomputed activations wrote them again during backward
         self._recorder.mark("wait")
@@ -123,6 +134,7 @@ class Reducer:
                 bucket.flat.div_(self._world.size)
         if self._buffers.flats:
             self._engine.wait(self._buffers_done)
+        self._sent.clear()
         self._record_tasks()
         for bucket, positions in missing.items():
             self._settle_missing(self.buckets[bucket], positions)
@@ -145,8 +157,11 @@ class Reducer:
                 f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one; make its "
                 "layer with sparse=False"
             )
+        told = ready.ready(parameter.grad)
+        if told is not None:
+            bucket.ready.append(told)
         if not self._order_is_measured:
-            self._arrivals.append(index)
+            self._arrivals.append((math.inf if told is None else told.number, index))
         copying_ns = self._accept(bucket, position)
         self.overhead_ns += time.perf_counter_ns() - begin - copying_ns
         while self._next < len(self.buckets) and self.buckets[self._next].num_missing == 0:
@@ -179,14 +194,27 @@ class Reducer:
 
     def _launch(self, bucket: Bucket, missing: Sequence[int]) -> None:
         self._next += 1
-        if self._on_device:
-            bucket.store_all()
-        bucket.raise_flags(missing)
         name = self._all_reduce_names[bucket.index]
-        self._tasks.append(
-            self._push(name, partial(self._all_reduce, name, bucket.flat), self._done[bucket.index])
-        )
-        self._recorder.mark(self._backward_names[bucket.index + 1])
+        with self._where_ready(bucket):
+            if self._on_device:
+                bucket.store_all()
+            bucket.raise_flags(missing)
+            reduce = partial(self._all_reduce, name, bucket.flat)
+            self._tasks.append(self._push(name, reduce, self._done[bucket.index]))
+            self._recorder.mark(self._backward_names[bucket.index + 1])
+
+    @contextlib.contextmanager
+    def _where_ready(self, bucket: Bucket) -> Iterator[None]:
+        """On a stream where all gradients of the bucket are ready, the current one if they do not tell."""
+        if self._leaving is None or len(bucket.ready) < len(bucket.parameters):
+            yield
+            return
+        # Their memory must not go to anybody before it is read on that stream: `finish` waits for it.
+        self._sent += [p.grad for p in bucket.parameters if p.grad is not None]
+        for told in bucket.ready:
+            self._leaving.wait_event(told.event)
+        with torch.cuda.stream(self._leaving):
+            yield
 
     def _push(self, name: str, fn: Any, variable: Variable) -> Task:
         begin = time.perf_counter_ns()
@@ -256,13 +284,17 @@ class Reducer:
         return [*expected, *rest]
 
     def _measure_order(self) -> None:
-        """Take worker 0's order of arrival for all and cut the buckets again if it is news.
+        """Take worker 0's order for all and cut the buckets again if it is news.
+
+        Gradients that tell when they are ready come first, in the order of that, then the others as they
+        arrived.
 
         Cost: One broadcast, once.
         """
         self._order_is_measured = True
-        seen = set(self._arrivals)
-        order = [*self._arrivals, *(i for i in self._order if i not in seen)]
+        arrived = [index for _, index in sorted(self._arrivals, key=operator.itemgetter(0))]
+        seen = set(arrived)
+        order = [*arrived, *(i for i in self._order if i not in seen)]
         agreed = torch.tensor(order, dtype=torch.int64, device=self._world.device)
         dist.broadcast(agreed, src=0)
         order = [int(index) for index in agreed.tolist()]

@@ -32,7 +32,8 @@ GRADIENTS_AT_END = (
     "assumed: a compiled backward hands out its gradients only at its end, so that no communication hides "
     "behind it"
 )
-"""Source: autograd sees one node for the whole compiled backward, and runs its hooks when that is done."""
+"""Source: autograd sees one node for the whole compiled backward, and runs its hooks when that is done. A GPU
+that replays the step is told of each gradient by an event of its own, and sends it when it is there."""
 
 
 class StepModel(NamedTuple):
@@ -86,7 +87,7 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     )
     notes = list(priced.notes)
     pieces = _held(machine, plan, setting, priced, cuts)
-    if cuts and MODES[plan.execution].form == "compiled":
+    if cuts and _gradients_come_at_end(plan, setting):
         notes.append(GRADIENTS_AT_END)
     communication_s: dict[str, float] = {}
     if plan.workers > 1:
@@ -100,6 +101,11 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     return StepModel(
         frames, pieces, communication_s, slowdown, gap_s, replay_s, tuple(dict.fromkeys(notes))
     )
+
+
+def _gradients_come_at_end(plan: Plan, setting: Setting) -> bool:
+    mode = MODES[plan.execution]
+    return mode.form == "compiled" and not mode.is_replayed_on(setting.device)
 
 
 def _held(
@@ -123,7 +129,7 @@ def _held(
         copy_pieces(machine, setting, plan.precision, cut, number)
         for number, cut in enumerate(cuts)
     ]
-    if mode.form == "compiled":
+    if _gradients_come_at_end(plan, setting):
         return pieces | segments_at_end(backward, copies)
     return pieces | segments(backward, cuts, copies)
 

@@ -139,6 +139,7 @@ def make_form(
     *,
     notes: list[str],
     is_replayed: bool = False,
+    announces: bool = False,
 ) -> Form:
     """The form `eager`, `compiled` or `regional` of a loss function.
 
@@ -148,13 +149,16 @@ def make_form(
         model: The model that it is called with.
         notes: Receives what was done to the program, now or when it is compiled.
         is_replayed: A GPU replays the step as a CUDA graph.
+        announces: Then gradients are sent to other workers as soon as they are ready.
 
     Raises:
         CaptureError: `regional`, and the model repeats no block.
 
     Cost: Nothing is compiled before the first call.
     """
-    arguments = inductor.replayed_arguments(notes) if is_replayed else inductor.PLAIN_ARGUMENTS
+    arguments = inductor.PLAIN_ARGUMENTS
+    if is_replayed:
+        arguments = inductor.replayed_arguments(notes, announces=announces)
     if kind == "compiled":
         return WholeForm(loss_fn, arguments)
     if kind == "regional":

@@ -15,7 +15,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 from ridgeline.runtime import split_backward as split_backward_module
 from ridgeline.runtime.hybrid.beside import operators
-from ridgeline.runtime.hybrid.beside.operators import CONV_WEIGHT_GRADIENT, JOIN, PRODUCT
+from ridgeline.runtime.hybrid.beside.operators import ANNOUNCE, CONV_WEIGHT_GRADIENT, JOIN, PRODUCT
 from ridgeline.runtime.split_backward import split_backward
 
 LARGEST_FLOPS = 8e9
@@ -26,9 +26,12 @@ Source: 10 us of an H200, at its 800 TFLOP/s in bfloat16 and its 4 TB/s.
 """
 MOST_KEPT_BYTES = 256 << 20
 """Memory that waits to be freed, until both streams are joined in between."""
+LEAST_ANNOUNCED_BYTES = 1 << 20
+"""Size from which a gradient is told of when it is ready: sending as much takes about 20 us between H200s."""
 
 _aten = torch.ops.aten
 _CONV = _aten.convolution_backward.default
+_CONVERT = torch.ops.prims.convert_element_type.default
 
 
 def _conv_flops(gradient: Tensor, x: Tensor, weight: Tensor) -> float:
@@ -46,29 +49,43 @@ _FLOPS: dict[Any, Callable[..., float]] = {_CONV: _conv_flops, _aten.mm.default:
 _FREE = {
     _aten.permute.default, _aten.view.default, _aten.reshape.default, _aten.t.default,
     _aten.transpose.int, _aten.unsqueeze.default, _aten.squeeze.dim,
-    torch.ops.prims.convert_element_type.default,
+    _CONVERT,
 }  # fmt: skip
 """Operators on a gradient's way out that may as well be done after the join."""
 
 
 class GradientsBeside(CustomGraphPass):
-    """For the compiler's option `post_grad_custom_post_pass`."""
+    """For the compiler's option `post_grad_custom_post_pass`.
+
+    Args:
+        announces: Gradients are to leave as soon as they are ready, see `announce`.
+    """
+
+    def __init__(self, *, announces: bool = False) -> None:
+        self._announces = announces
 
     def __call__(self, graph: fx.Graph) -> None:
         """Change a graph in place; its results stay the same bit for bit."""
-        put_beside(graph)
+        put_beside(graph, converts=self._announces)
+        if self._announces:
+            announce(graph)
 
     def uuid(self) -> Any:
         """Names this version of the pass in the compiler's cache."""
-        return get_hash_for_files((__file__, operators.__file__, split_backward_module.__file__))
+        files = get_hash_for_files((__file__, operators.__file__, split_backward_module.__file__))
+        return files, self._announces
 
 
-def put_beside(graph: fx.Graph, devices: tuple[str, ...] = ("cuda",)) -> int:
+def put_beside(
+    graph: fx.Graph, devices: tuple[str, ...] = ("cuda",), *, converts: bool = False
+) -> int:
     """Move weight gradients that nobody waits for to the side stream, in place.
 
     Args:
         graph: A graph after the compiler's own passes, with values without data in its nodes.
         devices: Kinds of devices whose operators are moved.
+        converts: Bring gradients that leave in another dtype into it there, rather than all together at
+            the end: then they are ready there.
 
     Returns:
         The number of operators that were moved; none if fewer than two could be.
@@ -92,10 +109,14 @@ def put_beside(graph: fx.Graph, devices: tuple[str, ...] = ("cuda",)) -> int:
         if sum(_num_bytes(x.meta["val"]) for x in _read_by(pending)) > MOST_KEPT_BYTES:
             _join(graph, node, pending)
             pending = []
-        pending.append(_put_beside(graph, node))
+        new = _put_beside(graph, node)
+        if converts:
+            _absorb_conversion(graph, new)
+        pending.append(new)
     _join(graph, end, pending)
+    left = set(graph.nodes)
     for step in sorted(
-        {step for way in moved.values() for step in way.steps}, key=order.__getitem__
+        {step for way in moved.values() for step in way.steps} & left, key=order.__getitem__
     ):
         end.prepend(step)
     graph.lint()
@@ -154,14 +175,15 @@ def _put_beside(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Replace an operator by ours; the new node gives the tensor itself."""
     with graph.inserting_before(node):
         if node.target is not _CONV:
-            new = graph.call_function(PRODUCT, node.args)
+            new = graph.call_function(PRODUCT, (*node.args, node.meta["val"].dtype))
             result = node
         else:
             gradient, x, weight, _bias_sizes, *settings, _mask = node.args
             (result,) = node.users
-            strides = list(result.meta["val"].stride())
+            value = result.meta["val"]
             new = graph.call_function(
-                CONV_WEIGHT_GRADIENT, (gradient, x, weight, *settings, strides)
+                CONV_WEIGHT_GRADIENT,
+                (gradient, x, weight, *settings, list(value.stride()), value.dtype),
             )
     new.meta.update(result.meta)
     result.replace_all_uses_with(new)
@@ -169,6 +191,51 @@ def _put_beside(graph: fx.Graph, node: fx.Node) -> fx.Node:
     if result is not node:
         graph.erase_node(node)
     return new
+
+
+def _absorb_conversion(graph: fx.Graph, node: fx.Node) -> None:
+    """Let an operator of ours give its result in the dtype in which it leaves the graph."""
+    if len(node.users) != 1:
+        return
+    (user,) = node.users
+    if user.target is not _CONVERT or any(reader.op != "output" for reader in user.users):
+        return
+    node.args = (*node.args[:-1], user.args[1])
+    node.meta.update(user.meta)
+    user.replace_all_uses_with(node)
+    graph.erase_node(user)
+
+
+def announce(graph: fx.Graph, devices: tuple[str, ...] = ("cuda",)) -> int:
+    """Let a backward graph tell when its large results are ready, in place.
+
+    Results made beside tell so themselves. Small ones are not worth it: they are computed together, and
+    sent together.
+
+    Args:
+        graph: A graph as `put_beside` leaves it.
+        devices: Kinds of devices whose results are announced.
+
+    Returns:
+        The number of results that the graph now announces.
+    """
+    if not any("tangents" in node.name for node in graph.nodes if node.op == "placeholder"):
+        return 0  # a forward graph, whose results stay here
+    (end,) = (node for node in graph.nodes if node.op == "output")
+    found = [
+        node
+        for node in end.all_input_nodes
+        if node.op == "call_function"
+        and node.target not in (CONV_WEIGHT_GRADIENT, PRODUCT)
+        and isinstance(node.meta.get("val"), Tensor)
+        and node.meta["val"].device.type in devices
+        and _num_bytes(node.meta["val"]) >= LEAST_ANNOUNCED_BYTES
+    ]
+    for node in found:
+        with graph.inserting_after(node):
+            graph.call_function(ANNOUNCE, (node,))
+    graph.lint()
+    return len(found)
 
 
 def _join(graph: fx.Graph, before: fx.Node, results: list[fx.Node]) -> None:

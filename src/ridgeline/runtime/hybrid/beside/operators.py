@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.runtime import ready
+
 REQUIRED = {"allow_buffer_reuse": False}
 """Options of the compiler for graphs with these operators: memory is then reused by torch's allocator alone,
 which knows who holds it."""
@@ -27,11 +29,12 @@ _LIBRARY = torch.library.Library("ridgeline", "DEF")
 _ANY_LAYOUT = (torch.Tag.flexible_layout,)
 _LIBRARY.define(
     "conv_weight_gradient(Tensor gradient, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding,"
-    " SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, SymInt[] strides)"
-    " -> Tensor",
+    " SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, SymInt[] strides,"
+    " ScalarType dtype) -> Tensor",
     tags=_ANY_LAYOUT,
 )
-_LIBRARY.define("product(Tensor left, Tensor right) -> Tensor", tags=_ANY_LAYOUT)
+_LIBRARY.define("product(Tensor left, Tensor right, ScalarType dtype) -> Tensor", tags=_ANY_LAYOUT)
+_LIBRARY.define("announce(Tensor(a!) result) -> ()", tags=_ANY_LAYOUT)
 _LIBRARY.define("join(Tensor(a!)[] results, Tensor[] kept) -> ()", tags=_ANY_LAYOUT)
 
 
@@ -74,23 +77,29 @@ def _conv_weight_gradient(
     output_padding: Sequence[int],
     groups: int,
     strides: Sequence[int],
+    dtype: torch.dtype,
 ) -> Tensor:
     result: Tensor = torch.ops.aten.convolution_backward(
         gradient, x, weight, None, stride, padding, dilation, transposed, output_padding, groups,
         [False, True, False],
     )[1]  # fmt: skip
-    if all(
+    is_same = all(
         size == 1 or old == new
         for size, old, new in zip(result.shape, result.stride(), strides, strict=True)
-    ):
-        return result.as_strided(result.shape, strides)
-    return result.new_empty_strided(result.shape, strides).copy_(result)
+    )
+    if is_same and dtype == result.dtype:
+        result = result.as_strided(result.shape, strides)
+    else:
+        result = result.new_empty_strided(result.shape, strides, dtype=dtype).copy_(result)
+    ready.note(result)
+    return result
 
 
 def _conv_weight_gradient_meta(
     gradient: Tensor, x: Tensor, weight: Tensor, *settings: Any
 ) -> Tensor:
-    return weight.new_empty_strided(weight.shape, settings[-1])
+    *_, strides, dtype = settings
+    return weight.new_empty_strided(weight.shape, strides, dtype=dtype)
 
 
 def _conv_weight_gradient_beside(
@@ -100,9 +109,19 @@ def _conv_weight_gradient_beside(
         return _conv_weight_gradient(gradient, x, weight, *settings)
 
 
-def _product_beside(left: Tensor, right: Tensor) -> Tensor:
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    result = torch.mm(left, right).to(dtype)
+    ready.note(result)
+    return result
+
+
+def _product_meta(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.mm(left, right).to(dtype)
+
+
+def _product_beside(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     with _on_the_side(left, right):
-        return torch.mm(left, right)
+        return _product(left, right, dtype)
 
 
 def _join(results: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
@@ -116,19 +135,26 @@ def _join_streams(results: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
     side.read.clear()
 
 
+def _announce_meta(result: Tensor) -> None:
+    """A result without data is never ready."""
+
+
 for _key, _conv, _mm, _wait in (
     ("CUDA", _conv_weight_gradient_beside, _product_beside, _join_streams),
-    ("CPU", _conv_weight_gradient, torch.mm, _join),
-    ("Meta", _conv_weight_gradient_meta, torch.mm, _join),
+    ("CPU", _conv_weight_gradient, _product, _join),
+    ("Meta", _conv_weight_gradient_meta, _product_meta, _join),
 ):
     _LIBRARY.impl("conv_weight_gradient", _conv, _key)
     _LIBRARY.impl("product", _mm, _key)
     _LIBRARY.impl("join", _wait, _key)
+    _LIBRARY.impl("announce", _announce_meta if _key == "Meta" else ready.note, _key)
 
 CONV_WEIGHT_GRADIENT = torch.ops.ridgeline.conv_weight_gradient.default
 """The gradient of a convolution's weight, in memory of the given strides: the arguments of
-`aten.convolution_backward` without bias sizes and mask, and those strides."""
+`aten.convolution_backward` without bias sizes and mask, then strides and dtype."""
 PRODUCT = torch.ops.ridgeline.product.default
-"""`left @ right`, both matrices."""
+"""`left @ right`, both matrices, in a dtype."""
 JOIN = torch.ops.ridgeline.join.default
 """From here on, `results` may be read and `kept` may be freed."""
+ANNOUNCE = torch.ops.ridgeline.announce.default
+"""Here `result` is ready, on the current stream; see `ready`."""

@@ -167,6 +167,18 @@ def test_gradients_of_a_compiled_backward_come_at_its_end() -> None:
         assert not any("at its end" in note for note in timeline.notes)
 
 
+def test_gradients_of_a_replayed_backward_leave_when_they_are_ready() -> None:
+    """A GPU that replays a compiled step is told of each by an event: transfers hide behind backward."""
+    machine = make_machine(device="cuda", latency_s=0.0)
+    workload = make_chain((1,) * 6, elements=1 << 18, device="cuda")
+    sync = Sync(bucket_bytes=(1 << 20,))
+    plan = Plan(execution="compiled+graph", workers=2, sync=sync)
+    timeline = simulate(machine, workload, plan)
+    operators = [s.end_ns for s in timeline.spans if s.detail and s.name == "aten.matmul.default"]
+    assert timeline.named("all_reduce/0").start_ns < max(operators)
+    assert not any("at its end" in note for note in timeline.notes)
+
+
 @pytest.mark.parametrize("execution", ["step-graph", "packaged"])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_one_program_is_one_frame(execution: Execution, accumulate: int) -> None:

@@ -117,7 +117,7 @@ class StepBody:
             recorder.mark("backward")
             loss.backward()
         else:
-            self.reducer.arm()
+            self.reducer.arm(recorder)
             loss.backward()
             self.reducer.finish()
             self.overhead_ns += self.reducer.overhead_ns

@@ -55,7 +55,7 @@ def note(result: Tensor) -> None:
 
 def ready(gradient: Tensor) -> Ready | None:
     """When a gradient was ready; None if nobody noted it, or it was changed since (added to, scaled)."""
-    found = _results.get(_key(gradient))
+    found = _results.get(_key(gradient)) if _results else None
     if found is None or found.version != gradient._version:  # noqa: SLF001
         return None
     return found

@@ -38,7 +38,7 @@ from ridgeline.simulator.frames import step_frames
 class Reducer:
     """Averages the gradients of `parameters` over the world, overlapped with backward.
 
-    Use: `arm()` before the backward whose gradients are to be synchronised, `finish()` after it. Then
+    Use: `arm(recorder)` before the backward whose gradients are to be synchronised, `finish()` after it. Then
     every `parameter.grad` is the mean over the workers, or None where no worker used the parameter.
 
     Args:
@@ -46,13 +46,12 @@ class Reducer:
         buffers: Buffers that follow worker 0.
         world: This worker's place; size at least 2.
         engine: Its `communication` lane runs the collectives.
-        recorder: Told of the frames.
         bucket_bytes: Limits as in `cut_buckets`.
         order: Names in the expected ready order; None: reverse order of registration.
 
     Attributes:
         buckets: The present buckets, in launch order.
-        overhead_ns: Host time spent in here since `arm()`, without copies and collective calls.
+        overhead_ns: Host time spent in here since `arm`, without copies and collective calls.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class Reducer:
         *,
         world: World,
         engine: Engine,
-        recorder: Recorder,
         bucket_bytes: Sequence[int],
         order: Sequence[str] | None = None,
     ) -> None:
@@ -70,7 +68,6 @@ class Reducer:
         self._buffers = buffers
         self._world = world
         self._engine = engine
-        self._recorder = recorder
         self._bucket_bytes = tuple(bucket_bytes)
         self._on_device = world.device.type == "cuda"
         is_power_of_two = world.size & (world.size - 1) == 0
@@ -97,8 +94,9 @@ class Reducer:
         """Parameter names in the order in which the buckets expect them."""
         return tuple(self._parameters[index][0] for index in self._order)
 
-    def arm(self) -> None:
-        """The next backward's gradients are to be averaged."""
+    def arm(self, recorder: Recorder) -> None:
+        """The next backward's gradients are to be averaged; `recorder` is told of the frames."""
+        self._recorder = recorder
         for bucket in self.buckets:
             bucket.reset()
         # The last step's events are waited for already, and a capture must not see events outside it.

@@ -236,7 +236,6 @@ class TrainStep(Closing):
             FlatBuffers(self.model),
             world=self.world,
             engine=self._engine,
-            recorder=self.recorder,
             bucket_bytes=self.plan.sync.bucket_bytes,
             order=order,
         )

@@ -84,8 +84,8 @@ def test_gradients_are_those_of_one_stream(
     moved: list[int] = []
     put_beside = gradients.put_beside
 
-    def counted(*args: Any) -> int:
-        moved.append(put_beside(*args))
+    def counted(*args: Any, **settings: Any) -> int:
+        moved.append(put_beside(*args, **settings))
         return moved[-1]
 
     monkeypatch.setattr(gradients, "put_beside", counted)

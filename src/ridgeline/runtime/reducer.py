@@ -132,7 +132,9 @@ class Reducer:
                 bucket.flat.div_(self._world.size)
         if self._buffers.flats:
             self._engine.wait(self._buffers_done)
-        self._sent.clear()
+        if self._leaving is not None and self._sent:
+            torch.cuda.current_stream().wait_stream(self._leaving)
+            self._sent.clear()
         self._record_tasks()
         for bucket, positions in missing.items():
             self._settle_missing(self.buckets[bucket], positions)
@@ -197,9 +199,9 @@ class Reducer:
             if self._on_device:
                 bucket.store_all()
             bucket.raise_flags(missing)
+            self._recorder.mark(self._backward_names[bucket.index + 1])
             reduce = partial(self._all_reduce, name, bucket.flat)
             self._tasks.append(self._push(name, reduce, self._done[bucket.index]))
-            self._recorder.mark(self._backward_names[bucket.index + 1])
 
     @contextlib.contextmanager
     def _where_ready(self, bucket: Bucket) -> Iterator[None]:

@@ -1,0 +1,201 @@
+"""Which stream a bucket leaves from, in a model of streams that knows what comes after what."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ridgeline.runtime import ready
+from ridgeline.runtime.buckets import Bucket
+from ridgeline.runtime.buffers import FlatBuffers
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.engine.streams import StreamLane
+from ridgeline.runtime.recorder import HostClock, Recorder
+from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.world import World
+
+Work = tuple[str, int]
+
+
+class Stream:
+    """What was enqueued, each piece after some others; an event is the end of the last piece so far."""
+
+    def __init__(self, model: "Streams", name: str) -> None:
+        self.model, self.name = model, name
+        self.device, self.device_index, self.cuda_stream = torch.device("cuda", 0), 0, hash(name)
+        self.last: Work | None = None
+
+    def enqueue(self, what: str, *after: Work | None) -> None:
+        work = what, len(self.model.after)
+        self.model.after[work] = {one for one in (self.last, *after) if one is not None}
+        self.last = work
+
+    def record_event(self) -> "Event":
+        return Event(self.model, self.last)
+
+    def wait_event(self, event: "Event") -> None:
+        self.enqueue("wait", event.end)
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.wait_event(other.record_event())
+
+
+class Event:
+    """A point of a stream."""
+
+    def __init__(self, model: "Streams", end: Work | None) -> None:
+        self.model, self.end = model, end
+
+    def wait(self) -> None:
+        self.model.current.wait_event(self)
+
+
+class Streams:
+    """Some streams, one of them the current one."""
+
+    def __init__(self) -> None:
+        self.after: dict[Work, set[Work]] = {}
+        self.made: list[Stream] = []
+        self.current = self.main = self.make("main")
+
+    def make(self, name: object = "other", **_: object) -> Stream:
+        self.made.append(Stream(self, str(name)))
+        return self.made[-1]
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        outer, self.current = self.current, stream
+        yield
+        self.current = outer
+
+    def before(self, work: Work | None) -> set[Work]:
+        """Everything that is over when a piece of work is."""
+        found: set[Work] = set()
+        pending = [work] if work is not None else []
+        while pending:
+            one = pending.pop()
+            if one not in found:
+                found.add(one)
+                pending += self.after[one]
+        return found
+
+    def work(self, what: str) -> Work:
+        (found,) = (work for work in self.after if work[0] == what)
+        return found
+
+
+class Marking(Recorder):
+    """Marks are work on the current stream, as events that a graph records are."""
+
+    def __init__(self, streams: Streams) -> None:
+        super().__init__(HostClock())
+        self.streams = streams
+
+    def mark(self, name: str, lane: Any = "compute") -> None:
+        self.streams.current.enqueue(f"mark {name}")
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    """torch.cuda as far as the reducer uses it; gradients are ready where `side` made them."""
+    model = Streams()
+    for name, stand_in in {
+        "Stream": model.make,
+        "stream": model.use,
+        "current_stream": lambda *_: model.current,
+        "is_current_stream_capturing": lambda: False,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    store_all = Bucket.store_all
+
+    def stored(bucket: Bucket) -> None:
+        store_all(bucket)
+        model.current.enqueue(f"store {bucket.index}")
+
+    monkeypatch.setattr(Bucket, "store_all", stored)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: model.current.enqueue("all-reduce"))
+    monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
+    make = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda data, *, dtype, device: make(data, dtype=dtype))
+    return model
+
+
+def run(streams: Streams, told: dict[str, ready.Ready], limits: tuple[int, ...]) -> Reducer:
+    """One backward pass of four layers, whose gradients all arrive when `backward` is enqueued."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    stream: Any = streams.make("communication")
+    engine = Engine(lanes={"communication": lambda finish: StreamLane(finish, stream)})
+    reducer = Reducer(
+        list(model.named_parameters()),
+        FlatBuffers(model),
+        world=World(0, 2, 0, torch.device("cuda", 0)),
+        engine=engine,
+        bucket_bytes=limits,
+    )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def when(gradient: Tensor) -> ready.Ready | None:
+        return told.get(next(names[id(p)] for p in model.parameters() if p.grad is gradient))
+
+    original, ready.ready = ready.ready, when
+    try:
+        reducer.arm(Marking(streams))
+        loss = model(torch.ones(1, 4)).sum()
+        streams.main.enqueue("backward")
+        loss.backward()
+        reducer.finish()
+    finally:
+        ready.ready = original
+        reducer.close()
+        engine.close()
+    streams.main.enqueue("optimizer")
+    return reducer
+
+
+def test_a_bucket_of_ready_gradients_does_not_wait_for_backward(streams: Streams) -> None:
+    """It leaves after what it needs, and the optimizer comes after everything on every stream."""
+    side = streams.make("side")
+    told = {}
+    for number, name in enumerate(("3.weight", "2.weight")):
+        side.enqueue(name)
+        event: Any = side.record_event()
+        told[name] = ready.Ready(number, event, 0, None)  # type: ignore[arg-type]
+    streams.main.wait_stream(side)
+    run(streams, told, (128,))
+    backward, end = streams.work("backward"), streams.work("optimizer")
+    first, second = (streams.before(streams.work(f"store {number}")) for number in (0, 1))
+    assert {streams.work("3.weight"), streams.work("2.weight")} <= first
+    assert backward not in first
+    assert backward in second, "the others do not tell"
+    sent = [work for work in streams.after if work[0] == "all-reduce"]
+    assert backward not in streams.before(sent[0])
+    everything = {stream.last for stream in streams.made if stream.last is not None}
+    assert everything <= streams.before(end), "a capture must end with every stream joined"
+
+
+def test_a_bucket_with_one_gradient_that_does_not_tell_waits_for_all(streams: Streams) -> None:
+    """It would have to be ready somewhere else."""
+    side = streams.make("side")
+    side.enqueue("3.weight")
+    event: Any = side.record_event()
+    streams.main.wait_stream(side)
+    told = {"3.weight": ready.Ready(0, event, 0, None)}  # type: ignore[arg-type]
+    run(streams, told, (128,))
+    backward = streams.work("backward")
+    assert all(backward in streams.before(streams.work(f"store {number}")) for number in (0, 1))
+
+
+def test_gradients_that_tell_come_first(streams: Streams) -> None:
+    """In the order in which they are ready, whatever the order in which a program hands them out."""
+    event: Any = streams.make("side").record_event()
+    told = {
+        name: ready.Ready(number, event, 0, None)  # type: ignore[arg-type]
+        for number, name in enumerate(("0.weight", "2.weight"))
+    }
+    reducer = run(streams, told, (64,))
+    assert reducer.order == ("0.weight", "2.weight", "3.weight", "1.weight")

@@ -18,7 +18,6 @@ import operator
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,8 +28,9 @@ from ridgeline.plan import cut_buckets
 from ridgeline.runtime import ready
 from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
-from ridgeline.runtime.engine import Engine, Task, Variable
-from ridgeline.runtime.recorder import DeviceClock, Recorder
+from ridgeline.runtime.collectives import Collectives
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
 from ridgeline.simulator.frames import step_frames
 
@@ -70,6 +70,7 @@ class Reducer:
         self._engine = engine
         self._bucket_bytes = tuple(bucket_bytes)
         self._on_device = world.device.type == "cuda"
+        self._collectives = Collectives(engine, on_device=self._on_device)
         is_power_of_two = world.size & (world.size - 1) == 0
         self._scale = 1.0 / world.size if is_power_of_two else 1.0
         self._divide_after = not self._on_device and not is_power_of_two
@@ -78,7 +79,6 @@ class Reducer:
         self._arrivals: list[tuple[float, int]] = []
         self._leaving = torch.cuda.Stream(world.device) if self._on_device else None
         self._sent: list[Tensor] = []
-        self._tasks: list[Task] = []
         self._unused: dict[str, bool] = {}
         self._sent_versions: tuple[int, ...] = ()
         self.overhead_ns = 0
@@ -104,7 +104,7 @@ class Reducer:
             variable.forget_events()
         self._next = 0
         self._arrivals.clear()
-        self._tasks.clear()
+        self._collectives.begin(recorder)
         self.overhead_ns = 0
         self._is_armed = True
         ready.watch()
@@ -135,7 +135,8 @@ class Reducer:
         if self._leaving is not None and self._sent:
             torch.cuda.current_stream().wait_stream(self._leaving)
             self._sent.clear()
-        self._record_tasks()
+        self._collectives.record()
+        self.overhead_ns += self._collectives.overhead_ns
         for bucket, positions in missing.items():
             self._settle_missing(self.buckets[bucket], positions)
         if not self._order_is_measured:
@@ -200,8 +201,7 @@ class Reducer:
                 bucket.store_all()
             bucket.raise_flags(missing)
             self._recorder.mark(self._backward_names[bucket.index + 1])
-            reduce = partial(self._all_reduce, name, bucket.flat)
-            self._tasks.append(self._push(name, reduce, self._done[bucket.index]))
+            self._collectives.all_reduce(name, bucket.flat, self._done[bucket.index])
 
     @contextlib.contextmanager
     def _where_ready(self, bucket: Bucket) -> Iterator[None]:
@@ -216,46 +216,12 @@ class Reducer:
         with torch.cuda.stream(self._leaving):
             yield
 
-    def _push(self, name: str, fn: Any, variable: Variable) -> Task:
-        begin = time.perf_counter_ns()
-        task = self._engine.push(fn, writes=(variable,), lane="communication", name=name)
-        self.overhead_ns += time.perf_counter_ns() - begin - self._call_ns
-        return task
-
-    def _all_reduce(self, name: str, flat: Tensor) -> Any:
-        begin = time.perf_counter_ns()
-        future = None
-        if self._on_device:
-            with _DeviceSpan(self._recorder, name):
-                dist.all_reduce(flat, op=dist.ReduceOp.AVG)
-        else:
-            future = dist.all_reduce(flat, async_op=True).get_future()
-        self._call_ns = time.perf_counter_ns() - begin
-        return future
-
     def _broadcast_buffers(self) -> None:
         if self._buffers.flats:
-            self._tasks.append(self._push("broadcast_buffers", self._broadcast, self._buffers_done))
+            self._collectives.broadcast(
+                "broadcast_buffers", self._buffers.flats, self._buffers_done
+            )
         self._sent_versions = self._buffers.versions
-
-    def _broadcast(self) -> Any:
-        begin = time.perf_counter_ns()
-        future = None
-        if self._on_device:
-            with _DeviceSpan(self._recorder, "broadcast_buffers"):
-                for flat in self._buffers.flats:
-                    dist.broadcast(flat, src=0)
-        else:
-            works = [dist.broadcast(flat, src=0, async_op=True) for flat in self._buffers.flats]
-            future = torch.futures.collect_all([work.get_future() for work in works if work])
-        self._call_ns = time.perf_counter_ns() - begin
-        return future
-
-    def _record_tasks(self) -> None:
-        if not self._on_device:
-            self._recorder.current.closed += [
-                (task.name, task.record.kind, task.start_ns, task.stop_ns) for task in self._tasks
-            ]
 
     def _settle_missing(self, bucket: Bucket, positions: Sequence[int]) -> None:
         """Give parameters that only other workers used their mean; leave None what nobody used.
@@ -325,22 +291,3 @@ class Reducer:
         self._done = [self._engine.variable(bucket.names[0]) for bucket in self.buckets]
         self._buffers_done = self._engine.variable("buffers")
         self._next = 0
-        self._call_ns = 0
-
-
-class _DeviceSpan:
-    """Stamps around what is enqueued on the current stream, kept in the step's record."""
-
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self._recorder = recorder
-        self._name = name
-        self._is_timed = isinstance(recorder.clock, DeviceClock) and recorder.current.is_sampled
-
-    def __enter__(self) -> None:
-        if self._is_timed:
-            self._begin = self._recorder.clock.stamp()
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_timed:
-            end = self._recorder.clock.stamp()
-            self._recorder.current.closed.append((self._name, "communication", self._begin, end))

@@ -1,0 +1,88 @@
+"""Collectives as tasks of the communication lane, each a frame of the step."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline.runtime.engine import Engine, Task, Variable
+from ridgeline.runtime.recorder import DeviceClock, Recorder
+
+
+class Collectives:
+    """Pushes collectives of one worker; on the CPU their tasks end when the transfer does.
+
+    Args:
+        engine: Its `communication` lane runs them.
+        on_device: NCCL on a stream, or gloo.
+
+    Attributes:
+        overhead_ns: Host time of the pushes since `begin`, without the collective calls themselves.
+    """
+
+    def __init__(self, engine: Engine, *, on_device: bool) -> None:
+        self._engine = engine
+        self._on_device = on_device
+        self._tasks: list[Task] = []
+        self._call_ns = 0
+        self.overhead_ns = 0
+
+    def begin(self, recorder: Recorder) -> None:
+        """A step begins; `recorder` is told of its frames."""
+        self._recorder = recorder
+        self._tasks.clear()
+        self.overhead_ns = 0
+
+    def all_reduce(self, name: str, flat: Tensor, variable: Variable) -> None:
+        """Sum `flat` over the workers in place, on GPUs divided by their number."""
+        self._push(name, partial(self._all_reduce, flat), variable)
+
+    def broadcast(self, name: str, flats: Sequence[Tensor], variable: Variable) -> None:
+        """Overwrite with what worker 0 has."""
+        self._push(name, partial(self._broadcast, flats), variable)
+
+    def record(self) -> None:
+        """Tell the recorder how long the transfers took; on GPUs it knows by events."""
+        if not self._on_device:
+            self._recorder.current.closed += [
+                (task.name, task.record.kind, task.start_ns, task.stop_ns) for task in self._tasks
+            ]
+
+    def _push(self, name: str, fn: Callable[[], Any], variable: Variable) -> None:
+        begin = time.perf_counter_ns()
+        timed = partial(self._timed, name, fn)
+        task = self._engine.push(timed, writes=(variable,), lane="communication", name=name)
+        self._tasks.append(task)
+        self.overhead_ns += time.perf_counter_ns() - begin - self._call_ns
+
+    def _timed(self, name: str, fn: Callable[[], Any]) -> Any:
+        """Run in the lane: the call between two stamps, its host time noted."""
+        begin = time.perf_counter_ns()
+        recorder = self._recorder
+        is_stamped = isinstance(recorder.clock, DeviceClock) and recorder.current.is_sampled
+        start = recorder.clock.stamp() if is_stamped else 0
+        future = fn()
+        if is_stamped:
+            stop = recorder.clock.stamp()
+            recorder.current.closed.append((name, "communication", start, stop))
+        self._call_ns = time.perf_counter_ns() - begin
+        return future
+
+    def _all_reduce(self, flat: Tensor) -> Any:
+        if self._on_device:
+            dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+            return None
+        work = dist.all_reduce(flat, async_op=True)
+        return work.get_future() if work else None
+
+    def _broadcast(self, flats: Sequence[Tensor]) -> Any:
+        if self._on_device:
+            for flat in flats:
+                dist.broadcast(flat, src=0)
+            return None
+        works = [dist.broadcast(flat, src=0, async_op=True) for flat in flats]
+        return torch.futures.collect_all([work.get_future() for work in works if work])

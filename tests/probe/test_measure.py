@@ -282,7 +282,7 @@ def test_group_measures_collectives_overlap_and_operators() -> None:
 
 def test_measure_under_a_process_group_agrees_on_all_ranks(tmp_path: Path) -> None:
     """In a group every rank gets rank 0's machine, measured for that number of workers only."""
-    request = json.dumps({"cache": str(tmp_path)}).encode()
+    request = json.dumps({"cache": str(tmp_path), "hosts": [1]}).encode()
     reply = run_in_group(
         "probe_targets:measure_in_place", request, workers=2, threads=1, device="cpu"
     )
@@ -296,3 +296,18 @@ def test_measure_under_a_process_group_agrees_on_all_ranks(tmp_path: Path) -> No
     assert {entry.phase for entry in machine.dispatch} == {"forward", "backward", "optimizer"}
     families = {(entry.family, entry.dtype) for entry in machine.ceilings}
     assert {("matmul", "float32"), ("elementwise", "float32"), ("memory", "float32")} <= families
+
+
+def test_transfers_between_hosts_are_measured_every_time(tmp_path: Path) -> None:
+    """Not taken from the profile of one host, nor kept for it; the rest is kept for as many hosts."""
+    request = json.dumps({"cache": str(tmp_path), "hosts": [1, 2, 2, 1]}).encode()
+    reply = run_in_group(
+        "probe_targets:measure_in_place", request, workers=2, threads=1, device="cpu"
+    )
+    (_, lines), _ = json.loads(reply)
+    parts = [line.split(" at ")[0] for line in lines]
+    assert parts == [
+        "measuring ceilings, dispatch, collectives and overlap",
+        "measuring ceilings, dispatch, collectives and overlap",
+        "measuring collectives and overlap",
+    ]

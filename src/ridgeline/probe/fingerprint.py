@@ -68,11 +68,20 @@ def fingerprint(host: Host, devices: tuple[Device, ...]) -> str:
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
 
-def cache_path(fingerprint: str) -> Path:
-    """Where the profile of this host is kept: below `$XDG_CACHE_HOME`, default `~/.cache`."""
+def cache_path(fingerprint: str, hosts: int = 1) -> Path:
+    """Where the profile of this host, or of several like it, is kept.
+
+    Below `$XDG_CACHE_HOME`, default `~/.cache`.
+    """
     root = os.environ.get("XDG_CACHE_HOME")
     cache = Path(root) if root else Path.home() / ".cache"
-    return cache / "ridgeline" / f"machine-{fingerprint}.json"
+    several = f"-{hosts}-hosts" if hosts > 1 else ""
+    return cache / "ridgeline" / f"machine-{fingerprint}{several}.json"
+
+
+def num_hosts() -> int:
+    """Hosts that the processes of this group run on, as torchrun tells its workers; without it 1."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
 
 def num_cores() -> int:

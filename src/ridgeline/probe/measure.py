@@ -41,7 +41,8 @@ def measure(
     What the cache (`$XDG_CACHE_HOME/ridgeline`, default `~/.cache/ridgeline`) knows about hardware and
     software of the same fingerprint is used; only what is missing is measured, in processes of its
     own, and added there. In a process group of several workers (under torchrun) every rank calls this
-    and measures in place, for that number of workers; all get the machine of rank 0.
+    and measures in place, for that number of workers; all get the machine of rank 0. Over several hosts
+    collectives are measured every time: the network between them is nobody's property.
 
     Args:
         quick: Fewer sizes and samples, under 20 s; False takes minutes. A full profile serves both.
@@ -174,9 +175,9 @@ def _blank() -> Machine:
     )
 
 
-def _cached(blank: Machine, quick: bool, refresh: bool) -> Machine:
+def _cached(blank: Machine, quick: bool, refresh: bool, hosts: int = 1) -> Machine:
     """The profile in the cache, or `blank` when there is none that can be used."""
-    path = identity.cache_path(blank.fingerprint)
+    path = identity.cache_path(blank.fingerprint, hosts)
     effort = "quick" if quick else "full"
     blank = msgspec.structs.replace(blank, effort=effort)
     if refresh or not path.exists():
@@ -241,14 +242,17 @@ def _measure_in_place(
             f"{', '.join(map(str, settings))}; leave settings out, or measure without torchrun"
         )
     wanted = tuple(settings) if settings is not None else (here,)
-    machine = _cached(blank, quick, refresh)
+    hosts = identity.num_hosts()
+    machine = _cached(blank, quick, refresh, hosts)
+    if hosts > 1:
+        machine = msgspec.structs.replace(machine, collectives=(), overlaps=())
     machine = _share(machine)  # caches may differ between hosts, but all must measure alike
     for request in requests(machine, wanted, quick=quick, workload=workload):
         if dist.get_rank() == 0:
             say(_describe(request))
         machine = _share(merge(machine, measure_here(request)))
         if dist.get_rank() == 0:
-            machine.save(identity.cache_path(machine.fingerprint))
+            machine.save(identity.cache_path(machine.fingerprint, hosts))
     return machine
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,22 +18,34 @@ from ridgeline.errors import PlanError
 SCRIPT = Path(__file__).parent / "auto_worker.py"
 
 
-def run_script(prefix: list[str], directory: Path) -> list[dict[str, Any]]:
-    """What each worker wrote."""
-    done = subprocess.run(
-        [sys.executable, *prefix, str(SCRIPT), str(directory)],
-        env={
-            **os.environ,
-            "XDG_CACHE_HOME": str(directory),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def run_script(*prefixes: list[str], directory: Path) -> list[dict[str, Any]]:
+    """What each worker wrote, of processes that are started side by side."""
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(directory),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, *prefix, str(SCRIPT), str(directory)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for prefix in prefixes
+    ]
+    for process in started:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors[-3000:]
     return [json.loads(path.read_text()) for path in sorted(directory.glob("?.json"))]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def losses_by_hand() -> list[float]:
@@ -58,7 +71,7 @@ def losses_by_hand() -> list[float]:
 
 def test_choosing_leaves_no_trace_in_the_maths(tmp_path: Path) -> None:
     """After measuring, tracing and trials the losses have the bits of the plain loop."""
-    [alone] = run_script([], tmp_path)
+    [alone] = run_script([], directory=tmp_path)
     assert alone["losses"] == losses_by_hand()
     assert alone["plan"].startswith("rl.Plan(")
     assert "execution" in alone["reasons"]
@@ -67,13 +80,26 @@ def test_choosing_leaves_no_trace_in_the_maths(tmp_path: Path) -> None:
 
 
 def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
-    """Two workers choose the same plan and end with the same parameters."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    first, second = run_script(launch, tmp_path)
+    """Two workers choose the same plan and end with the same parameters, on one host as on two."""
+    torchrun = ["-m", "torch.distributed.run"]
+    on_one, on_two = tmp_path / "one", tmp_path / "two"
+    on_one.mkdir()
+    on_two.mkdir()
+    launch = [*torchrun, "--standalone", "--nproc-per-node", "2"]
+    first, second = run_script(launch, directory=on_one)
     assert first["plan"] == second["plan"]
     assert "workers=2" in first["plan"]
     assert first["parameters"] == second["parameters"]
     assert first["losses"] != second["losses"]
+    # Two agents are two hosts to the workers, wherever they run.
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    hosts = [[*torchrun, *where, "--node-rank", str(rank)] for rank in (0, 1)]
+    third, fourth = run_script(*hosts, directory=on_two)
+    assert third["plan"] == fourth["plan"]
+    assert third["parameters"] == fourth["parameters"] == first["parameters"]
+    assert (third["losses"], fourth["losses"]) == (first["losses"], second["losses"])
+    names = sorted(path.name.partition("-")[2][16:] for path in on_two.glob("ridgeline/*"))
+    assert names == ["-2-hosts.json"]
 
 
 def loss_fn(model: nn.Module, batch: Any) -> Tensor:

@@ -55,8 +55,9 @@ def test_exception(programs: ModuleType) -> None:
     assert str(outcome) == "failed in a child process: ValueError: on purpose"
 
 
-def test_killed(programs: ModuleType) -> None:
-    """A signal is told by name, with the last output."""
+def test_killed(programs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal is told by name, with the last output, which nobody had the time to flush."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     outcome = try_in_child(programs.die, {})
     assert outcome[:2] == ("failed", "it was killed by SIGKILL; its last output: last words")
 

@@ -72,7 +72,16 @@ def run_in_group(
             log = stack.enter_context((directory / f"output.{rank}").open("wb"))
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-P", "-m", "ridgeline.probe.group", name, target, device],
+                    [
+                        sys.executable,
+                        "-P",
+                        "-u",
+                        "-m",
+                        "ridgeline.probe.group",
+                        name,
+                        target,
+                        device,
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,

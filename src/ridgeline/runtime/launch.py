@@ -113,7 +113,7 @@ def _run_agent(module: str, request: Path, workers: int, run_dir: Path) -> None:
         # The workers send their output to logs of their own (see worker_process).
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
-    command = ("-P", "-m", module, str(request), str(os.getpid()))
+    command = ("-P", "-u", "-m", module, str(request), str(os.getpid()))
     try:
         elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as failed:

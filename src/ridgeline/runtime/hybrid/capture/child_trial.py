@@ -181,6 +181,7 @@ def _run(
             [
                 sys.executable,
                 "-P",
+                "-u",  # what it said last is told when it is killed
                 "-m",
                 _WORKER,
                 str(directory),

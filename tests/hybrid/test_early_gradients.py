@@ -1,6 +1,6 @@
 """Gradients of compiled programs that tell when they are ready: which do, in what order, and never wrongly."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -38,22 +38,22 @@ def watched() -> Iterator[None]:
     ready.unwatch()
 
 
-def told(call: object, model: nn.Module, x: Tensor) -> dict[str, int | None]:
+def told(call: Callable[..., Tensor], model: nn.Module, x: Tensor) -> dict[str, int | None]:
     """For every parameter, in which place its gradient told that it was ready."""
     found: dict[str, int | None] = {}
 
-    def look(name: str) -> object:
+    def look(name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            one = ready.ready(parameter.grad)
+            one = ready.look_up(parameter.grad)
             found[name] = None if one is None else one.number
 
         return hook
 
-    hooks = [p.register_post_accumulate_grad_hook(look(n)) for n, p in model.named_parameters()]  # type: ignore[arg-type]
+    hooks = [p.register_post_accumulate_grad_hook(look(n)) for n, p in model.named_parameters()]
     model.zero_grad(set_to_none=True)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        loss = call(model, x)  # type: ignore[operator]
+        loss = call(model, x)
     loss.backward()
     for hook in hooks:
         hook.remove()
@@ -72,7 +72,7 @@ def images() -> nn.Sequential:
     ).to(memory_format=torch.channels_last)  # fmt: skip
 
 
-def compiled(found: CustomGraphPass) -> object:
+def compiled(found: CustomGraphPass) -> Callable[..., Tensor]:
     options = {**inductor.replayed_options(announces=True), "post_grad_custom_post_pass": found}
     return torch.compile(loss_fn, dynamic=False, options=options)
 
@@ -138,16 +138,16 @@ def test_what_was_changed_afterwards_does_not_tell() -> None:
     x = nn.Parameter(torch.ones(4))
     use(x, 2.0).sum().backward()
     assert x.grad is not None
-    assert ready.ready(x.grad) is not None
+    assert ready.look_up(x.grad) is not None
     use(x, 2.0).sum().backward()
-    assert ready.ready(x.grad) is None, "a micro-batch before"
+    assert ready.look_up(x.grad) is None, "a micro-batch before"
     x.grad = None
     (use(x, 2.0) + use(x, 3.0)).sum().backward()
-    assert ready.ready(x.grad) is None, "used twice"
+    assert ready.look_up(x.grad) is None, "used twice"
     x.grad = None
     x.register_hook(lambda gradient: gradient.mul_(2))
     use(x, 2.0).sum().backward()
-    assert ready.ready(x.grad) is None, "scaled"
+    assert ready.look_up(x.grad) is None, "scaled"
 
 
 def test_memory_that_comes_again_does_not_tell() -> None:
@@ -161,7 +161,7 @@ def test_memory_that_comes_again_does_not_tell() -> None:
         if other.data_ptr() == address:
             break
     assert other.data_ptr() == address
-    assert ready.ready(other) is None
+    assert ready.look_up(other) is None
 
 
 def test_nothing_is_noted_while_nobody_watches() -> None:
@@ -170,5 +170,5 @@ def test_nothing_is_noted_while_nobody_watches() -> None:
     ready.note(first)
     ready.unwatch()
     ready.note(second)
-    assert ready.ready(first) is None
-    assert ready.ready(second) is None
+    assert ready.look_up(first) is None
+    assert ready.look_up(second) is None

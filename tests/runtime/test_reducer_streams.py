@@ -142,7 +142,7 @@ def run(streams: Streams, told: dict[str, ready.Ready], limits: tuple[int, ...])
     def when(gradient: Tensor) -> ready.Ready | None:
         return told.get(next(names[id(p)] for p in model.parameters() if p.grad is gradient))
 
-    original, ready.ready = ready.ready, when
+    original, ready.look_up = ready.look_up, when
     try:
         reducer.arm(Marking(streams))
         loss = model(torch.ones(1, 4)).sum()
@@ -150,7 +150,7 @@ def run(streams: Streams, told: dict[str, ready.Ready], limits: tuple[int, ...])
         loss.backward()
         reducer.finish()
     finally:
-        ready.ready = original
+        ready.look_up = original
         reducer.close()
         engine.close()
     streams.main.enqueue("optimizer")

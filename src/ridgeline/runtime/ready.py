@@ -53,7 +53,7 @@ def note(result: Tensor) -> None:
     _results[_key(result)] = Ready(len(_results), event, result._version, storage)  # noqa: SLF001
 
 
-def ready(gradient: Tensor) -> Ready | None:
+def look_up(gradient: Tensor) -> Ready | None:
     """When a gradient was ready; None if nobody noted it, or it was changed since (added to, scaled)."""
     found = _results.get(_key(gradient)) if _results else None
     if found is None or found.version != gradient._version:  # noqa: SLF001

@@ -158,7 +158,7 @@ class Reducer:
                 f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one; make its "
                 "layer with sparse=False"
             )
-        told = ready.ready(parameter.grad)
+        told = ready.look_up(parameter.grad)
         if told is not None:
             bucket.ready.append(told)
         if not self._order_is_measured:

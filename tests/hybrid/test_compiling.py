@@ -1,6 +1,7 @@
 """Compiled forms of a step: regions are found, switched on for steps only, and train like the eager step."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from ridgeline.runtime.hybrid.compiling import MOST_VARIANTS, CompiledRegions, f
 from ridgeline.runtime.step import TrainStep
 from ridgeline.tasks.resnet18 import ResNet18
 
+CHECK_WORKER = Path(__file__).parent / "check_worker.py"
 PARITY = Path(__file__).parents[1] / "runtime" / "parity_cases.py"
 
 
@@ -122,6 +124,22 @@ def test_a_compiled_step_trains_like_the_eager_one(
     counters = step.timeline().counters
     assert counters["compile_s"] > 0.0
     assert counters["recompiles"] == 1.0  # the uneven batch
+
+
+def test_a_step_that_is_wrong_on_one_worker_is_refused_by_all(tmp_path: Path) -> None:
+    """The workers look closer together, or those that do would wait for the others for ever."""
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = subprocess.run(
+        [sys.executable, *launch, str(CHECK_WORKER), str(tmp_path / "error")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    errors = [(tmp_path / f"error.{rank}").read_text() for rank in range(2)]
+    assert errors[0] == errors[1]
+    assert "wanted execution='compiled' to equal the eager step within" in errors[0]
 
 
 def test_a_form_that_computes_something_else_is_caught() -> None:

@@ -32,7 +32,8 @@ def train(execution: Execution, world: World) -> tuple[list[Tensor], TrainStep]:
     """The parameters after some steps, in double precision: a sum too early is wrong by far more than rounding."""
     torch.manual_seed(0)
     model = ResNet18(10).to(device=world.device, dtype=torch.float64)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    # A captured optimizer reads its rate as float32, in which this one is exact.
+    optimizer = torch.optim.SGD(model.parameters(), 2.0**-10)
     generator = torch.Generator().manual_seed(world.rank)
     plan = Plan(execution=execution, workers=world.size, sync=Sync(bucket_bytes=(8 << 20,)))
     step = TrainStep(model, loss_fn, optimizer, plan)

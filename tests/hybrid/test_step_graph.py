@@ -11,6 +11,7 @@ from torch._inductor import config
 from ridgeline.errors import BatchError, EquivalenceError, PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.steps import runner as step_graph
 from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
 from ridgeline.runtime.hybrid.steps.program import StepProgram
@@ -21,7 +22,7 @@ from ridgeline.runtime.hybrid.steps.runner import (
     SHORTER,
     StepGraphRunner,
 )
-from ridgeline.runtime.recorder import HostClock, Recorder
+from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 

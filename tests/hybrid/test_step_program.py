@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.steps.program import StepProgram, trace_body, trace_step
-from ridgeline.runtime.recorder import HostClock, Recorder
+from ridgeline.runtime.recorder import Recorder
 
 WEIGHTS = torch.linspace(0.5, 1.5, 4)
 SILENT = Recorder(HostClock())

@@ -5,18 +5,21 @@ gives the next forward the same values, hides the transfer behind backward, and 
 whenever a step returns. Where backward writes them too (recomputed activations), their version counters
 tell, and they are sent again.
 
-All buffers of one dtype are made views of one flat tensor: one broadcast, nothing copied.
+All buffers of a device are made views of one tensor of bytes: one broadcast, nothing copied.
 """
 
 import torch
 from torch import Tensor, nn
 
+ALIGNMENT_BYTES = 64
+"""Start of every view: one cache line."""
+
 
 class FlatBuffers:
-    """The buffers of a model as views of one flat tensor per dtype.
+    """The buffers of a model as views of one flat tensor of bytes per device.
 
     Attributes:
-        flats: The flat tensors, one per dtype and device; empty when the model has no buffers.
+        flats: The flat tensors, [bytes of all views and padding]; empty when the model has no buffers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -27,9 +30,9 @@ class FlatBuffers:
                 if buffer is not None and not buffer.is_sparse:
                     places.setdefault(id(buffer), []).append((module, name))
                     tensors[id(buffer)] = buffer
-        groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        groups: dict[torch.device, list[int]] = {}
         for key, buffer in tensors.items():
-            groups.setdefault((buffer.dtype, buffer.device), []).append(key)
+            groups.setdefault(buffer.device, []).append(key)
         self._views: list[Tensor] = []
         self.flats = tuple(
             self._flatten([(tensors[key], places[key]) for key in keys]) for keys in groups.values()
@@ -40,22 +43,18 @@ class FlatBuffers:
         """Counters that every write into a buffer raises."""
         return tuple(view._version for view in self._views)  # noqa: SLF001 - torch has no public name
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that one broadcast of all buffers moves."""
-        return sum(flat.numel() * flat.element_size() for flat in self.flats)
-
     def _flatten(self, members: list[tuple[Tensor, list[tuple[nn.Module, str]]]]) -> Tensor:
-        first = members[0][0]
-        total = sum(buffer.numel() for buffer, _ in members)
-        flat = torch.empty(total, dtype=first.dtype, device=first.device)
+        sizes = [buffer.numel() * buffer.element_size() for buffer, _ in members]
+        rooms = [-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes]
+        flat = torch.zeros(sum(rooms), dtype=torch.uint8, device=members[0][0].device)
         offset = 0
-        for buffer, places in members:
+        for (buffer, places), size, room in zip(members, sizes, rooms, strict=True):
             # `.data` gives a view its own version counter: compiled code saves buffers for backward, and
             # a write into another buffer, or the broadcast, must not look like a change of this one.
-            view = flat[offset : offset + buffer.numel()].view(buffer.shape).data
+            part = flat[offset : offset + size].view(buffer.dtype)
+            view = part.view(buffer.shape).data
             view.copy_(buffer)
-            offset += buffer.numel()
+            offset += room
             self._views.append(view)
             for module, name in places:
                 module._buffers[name] = view  # noqa: SLF001

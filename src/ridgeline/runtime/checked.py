@@ -9,8 +9,9 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
+from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.recorder import HostClock, Recorder
+from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
 
 

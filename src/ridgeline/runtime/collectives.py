@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.runtime.clocks import DeviceClock
 from ridgeline.runtime.engine import Engine, Task, Variable
-from ridgeline.runtime.recorder import DeviceClock, Recorder
+from ridgeline.runtime.recorder import Recorder
 
 
 class Collectives:

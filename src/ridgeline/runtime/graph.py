@@ -19,8 +19,9 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable, settings_of
 from ridgeline.runtime.clearance import clear_for_capture
+from ridgeline.runtime.clocks import BranchClock, DeviceClock
 from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.recorder import DeviceClock, Recorder, StepRecord, step_spans
+from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.world import World
 
 EAGER_STEPS = 3
@@ -50,16 +51,18 @@ class CapturedStep:
             [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
         )
         body.optimizer.zero_grad(set_to_none=True)
-        recorder = Recorder(DeviceClock(external=True), starts=False)
+        clock = DeviceClock(external=True) if body.reducer is None else BranchClock()
+        recorder = Recorder(clock, starts=False)
         self.graph = torch.cuda.CUDAGraph()
         try:
             # Threads that pin memory or watch NCCL go on calling CUDA meanwhile; that is allowed.
             with torch.cuda.graph(
                 self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"
             ):
-                recorder.current = StepRecord(recorder.clock.stamp())
+                recorder.current = StepRecord(clock.stamp())
                 self._loss = body(self.batch, recorder)
-                recorder.current.end = recorder.clock.stamp()
+                recorder.current.end = clock.stamp()
+                clock.join()
         except RuntimeError as error:
             if isinstance(error, RidgelineError):
                 raise
@@ -92,6 +95,10 @@ class CapturedStep:
         Cost: Waits for the device.
         """
         return step_spans(self._record, self._clock)
+
+    def close(self) -> None:
+        """Drop the graph, whoever still refers to this step (the traceback of a failed check does)."""
+        self.graph.reset()
 
 
 class GraphRunner:
@@ -168,6 +175,8 @@ class GraphRunner:
         Cost: Waits for the device.
         """
         torch.cuda.synchronize()
+        for step in self._captured.values():
+            step.close()
         self._captured.clear()
         self._last = None
         gc.collect()

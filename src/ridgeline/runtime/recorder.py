@@ -1,91 +1,23 @@
 """Recording what a step does: frames by host clock or by device events, resolved only when asked.
 
-The recorder is on the hot path of every step, so it only appends stamps to a list. A host stamp is
-`time.perf_counter_ns()`; a device stamp is a CUDA event recorded on the current stream.
+The recorder is on the hot path of every step, so it only appends stamps to a list.
 """
 
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import msgspec
-import torch
 
+from ridgeline.runtime.clocks import Clock, DeviceClock, Stamp
 from ridgeline.timeline import Lane, Span, Timeline
-
-Stamp = int | torch.cuda.Event
 
 WINDOW = 200
 """Steps kept: enough for a median with quartiles, bounded in memory."""
 
 DEVICE_SAMPLING = 8
 """On devices the frames of every eighth step only: an event costs the host microseconds."""
-
-
-class Clock(Protocol):
-    """Source of stamps, and the way to turn them into nanoseconds."""
-
-    def stamp(self) -> Stamp:
-        """Now, on this clock."""
-        ...
-
-    def resolve(self, stamps: Sequence[Stamp]) -> list[int]:
-        """Nanoseconds of each stamp after the first one."""
-        ...
-
-    def recycle(self, stamps: Iterable[Stamp]) -> None:
-        """Take back stamps that nobody will resolve."""
-        ...
-
-
-class HostClock:
-    """`time.perf_counter_ns`; for work that runs on the CPU."""
-
-    def stamp(self) -> int:
-        """Nanoseconds now."""
-        return time.perf_counter_ns()
-
-    def resolve(self, stamps: Sequence[Stamp]) -> list[int]:
-        """Differences to the first stamp."""
-        return [int(stamp) - int(stamps[0]) for stamp in stamps]  # type: ignore[arg-type]
-
-    def recycle(self, stamps: Iterable[Stamp]) -> None:
-        """Numbers need no care."""
-
-
-class DeviceClock:
-    """CUDA events on the current stream; `external` ones can be captured into a graph and read."""
-
-    def __init__(self, *, external: bool = False) -> None:
-        self._external = external
-        self._free: list[torch.cuda.Event] = []
-
-    def stamp(self) -> torch.cuda.Event:
-        """An event recorded on the current stream; does not wait."""
-        # Making an event costs the host more than recording one, so those of forgotten steps serve again.
-        event = (
-            self._free.pop()
-            if self._free
-            else torch.cuda.Event(enable_timing=True, external=self._external)
-        )
-        event.record()
-        return event
-
-    def recycle(self, stamps: Iterable[Stamp]) -> None:
-        """Take back events that nobody will resolve."""
-        self._free.extend(stamp for stamp in stamps if isinstance(stamp, torch.cuda.Event))
-
-    def resolve(self, stamps: Sequence[Stamp]) -> list[int]:
-        """Device time after the first event.
-
-        Cost: Waits until all events have happened.
-        """
-        first = stamps[0]
-        for stamp in stamps:
-            stamp.synchronize()  # type: ignore[union-attr]
-        return [round(first.elapsed_time(stamp) * 1e6) for stamp in stamps]  # type: ignore[union-attr]
 
 
 class StepRecord:

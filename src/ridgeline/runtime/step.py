@@ -20,11 +20,12 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.checked import CheckedRunner
+from ridgeline.runtime.clocks import DeviceClock, HostClock
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.lanes import WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
-from ridgeline.runtime.recorder import DeviceClock, HostClock, Recorder
+from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.same_model import check_same_model
 from ridgeline.runtime.world import World

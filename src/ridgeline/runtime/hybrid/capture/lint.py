@@ -21,11 +21,12 @@ from ridgeline.errors import CaptureError
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.body import StepBody, check_loss
 from ridgeline.runtime.capturable import make_capturable
+from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
 from ridgeline.runtime.hybrid.capture.lint_observer import Doubt, Observation, watching
 from ridgeline.runtime.hybrid.capture.lint_optimizer import optimizer_findings
 from ridgeline.runtime.hybrid.capture.lint_rules import Finding
-from ridgeline.runtime.recorder import HostClock, Recorder
+from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
 
 __all__ = [

@@ -16,11 +16,12 @@ from torch.utils import _pytree as pytree
 from ridgeline.plan import Plan, Precision
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
+from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, StateTensor
 from ridgeline.runtime.hybrid.steps.scalar_gathering import gather_scalars
 from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, trace_graph
 from ridgeline.runtime.lifted_constants import lift_constants
-from ridgeline.runtime.recorder import HostClock, Recorder
+from ridgeline.runtime.recorder import Recorder
 
 
 class StepProgram:

@@ -164,11 +164,16 @@ class Link(Value, frozen=True, kw_only=True):
 
 
 class Overlap(Value, frozen=True, kw_only=True):
-    """How much computing and communicating slow each other when both run at once (1.0: not at all)."""
+    """How much computing and communicating slow each other when both run at once (1.0: not at all).
+
+    `kernel` is how long the kernels took that computing consisted of: a GPU full of a long one leaves the
+    collective's kernels waiting. None on CPUs.
+    """
 
     setting: Setting
     compute_slowdown: Quantity
     communication_slowdown: Quantity
+    kernel: Quantity | None = None
 
 
 class OperatorTiming(Value, frozen=True, kw_only=True):

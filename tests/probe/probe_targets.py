@@ -71,7 +71,7 @@ def small_survey(request: bytes) -> bytes:
     timings, warnings = time_operators(workload, setting, peers, budget_s=0.1)
     findings = Findings(
         collectives=collectives.measure_collectives(setting, peers, quick=True, seconds=0.1),
-        overlaps=(overlap.measure_overlap(setting, peers, quick=True),),
+        overlaps=overlap.measure_overlap(setting, peers, quick=True),
         timings=timings,
         warnings=warnings,
     )

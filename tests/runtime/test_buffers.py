@@ -24,6 +24,8 @@ def test_all_buffers_are_one_tensor() -> None:
     assert all(torch.equal(getattr(model, name), value) for name, value in wanted.items())
     flat.zero_()
     assert all(not bool(buffer.any()) for buffer in model.buffers())
+    places = {buffer.untyped_storage()._cdata for buffer in model.buffers()}
+    assert len(places) == len(list(model.buffers())), "a compiler takes them for unrelated"
 
 
 def test_buffers_share_memory_and_not_their_counters() -> None:

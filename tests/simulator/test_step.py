@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.errors import PlanError, WorkloadError
-from ridgeline.machine import Setting
+from ridgeline.machine import Quantity, Setting
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.pieces import cut_workload
@@ -114,6 +114,27 @@ def test_overlap_slows_both_sides() -> None:
     alone = sum(s.attributes["alone_ns"] for s in slow.spans if s.detail)
     shown = sum(s.duration_ns for s in slow.spans if s.detail)
     assert shown - alone == pytest.approx(4 * MS, rel=1e-2)
+
+
+def test_overlap_is_read_at_the_length_of_the_kernels() -> None:
+    """Of what was measured beside short and long kernels, that which is nearer to the step's counts."""
+    machine = make_machine(latency_s=0.0, bandwidth=1e9)
+    (measured,) = machine.overlaps
+    entries = [
+        msgspec.structs.replace(
+            measured,
+            kernel=Quantity.measured([kernel_s], "s"),
+            communication_slowdown=Quantity.measured([slowdown], "x"),
+        )
+        for kernel_s, slowdown in ((1e-3, 1.0), (50e-3, 2.0))
+    ]
+    machine = msgspec.structs.replace(machine, overlaps=tuple(entries))
+    for backward_ns, slowdown in (([2 * MS] * 10, 1.0), ([1 * MS, 40 * MS], 2.0)):
+        sizes = [200_000] * len(backward_ns)
+        workload = make_workload(backward=backward_ns, gradient_bytes=sizes)
+        spans = _spans(simulate(machine, workload, _buckets(200_000)))
+        start, end = spans["all_reduce/0"]
+        assert end - start == pytest.approx(slowdown * 0.2 * MS, rel=0.02)
 
 
 def test_accumulation_repeats_the_dispatch_but_not_the_work() -> None:

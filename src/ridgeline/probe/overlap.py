@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,42 +13,68 @@ from ridgeline.probe.peers import Peers
 
 MESSAGE_BYTES = 4 << 20
 ROUNDS = 3
+KERNEL_SIDES = (1024, 2048, 4096)
+"""Sides of the products in half precision that GPUs compute: on an H200 about 8, 25 and 190 us, from a part
+of the GPU to many times what it holds at once."""
+
+Compute = Callable[[], object]
 
 
-def measure_overlap(setting: Setting, peers: Peers, *, quick: bool) -> Overlap:
+class Round(NamedTuple):
+    """Slowdowns of one round, and the seconds of one call of what computes, alone."""
+
+    compute: float
+    communication: float
+    call_s: float
+
+
+def measure_overlap(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Overlap, ...]:
     """Slowdown of computing beside back-to-back all-reduces of 4 MiB, and the other way round.
 
     While both are active, computing runs at `1 / compute_slowdown` of its speed alone, and
     communication at `1 / communication_slowdown`. 1.0 is perfect overlap; 2.0 for both means that
     nothing is gained by running them at once.
+
+    Returns:
+        On CPUs one; on GPUs one for each of `KERNEL_SIDES`.
     """
-    compute = _compute(peers.device)
-    message = torch.zeros(MESSAGE_BYTES // 4, device=peers.device)
-    together = _together_on_gpu if peers.device.type == "cuda" else _together_on_cpu
-    slow_compute: list[float] = []
-    slow_communication: list[float] = []
-    for index in range((1 if quick else 3) * ROUNDS + 1):
-        pair = together(compute, message, peers)
-        if index:  # the first round warms up
-            slow_compute.append(max(1.0, pair[0]))
-            slow_communication.append(max(1.0, pair[1]))
-    return Overlap(
-        setting=setting,
-        compute_slowdown=_merge(slow_compute, peers),
-        communication_slowdown=_merge(slow_communication, peers),
+    rounds = (1 if quick else 3) * ROUNDS
+    if peers.device.type == "cpu":
+        return (_measure(setting, _mix(), _together_on_cpu, peers, rounds),)
+    return tuple(
+        _measure(setting, _product(side, peers.device), _together_on_gpu, peers, rounds)
+        for side in KERNEL_SIDES
     )
 
 
-def _merge(samples: list[float], peers: Peers) -> Quantity:
-    return Quantity.measured([value for row in peers.gather(samples) for value in row], "x")
+def _measure(
+    setting: Setting,
+    compute: Compute,
+    together: Callable[[Compute, torch.Tensor, Peers], Round],
+    peers: Peers,
+    rounds: int,
+) -> Overlap:
+    message = torch.zeros(MESSAGE_BYTES // 4, device=peers.device)
+    together(compute, message, peers)  # warms up
+    found = [together(compute, message, peers) for _ in range(rounds)]
+    call = _merge([one.call_s for one in found], "s", peers)
+    return Overlap(
+        setting=setting,
+        compute_slowdown=_merge([max(1.0, one.compute) for one in found], "x", peers),
+        communication_slowdown=_merge([max(1.0, one.communication) for one in found], "x", peers),
+        kernel=call if peers.device.type == "cuda" else None,
+    )
 
 
-def _compute(device: torch.device) -> Callable[[], None]:
-    """A mix of convolution, matrix product and elementwise work, a few milliseconds long."""
-    scale = 16 if device.type == "cuda" else 1
-    x = torch.rand(4 * scale, 32, 28, 28, device=device)
-    weight = torch.rand(32, 32, 3, 3, device=device)
-    a = torch.rand(256 * (8 if scale > 1 else 1), 256 * (8 if scale > 1 else 1), device=device)
+def _merge(samples: list[float], unit: str, peers: Peers) -> Quantity:
+    return Quantity.measured([value for row in peers.gather(samples) for value in row], unit)
+
+
+def _mix() -> Compute:
+    """Convolution, matrix product and elementwise work on the CPU, about a millisecond."""
+    x = torch.rand(4, 32, 28, 28)
+    weight = torch.rand(32, 32, 3, 3)
+    a = torch.rand(256, 256)
 
     def run() -> None:
         torch.nn.functional.conv2d(x, weight, padding=1).relu_()
@@ -56,10 +83,14 @@ def _compute(device: torch.device) -> Callable[[], None]:
     return run
 
 
-def _together_on_cpu(
-    compute: Callable[[], None], message: torch.Tensor, peers: Peers
-) -> tuple[float, float]:
-    """Slowdowns of one round: rates in the window in which all-reduces are in flight, by rates alone."""
+def _product(side: int, device: torch.device) -> Compute:
+    """One kernel on a GPU."""
+    a = torch.rand(side, side, device=device, dtype=torch.float16)
+    return lambda: torch.mm(a, a)
+
+
+def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> Round:
+    """Rates in the window in which all-reduces are in flight, by rates alone."""
     peers.barrier()
     compute_s = _until(0.08, compute)
     peers.barrier()
@@ -78,10 +109,10 @@ def _together_on_cpu(
         done += 1
     window = time.perf_counter() - start
     _wait(works)
-    return window / max(done, 1) / compute_s, window / count / message_s
+    return Round(window / max(done, 1) / compute_s, window / count / message_s, compute_s)
 
 
-def _until(seconds: float, compute: Callable[[], None]) -> float:
+def _until(seconds: float, compute: Compute) -> float:
     """Seconds per call of `compute` over about `seconds`."""
     start = time.perf_counter()
     done = 0
@@ -101,10 +132,8 @@ def _first(value: float, peers: Peers) -> float:
     return peers.gather([value])[0][0]
 
 
-def _together_on_gpu(
-    compute: Callable[[], None], message: torch.Tensor, peers: Peers
-) -> tuple[float, float]:
-    """Slowdowns of one round, from events at the ends of the computing and communicating streams.
+def _together_on_gpu(compute: Compute, message: torch.Tensor, peers: Peers) -> Round:
+    """From events at the ends of the computing and communicating streams.
 
     Each side is measured while the other side has three times as much to do, so that it never runs alone.
     """
@@ -117,11 +146,11 @@ def _together_on_gpu(
     busy_compute = _on_streams(compute, few, message, messages, side, peers)[0] / few
     computes = max(1, round(many * message_s / compute_s))
     busy_message = _on_streams(compute, computes, message, few, side, peers)[1] / few
-    return busy_compute / compute_s, busy_message / message_s
+    return Round(busy_compute / compute_s, busy_message / message_s, compute_s)
 
 
 def _on_streams(
-    compute: Callable[[], None],
+    compute: Compute,
     computes: int,
     message: torch.Tensor,
     messages: int,

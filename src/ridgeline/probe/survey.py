@@ -132,7 +132,7 @@ def _at(setting: Setting, peers: Peers, request: Request) -> Findings:
     if setting in request.collectives and peers.size > 1:
         findings += Findings(
             collectives=measure_collectives(setting, peers, quick=request.quick),
-            overlaps=(measure_overlap(setting, peers, quick=request.quick),),
+            overlaps=measure_overlap(setting, peers, quick=request.quick),
         )
     if setting in request.timings and request.workload is not None:
         findings += _timings(request.workload, setting, peers)

@@ -44,6 +44,8 @@ def quantities_of(machine: Machine) -> list[tuple[str, str, Quantity]]:
     ]
     for overlap in machine.overlaps:
         where = str(overlap.setting)
+        if overlap.kernel is not None:
+            where += f", kernels of {units.seconds(overlap.kernel.value)}"
         found.append(("slowdown of computing while communicating", where, overlap.compute_slowdown))
         found.append(
             ("slowdown of communicating while computing", where, overlap.communication_slowdown)

@@ -5,21 +5,22 @@ gives the next forward the same values, hides the transfer behind backward, and 
 whenever a step returns. Where backward writes them too (recomputed activations), their version counters
 tell, and they are sent again.
 
-All buffers of a device are made views of one tensor of bytes: one broadcast, nothing copied.
+All buffers of a device lie in one tensor of bytes: one broadcast, nothing copied.
 """
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 ALIGNMENT_BYTES = 64
 """Start of every view: one cache line."""
 
 
 class FlatBuffers:
-    """The buffers of a model as views of one flat tensor of bytes per device.
+    """The buffers of a model, moved into one flat tensor of bytes per device.
 
     Attributes:
-        flats: The flat tensors, [bytes of all views and padding]; empty when the model has no buffers.
+        flats: The flat tensors, [bytes of all buffers and padding]; empty when the model has no buffers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,10 +50,10 @@ class FlatBuffers:
         flat = torch.zeros(sum(rooms), dtype=torch.uint8, device=members[0][0].device)
         offset = 0
         for (buffer, places), size, room in zip(members, sizes, rooms, strict=True):
-            # `.data` gives a view its own version counter: compiled code saves buffers for backward, and
-            # a write into another buffer, or the broadcast, must not look like a change of this one.
-            part = flat[offset : offset + size].view(buffer.dtype)
-            view = part.view(buffer.shape).data
+            # As memory of its own: a write into another buffer, or the broadcast, must not look to autograd
+            # like a change of this one, nor to a compiler like a change of what it reads as another type.
+            part = from_dlpack(flat[offset : offset + size])
+            view = part.view(buffer.dtype).view(buffer.shape)
             view.copy_(buffer)
             offset += room
             self._views.append(view)

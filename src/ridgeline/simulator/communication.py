@@ -1,12 +1,16 @@
-"""Seconds of collective operations on a machine, from its measured size tables."""
+"""Seconds of collective operations on a machine, from its measured size tables, and what they slow."""
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ridgeline.errors import MachineError
 from ridgeline.laws.collectives import CollectiveOperation, bus_bandwidth_factor
 from ridgeline.laws.curves import Point, table_seconds
-from ridgeline.machine import Collective, Machine, Setting
+from ridgeline.machine import Collective, Machine, Overlap, Setting
+from ridgeline.simulator.settings import nearest_setting
+from ridgeline.timeline import Lane
 
 
 class CommunicationCost(NamedTuple):
@@ -136,3 +140,41 @@ def _points(entry: Collective) -> tuple[Point, ...]:
 
 def _join(*notes: str) -> str:
     return "; ".join(note for note in notes if note)
+
+
+def overlap_slowdown(
+    machine: Machine, setting: Setting, kernels_s: Sequence[float]
+) -> tuple[dict[Lane, float], str]:
+    """How much computing and communicating hinder each other, and what was assumed about it.
+
+    Args:
+        machine: Its overlaps are read, of those at one setting the one measured with kernels of about the
+            length that one has which is running at a moment.
+        setting: How the device is shared.
+        kernels_s: Seconds of each kernel that communication runs beside.
+    """
+    known: dict[Setting, list[Overlap]] = {}
+    for entry in machine.overlaps:
+        known.setdefault(entry.setting, []).append(entry)
+    nearest = nearest_setting(known, setting)
+    if nearest is None:
+        return {}, (
+            "overlap was not measured: assumed that computing and communicating do not slow each other"
+        )
+    total_s = sum(kernels_s)
+    usual_s = sum(length**2 for length in kernels_s) / total_s if total_s else 0.0
+    entry = min(known[nearest], key=partial(_distance, usual_s))
+    slowdown: dict[Lane, float] = {
+        "compute": max(1.0, entry.compute_slowdown.value),
+        "communication": max(1.0, entry.communication_slowdown.value),
+    }
+    if nearest == setting:
+        return slowdown, ""
+    return slowdown, f"overlap at {setting} was not measured: assumed as at {nearest}"
+
+
+def _distance(kernel_s: float, entry: Overlap) -> float:
+    """How unlike two lengths of kernels are: the logarithm of their ratio."""
+    if entry.kernel is None or not kernel_s:
+        return 0.0
+    return abs(math.log(entry.kernel.value / kernel_s))

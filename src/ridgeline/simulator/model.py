@@ -13,7 +13,7 @@ from ridgeline.errors import WorkloadError
 from ridgeline.execution import MODES, check_alone, check_offered
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
-from ridgeline.simulator.communication import find_table, table_cost
+from ridgeline.simulator.communication import find_table, overlap_slowdown, table_cost
 from ridgeline.simulator.compiled import price_execution
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.frames import WHOLE_STEP, Frame, step_frames
@@ -24,7 +24,6 @@ from ridgeline.simulator.pieces import (
     copy_pieces,
     cut_workload,
 )
-from ridgeline.simulator.settings import nearest_setting
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
@@ -92,7 +91,11 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     communication_s: dict[str, float] = {}
     if plan.workers > 1:
         communication_s = _communication(machine, workload, setting, cuts, has_buffers, notes)
-    slowdown = _slowdown(machine, setting, notes) if plan.workers > 1 else {}
+    slowdown: dict[Lane, float] = {}
+    if plan.workers > 1:
+        kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
+        slowdown, note = overlap_slowdown(machine, setting, kernels_s)
+        notes += [note] if note else []
     gap_s = replay_s = 0.0
     if MODES[plan.execution].is_replayed_on(setting.device):
         list_ = prices(machine, setting, plan.precision)
@@ -206,20 +209,3 @@ def _communication(
         seconds["broadcast_buffers"] = table_cost(table, workload.buffer_bytes).seconds
     notes[:] = [note for note in notes if note]
     return seconds
-
-
-def _slowdown(machine: Machine, setting: Setting, notes: list[str]) -> dict[Lane, float]:
-    known = {entry.setting: entry for entry in machine.overlaps}
-    nearest = nearest_setting(known, setting)
-    if nearest is None:
-        notes.append(
-            "overlap was not measured: assumed that computing and communicating do not slow each other"
-        )
-        return {}
-    if nearest != setting:
-        notes.append(f"overlap at {setting} was not measured: assumed as at {nearest}")
-    entry = known[nearest]
-    return {
-        "compute": max(1.0, entry.compute_slowdown.value),
-        "communication": max(1.0, entry.communication_slowdown.value),
-    }

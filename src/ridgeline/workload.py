@@ -126,6 +126,8 @@ class Workload(Noun, frozen=True, kw_only=True):
     buffer_bytes: int
     memory: tuple[MemoryPoint, ...]
     dependency_source: Literal["make_fx", "storage"]
+    fused_optimizer_bytes: int = 0
+    """Bytes that the optimizer moves as one kernel, as in a captured step; 0 where it has no such form."""
     notes: tuple[str, ...] = ()
 
     def phase(self, phase: Phase) -> tuple[Op, ...]:

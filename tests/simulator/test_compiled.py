@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +54,22 @@ def test_a_fused_kernel_takes_its_bytes() -> None:
         machine, workload, "step-graph"
     )
     assert saved == 2 * 4 * N_NS
+
+
+def test_a_captured_optimizer_is_one_kernel() -> None:
+    """It takes what its fused form moves, where it has one and a GPU replays it; never more than apart."""
+    chain = make_chain((3,), device="cuda")
+    moved = sum(op.bytes_moved for op in chain.phase("optimizer"))
+    fused = msgspec.structs.replace(chain, fused_optimizer_bytes=moved // 2)
+    machine = make_machine(device="cuda")
+    for execution in ("graph", "compiled+graph"):
+        frames = {s.name: s for s in simulate(machine, fused, Plan(execution=execution)).frames}
+        assert frames["optimizer"].duration_ns == moved // 2
+        plain = {s.name: s for s in simulate(machine, chain, Plan(execution=execution)).frames}
+        assert plain["optimizer"].duration_ns == moved
+    assert _step_ns(machine, fused, "eager") == _step_ns(machine, chain, "eager")
+    greedy = msgspec.structs.replace(chain, fused_optimizer_bytes=9 * moved)
+    assert _step_ns(machine, greedy, "graph") <= _step_ns(machine, chain, "graph")
 
 
 def test_fusing_saves_gaps() -> None:

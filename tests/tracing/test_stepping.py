@@ -11,6 +11,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 import ridgeline as rl
+from ridgeline.fused import takes_fused_form
 
 Make = Callable[[nn.Module], Optimizer]
 TRACED: dict[str, Make] = {
@@ -59,6 +60,35 @@ def test_least_traffic_of_an_update(case: str, accesses: int) -> None:
     moved = sum(op.bytes_moved for op in workload.phase("optimizer"))
     counters = 3 * 4 * len(workload.parameters) if case == "Adam fused" else 0
     assert moved == accesses * sum(p.num_bytes for p in workload.parameters) + counters
+
+
+@pytest.mark.parametrize(
+    ("case", "fused"), [("SGD momentum", "SGD fused"), ("AdamW", "AdamW fused")]
+)
+def test_fused_traffic_is_that_of_the_fused_form(case: str, fused: str) -> None:
+    """What the optimizer would move as one kernel is what tracing that kernel says, but for step counters."""
+    model = mlp()
+    plain = rl.trace(model, image_loss, TRACED[case](model), rows)
+    as_fused = rl.trace(model, image_loss, TRACED[fused](model), rows)
+    moved = sum(op.bytes_moved for op in as_fused.phase("optimizer"))
+    counters = 4 * 4 * len(plain.parameters)
+    assert abs(plain.fused_optimizer_bytes - moved) <= counters
+    assert (
+        plain.fused_optimizer_bytes
+        < moved + counters
+        < sum(op.bytes_moved for op in plain.phase("optimizer"))
+    )
+
+
+def test_an_optimizer_without_a_fused_form_moves_nothing_in_it() -> None:
+    """RMSprop has none; Adam for doubles is captured in another form, which keeps the rate exact."""
+    model = mlp()
+    workload = rl.trace(model, image_loss, optim.RMSprop(model.parameters()), rows)
+    assert workload.fused_optimizer_bytes == 0
+    (group,) = optim.Adam(model.parameters()).param_groups
+    assert takes_fused_form("Adam", group)
+    (group,) = optim.Adam(model.double().parameters()).param_groups
+    assert not takes_fused_form("Adam", group)
 
 
 class Curious(Optimizer):

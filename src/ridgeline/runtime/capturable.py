@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
+from ridgeline.fused import has_double, takes_fused_form
 
 Settings = tuple[tuple[str, Any], ...]
-
-NOT_FUSED_ON_GPU = ("Adagrad",)
-"""Optimizers with a fused form for CPUs alone. Source: torch/optim/adagrad.py, releases 2.11 to 2.13."""
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
@@ -39,7 +37,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ..
         elif rate.device != device:
             group["lr"] = rate.to(device)
         changed.append(f"optimizer group {number} uses its {form} form, learning rate in a tensor")
-        if dtype == torch.float32 and _has_double(group):
+        if dtype == torch.float32 and has_double(group):
             changed.append(
                 f"optimizer group {number} trains float64 parameters with a learning rate rounded to "
                 "float32, which is what its fused form takes"
@@ -58,35 +56,23 @@ def _choose_form(group: dict[str, Any], optimizer: str) -> str:
         PlanError: there is none.
     """
     is_capturable = "capturable" in group
-    has_fused = "fused" in group and _fits_fused(group, optimizer)
-    if not is_capturable and not has_fused:
+    is_fused = takes_fused_form(optimizer, group)
+    if not is_capturable and not is_fused:
         raise PlanError(
             f"wanted an optimizer that can be captured, got {optimizer} whose step has neither a "
             "capturable nor a fused form; use execution='eager' or another optimizer"
         )
     if is_capturable:
         group["capturable"] = True
-    # Doubles keep the exact learning rate, which fused kernels would round.
-    if has_fused and not (is_capturable and (group.get("foreach") or _has_double(group))):
+    if is_fused:
         group["fused"], group["foreach"] = True, False
     names = [name for name in ("capturable", "fused") if group.get(name)]
     return " and ".join(names)
 
 
-def _fits_fused(group: dict[str, Any], optimizer: str) -> bool:
-    parameters = group["params"]
-    if optimizer in NOT_FUSED_ON_GPU and any(p.device.type == "cuda" for p in parameters):
-        return False
-    return all(p.is_floating_point() for p in parameters) and not group.get("differentiable")
-
-
-def _has_double(group: dict[str, Any]) -> bool:
-    return any(p.dtype == torch.float64 for p in group["params"])
-
-
 def _rate_dtype(group: dict[str, Any]) -> torch.dtype:
     """Fused kernels read the learning rate as float32; others take it as exact as the parameters."""
-    return torch.float64 if _has_double(group) and not group.get("fused") else torch.float32
+    return torch.float64 if has_double(group) and not group.get("fused") else torch.float32
 
 
 def settings_of(optimizer: Optimizer) -> tuple[Settings, ...]:

@@ -61,15 +61,26 @@ def price_execution(
         workload: The step of one worker.
         setting: How the device is shared.
         precision: See `op_seconds`.
-        execution: Only its form counts here; replaying a graph is left to the clock.
+        execution: Of a replayed graph only the optimizer is priced here, which the runtime switches to its
+            fused form; the rest is left to the clock.
 
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
     """
-    form = MODES[execution].form
-    if form not in CALLS:
-        return price_step(machine, workload, setting, precision)
-    return _price_compiled(Identity(machine), Identity(workload), setting, precision, form)
+    mode = MODES[execution]
+    if mode.form in CALLS:
+        priced = _price_compiled(
+            Identity(machine), Identity(workload), setting, precision, mode.form
+        )
+    else:
+        priced = price_step(machine, workload, setting, precision)
+    is_fused = mode.is_replayed and setting.device == "cuda" and workload.fused_optimizer_bytes
+    if not (is_fused and priced.optimizer):
+        return priced
+    optimizer = _fused_optimizer(
+        Prices(machine, setting, precision), priced.optimizer, workload.fused_optimizer_bytes
+    )
+    return priced._replace(optimizer=(optimizer,))
 
 
 @lru_cache(maxsize=64)
@@ -94,6 +105,23 @@ def _price_compiled(
     ]
     notes = (*priced.notes, *list_.notes, *_assumptions(workload.value, form, runs))
     return PricedStep(phases[0], phases[1], phases[2], tuple(dict.fromkeys(notes)))
+
+
+def _fused_optimizer(list_: Prices, pieces: Sequence[Piece], num_bytes: int) -> Piece:
+    """One kernel for the whole optimizer, in place of its operators."""
+    taken_s = min(list_.copy_seconds(num_bytes), sum(piece.work_s for piece in pieces))
+    return pieces[0]._replace(
+        name="fused_optimizer",
+        work_s=taken_s,
+        ideal_s=0.0,
+        roofline_s=min(list_.least_copy_seconds(num_bytes), taken_s),
+        bound="memory",
+        source="curve",
+        flops=sum(piece.flops for piece in pieces),
+        num_bytes=num_bytes,
+        has_kernel=True,
+        members=tuple(piece.op for piece in pieces),
+    )
 
 
 class _Compiled:

@@ -85,6 +85,7 @@ def trace(
         buffer_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
         memory=memory_points(run.recorder.storages.lifetimes, len(records)),
         dependency_source="storage" if traced is None else "make_fx",
+        fused_optimizer_bytes=run.fused_optimizer_bytes,
         notes=tuple(notes),
     )
 
@@ -95,6 +96,7 @@ class _Run:
 
     recorder: Recorder
     ready: dict[str, int]
+    fused_optimizer_bytes: int
     notes: tuple[str, ...]
 
 
@@ -122,7 +124,7 @@ def _run(model: nn.Module, loss_fn: LossFn, optimizer: Optimizer, batch: Any) ->
     device = next(model.parameters()).device
     if any(tensor.device != device for tensor in tensors_of(batch)):
         notes.append(f"the batch was traced as if it were on {device} already")
-    return _Run(recorder=recorder, ready=ready, notes=tuple(notes))
+    return _Run(recorder, ready, stepping.fused_bytes, tuple(notes))
 
 
 def _recorder(twin: Twin, in_place: AbstractSet[int] | None) -> tuple[Recorder, dict[str, int]]:

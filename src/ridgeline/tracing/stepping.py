@@ -1,7 +1,7 @@
 """The optimizer's part of a fake step, in its steady state."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
+from ridgeline.fused import takes_fused_form
 from ridgeline.tracing.arguments import dtype_name
 from ridgeline.tracing.operands import storage_address
 from ridgeline.tracing.recorder import Record, Recorder, Use
@@ -23,8 +24,13 @@ _COUNTERS = {"step": 1000.0, "mu_product": 0.5}
 
 @dataclass(frozen=True)
 class Stepping:
-    """What became of the optimizer: `note` says why its ops are estimated, or is empty."""
+    """What became of the optimizer.
 
+    `fused_bytes` is what it moves in its fused form, 0 where it has none; `note` says why its ops are
+    estimated, or is empty.
+    """
+
+    fused_bytes: int
     note: str = ""
 
 
@@ -58,12 +64,13 @@ def record_optimizer(twin: Twin, recorder: Recorder) -> Stepping:
         _estimate(twin.optimizer, recorder)
         reason = str(error).strip().splitlines() or [type(error).__name__]
         return Stepping(
+            _fused_bytes(twin.optimizer),
             f"the optimizer {type(twin.optimizer).__name__} cannot be traced without data "
-            f"({reason[0]}); its step is estimated as one pass over parameters, gradients and state"
+            f"({reason[0]}); its step is estimated as one pass over parameters, gradients and state",
         )
     finally:
         recorder.scalar_of = None
-    return Stepping()
+    return Stepping(_fused_bytes(twin.optimizer))
 
 
 def _scalar(tensor: Tensor, optimizer: Optimizer) -> float:
@@ -106,20 +113,48 @@ def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
     ]
 
 
+class _Operands(NamedTuple):
+    """What the step of one parameter group reads; it writes parameters and state."""
+
+    parameters: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+    state: tuple[Tensor, ...]
+
+    @property
+    def bytes_written(self) -> int:
+        return sum(tensor_bytes(t) for t in (*self.parameters, *self.state))
+
+    @property
+    def bytes_read(self) -> int:
+        return self.bytes_written + sum(tensor_bytes(t) for t in self.gradients)
+
+
+def _operands(optimizer: Optimizer, group: dict[str, Any]) -> _Operands:
+    parameters = tuple(p for p in group["params"] if p.grad is not None)
+    state = [
+        value
+        for p in parameters
+        for value in optimizer.state.get(p, {}).values()
+        if isinstance(value, Tensor)
+    ]
+    return _Operands(parameters, tuple(p.grad for p in parameters), tuple(state))
+
+
+def _fused_bytes(optimizer: Optimizer) -> int:
+    groups = optimizer.param_groups
+    if not all(takes_fused_form(type(optimizer).__name__, group) for group in groups):
+        return 0
+    operands = [_operands(optimizer, group) for group in groups]
+    return sum(each.bytes_read + each.bytes_written for each in operands)
+
+
 def _estimate(optimizer: Optimizer, recorder: Recorder) -> None:
     """One op for each parameter group."""
     for group in optimizer.param_groups:
-        parameters = [p for p in group["params"] if p.grad is not None]
+        operands = _operands(optimizer, group)
+        parameters, gradients, state = operands
         if not parameters:
             continue
-        gradients = [p.grad for p in parameters]
-        state = [
-            value
-            for p in parameters
-            for value in optimizer.state.get(p, {}).values()
-            if isinstance(value, Tensor)
-        ]
-        changed = sum(tensor_bytes(t) for t in (*parameters, *state))
         recorder.storages.now = len(recorder.records)
         recorder.records.append(
             Record(
@@ -134,8 +169,8 @@ def _estimate(optimizer: Optimizer, recorder: Recorder) -> None:
                 is_view=False,
                 arguments='{"args":[],"kwargs":{}}',
                 flops=0,
-                bytes_read=changed + sum(tensor_bytes(t) for t in gradients),
-                bytes_written=changed,
+                bytes_read=operands.bytes_read,
+                bytes_written=operands.bytes_written,
             )
         )
         recorder.issued.append((0, 0))

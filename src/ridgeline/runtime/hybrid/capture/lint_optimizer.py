@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ridgeline.runtime.capturable import NOT_FUSED_ON_GPU
+from ridgeline.fused import NOT_FUSED_ON_GPU
 from ridgeline.runtime.hybrid.capture.lint_rules import Finding, finding
 
 READ_RATE_ON_HOST = ("Adadelta", "RMSprop")

@@ -233,7 +233,14 @@ class TrainStep(Closing):
                 "first"
             )
         if self.workload is None:
-            mine = trace(self.model, self.loss_fn, self.optimizer, self._example, name=self.name)
+            mine = trace(
+                self.model,
+                self.loss_fn,
+                self.optimizer,
+                self._example,
+                name=self.name,
+                precisions=self._allow if self._step is None else (self._step.plan.precision,),
+            )
             agreed = share_bytes(msgspec.json.encode(mine), self.world)
             self.workload = msgspec.json.decode(agreed, type=Workload)
         if self.machine is None:

@@ -10,6 +10,7 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value
+from ridgeline.plan import Precision
 
 Phase = Literal["forward", "backward", "optimizer"]
 Family = Literal[
@@ -111,6 +112,8 @@ class Workload(Noun, frozen=True, kw_only=True):
     `ready_order` names the parameters that receive gradients in the order in which backward
     completes them. `dependency_source` says how the edges were found: `make_fx` (data flow of the
     functional graph) or `storage` (definition and use of storages in eager order).
+
+    `variants` are traces of the same step in other precisions; see `at`.
     """
 
     kind: ClassVar[str] = "workload"
@@ -128,7 +131,13 @@ class Workload(Noun, frozen=True, kw_only=True):
     dependency_source: Literal["make_fx", "storage"]
     fused_optimizer_bytes: int = 0
     """Bytes that the optimizer moves as one kernel, as in a captured step; 0 where it has no such form."""
+    precision: Precision = "as-is"
+    variants: tuple["Workload", ...] = ()
     notes: tuple[str, ...] = ()
+
+    def at(self, precision: Precision) -> "Workload":
+        """The step as it was traced in that precision; this one where it was not."""
+        return next((load for load in self.variants if load.precision == precision), self)
 
     def phase(self, phase: Phase) -> tuple[Op, ...]:
         """The ops of one phase, in order."""

@@ -136,6 +136,16 @@ def test_a_compiled_backward_needs_one_bucket() -> None:
     assert len(found("regional")) > 1
 
 
+def test_a_replayed_backward_hands_out_gradients_when_they_are_ready() -> None:
+    """On a GPU cutting pays in a compiled step as well."""
+    machine = make_machine(device="cuda", latency_s=1e-4, bandwidth=1e9)
+    workload = make_chain((2,) * 12, elements=1 << 20, flops=20_000_000, device="cuda")
+    for execution in ("graph", "compiled+graph"):
+        limits = searched_bucket_bytes(machine, workload, Plan(workers=2, execution=execution))
+        assert limits is not None
+        assert len(limits) > 1
+
+
 def test_many_gradients_are_joined_first() -> None:
     """A thousand gradients are cut too, in groups, and the limits still reproduce the cuts."""
     workload = make_workload(backward=[100_000] * 1000, gradient_bytes=[10_000] * 1000)

@@ -179,6 +179,19 @@ def test_op_that_could_not_be_issued_is_not_tried_for_ever(asked: list[Request])
     assert probe.requests(without, [ONE], quick=True, workload=workload) == ()
 
 
+def test_variants_are_timed_too(asked: list[Request]) -> None:
+    """A step that was traced in another precision as well has more operators to time."""
+    workload = workload_of()
+    machine = probe.measure(settings=[ONE], workload=workload)
+    first = workload.ops[0]
+    other = msgspec.structs.replace(first, arguments='{"args":[],"kwargs":{}}')
+    variant = msgspec.structs.replace(workload, ops=(other,), precision="bf16")
+    both = msgspec.structs.replace(workload, variants=(variant,))
+    assert probe.requests(machine, [ONE], quick=True, workload=workload) == ()
+    (request,) = probe.requests(machine, [ONE], quick=True, workload=both)
+    assert request.workload == both
+
+
 def test_measured_again_replaces_the_old_timing(asked: list[Request]) -> None:
     """One timing for a key and setting, the latest."""
     machine = probe.measure(settings=[ONE], workload=workload_of())

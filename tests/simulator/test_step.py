@@ -50,6 +50,18 @@ def test_a_worker_alone_is_the_sum_of_its_operators() -> None:
     assert timeline.workers == 1
 
 
+def test_a_step_traced_in_its_precision_is_priced_as_traced() -> None:
+    """The variant's operators take what was measured of them; without one they are estimated."""
+    machine, plan = make_machine(), Plan(precision="bf16")
+    traced = make_workload(backward=[3 * MS])
+    variant = msgspec.structs.replace(traced, precision="bf16")
+    workload = msgspec.structs.replace(make_workload(backward=[50 * MS]), variants=(variant,))
+    assert simulate(machine, workload, plan).spans == simulate(machine, traced, Plan()).spans
+    plain = msgspec.structs.replace(workload, variants=())
+    assert simulate(machine, workload, Plan()).spans == simulate(machine, plain, Plan()).spans
+    assert simulate(machine, plain, plan).step_ns > simulate(machine, workload, plan).step_ns
+
+
 @pytest.mark.parametrize("has_buffers", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_frames_are_exactly_those_of_the_contract(has_buffers: bool, accumulate: int) -> None:

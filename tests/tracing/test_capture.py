@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from real_run import differences, profile_step
 from reference_models import image_batch, image_loss, mlp, resnet, rows, sgd
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -89,6 +90,30 @@ def test_batches_of_any_structure(case: str) -> None:
     assert [spec.shape for spec in workload.batch] == [(8, 6), (8,)]
     assert {spec.role for spec in workload.batch} == {"batch"}
     assert workload.ops == rl.trace(model, image_loss, sgd(model), (x, y)).ops
+
+
+def test_a_variant_is_the_step_under_autocast() -> None:
+    """Its ops are those of a real step in that precision; the workload itself stays as it is without."""
+    model = resnet((1,), bottleneck=False, width=4, classes=10)
+    batch = image_batch(4, side=16)
+
+    def under_autocast(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            return image_loss(model, batch)
+
+    workload = rl.trace(model, image_loss, sgd(model), batch, precisions=("as-is", "bf16"))
+    variant = workload.at("bf16")
+    optimizer = sgd(model)
+    for _ in range(2):
+        events = profile_step(model, under_autocast, optimizer, batch)
+    assert differences(events, variant.ops) == []
+    assert {op.dtype for op in variant.ops if op.family == "convolution"} == {"bfloat16"}
+    assert variant.bytes_moved < workload.bytes_moved
+    assert variant.flops == workload.flops
+    plain = rl.trace(model, image_loss, sgd(model), batch)
+    assert workload.ops == plain.ops
+    assert workload.at("as-is") is workload.at("tf32") is workload
+    assert plain.at("bf16") is plain
 
 
 def test_roles_of_tensors() -> None:

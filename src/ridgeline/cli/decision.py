@@ -90,7 +90,9 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     counts = worker_counts(machine, task.batch_size, wished=wishes.workers, threads=wishes.threads)
     for count in counts if wishes.workers is None else (wishes.workers,):
         say(f"tracing the step of {task.name} with {count} worker{'s' * (count > 1)}")
-        workloads[count] = step_workload(task, workers=count, device=device)
+        workloads[count] = step_workload(
+            task, workers=count, device=device, precisions=_precisions(wishes)
+        )
         if wishes.machine_file is None:
             shape = wishes.plan or Plan(workers=count, threads=wishes.threads or 0)
             setting = setting_of(machine, workloads[count], shape)
@@ -146,7 +148,9 @@ def decide_in_group(
         )
     quiet: Say = say if world.rank == 0 else lambda line: None
     quiet(f"tracing the step of {task.name} with {world.size} workers")
-    mine = step_workload(task, workers=world.size, device=world.device.type)
+    mine = step_workload(
+        task, workers=world.size, device=world.device.type, precisions=_precisions(wishes)
+    )
     traced = share_bytes(msgspec.json.encode(mine), world)
     workload = msgspec.json.decode(traced, type=Workload)
     if wishes.machine_file is not None:
@@ -204,6 +208,11 @@ def _announce(decision: Decision, say: Say) -> None:
             f"{decision.plan.execution} compiles before the first step: about {units.seconds(seconds)}, less "
             "where torch has it in its cache"
         )
+
+
+def _precisions(wishes: Wishes) -> tuple[str, ...]:
+    """Precisions that the step may run in besides the model's own."""
+    return () if wishes.plan is None else (wishes.plan.precision,)
 
 
 def _warning(plan: Plan, workload: Workload) -> str:

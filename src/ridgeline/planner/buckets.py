@@ -13,7 +13,7 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan, cut_buckets
 from ridgeline.simulator.communication import find_table, table_cost
 from ridgeline.simulator.compiled import price_execution
-from ridgeline.simulator.model import setting_of
+from ridgeline.simulator.model import gradients_come_at_end, setting_of
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.workload import Workload
 
@@ -105,6 +105,7 @@ def searched_bucket_bytes(
     Raises:
         MachineError: the profile lacks what the step needs.
     """
+    workload = workload.at(plan.precision)
     gradients = bucket_gradients(workload)
     if len(gradients) < 2 or len({p.dtype for p in gradients}) > 1:
         return None
@@ -143,7 +144,7 @@ def _ready_seconds(
         at += max(part.lane_s, part.host_s) if issues else part.lane_s
         if piece.op >= 0:
             ready.append((piece.op, at))
-    if mode.form == "compiled":
+    if gradients_come_at_end(plan, setting):
         return [at] * len(ops)
     # A kernel that was fused stands for several operators; it is done before any operator after it.
     done = [op for op, _ in ready]

@@ -159,7 +159,8 @@ def _has_untimed(machine: Machine, setting: Setting, workload: Workload) -> bool
     told = "\n".join(machine.warnings)
     return any(
         op.key not in timed and op.key not in told
-        for op in workload.ops
+        for load in (workload, *workload.variants)
+        for op in load.ops
         if op.family != "view" or setting.device == "cpu"
     )
 
@@ -277,7 +278,8 @@ def _describe(request: Request) -> str:
         *(["links"] if request.links else []),
     ]
     if request.workload is not None:
-        keys = len({op.key for op in request.workload.ops})
+        loads = (request.workload, *request.workload.variants)
+        keys = len({op.key for load in loads for op in load.ops})
         parts.append(f"{keys} distinct operators of {request.workload.name}")
     settings = ", ".join(str(setting) for setting in request.settings)
     return f"measuring {', '.join(parts)} at {settings} (about {units.seconds(_expected(request))})"
@@ -287,4 +289,5 @@ def _expected(request: Request) -> float:
     """Rough seconds that a request takes."""
     scale = 1.0 if request.quick else 5.0
     each = 1.5 * len(request.ceilings) + 3.5 * len(request.collectives)
-    return 4.0 + scale * each + 4.5 * len(request.timings)
+    loads = 1 + len(request.workload.variants) if request.workload else 0
+    return 4.0 + scale * each + 4.5 * loads * len(request.timings)

@@ -135,7 +135,8 @@ def _at(setting: Setting, peers: Peers, request: Request) -> Findings:
             overlaps=measure_overlap(setting, peers, quick=request.quick),
         )
     if setting in request.timings and request.workload is not None:
-        findings += _timings(request.workload, setting, peers)
+        for workload in (request.workload, *request.workload.variants):
+            findings += _timings(workload, setting, peers)
     return findings
 
 

@@ -58,7 +58,7 @@ def price_execution(
 
     Args:
         machine: Measured ceilings and timings.
-        workload: The step of one worker.
+        workload: The step of one worker; what was traced in `precision` is priced as it is.
         setting: How the device is shared.
         precision: See `op_seconds`.
         execution: Of a replayed graph only the optimizer is priced here, which the runtime switches to its
@@ -68,6 +68,8 @@ def price_execution(
         MachineError: the profile lacks a ceiling that an operator needs.
     """
     mode = MODES[execution]
+    if workload.precision == precision:
+        precision = "as-is"
     if mode.form in CALLS:
         priced = _price_compiled(
             Identity(machine), Identity(workload), setting, precision, mode.form

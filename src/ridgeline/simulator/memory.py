@@ -25,10 +25,11 @@ def peak_memory_bytes(workload: Workload, plan: Plan) -> int:
 
     Args:
         workload: The traced step of one worker's whole batch.
-        plan: Its `workers` and `accumulate` count. Precision does not: autocast keeps copies in both.
+        plan: Its `workers` and `accumulate` count. Its precision does where the step was traced in it.
 
     Source: liveness of the trace plus the bucket layout of the reducer.
     """
+    workload = workload.at(plan.precision)
     gradients = [p.num_bytes for p in workload.parameters if p.is_trainable]
     persistent = sum(gradients)
     largest = max(gradients, default=0)

@@ -73,6 +73,7 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
             for several workers.
         WorkloadError: the workload has no operators.
     """
+    workload = workload.at(plan.precision)
     _check(workload, plan, setting)
     priced = price_execution(machine, workload, setting, plan.precision, plan.execution)
     cuts = cut_workload(workload, plan.sync.bucket_bytes) if plan.workers > 1 else ()
@@ -86,7 +87,7 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     )
     notes = list(priced.notes)
     pieces = _held(machine, plan, setting, priced, cuts)
-    if cuts and _gradients_come_at_end(plan, setting):
+    if cuts and gradients_come_at_end(plan, setting):
         notes.append(GRADIENTS_AT_END)
     communication_s: dict[str, float] = {}
     if plan.workers > 1:
@@ -98,7 +99,7 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
         notes += [note] if note else []
     gap_s = replay_s = 0.0
     if MODES[plan.execution].is_replayed_on(setting.device):
-        list_ = prices(machine, setting, plan.precision)
+        list_ = prices(machine, setting)
         gap_s, replay_s = list_.dispatch("graph_kernel"), list_.dispatch("graph_replay")
         notes += list_.notes
     return StepModel(
@@ -106,7 +107,8 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     )
 
 
-def _gradients_come_at_end(plan: Plan, setting: Setting) -> bool:
+def gradients_come_at_end(plan: Plan, setting: Setting) -> bool:
+    """Whether no gradient is there before all are; see `GRADIENTS_AT_END`."""
     mode = MODES[plan.execution]
     return mode.form == "compiled" and not mode.is_replayed_on(setting.device)
 
@@ -128,11 +130,8 @@ def _held(
     pieces |= {"forward": forward, "optimizer": priced.optimizer}
     if plan.workers == 1:
         return pieces | {"backward": backward}
-    copies = [
-        copy_pieces(machine, setting, plan.precision, cut, number)
-        for number, cut in enumerate(cuts)
-    ]
-    if _gradients_come_at_end(plan, setting):
+    copies = [copy_pieces(machine, setting, cut, number) for number, cut in enumerate(cuts)]
+    if gradients_come_at_end(plan, setting):
         return pieces | segments_at_end(backward, copies)
     return pieces | segments(backward, cuts, copies)
 

@@ -77,9 +77,17 @@ def price_step(
 ) -> PricedStep:
     """Every operator of the workload with its cost; made once and kept.
 
+    Args:
+        machine: Measured ceilings and timings.
+        workload: The step of one worker; what was traced in `precision` is priced as it is.
+        setting: How the device is shared.
+        precision: See `op_seconds`.
+
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
     """
+    if workload.precision == precision:
+        precision = "as-is"
     return _price_step(Identity(machine), Identity(workload), setting, precision)
 
 
@@ -169,7 +177,7 @@ def cut_workload(workload: Workload, bucket_bytes: Sequence[int]) -> tuple[Bucke
 
 
 def copy_pieces(
-    machine: Machine, setting: Setting, precision: Precision, cut: BucketCut, number: int
+    machine: Machine, setting: Setting, cut: BucketCut, number: int
 ) -> tuple[tuple[int, Piece], ...]:
     """The copies of a bucket's gradients into it: (op after which it happens, piece).
 
@@ -178,7 +186,7 @@ def copy_pieces(
     Raises:
         MachineError: no ceiling in bytes per second was measured.
     """
-    list_ = prices(machine, setting, precision)
+    list_ = prices(machine, setting)
     on_device = setting.device == "cuda"
     copies = [(cut.closing_op, cut.num_bytes)] if on_device else cut.members
     dispatch_s = list_.dispatch("launch" if on_device else "backward")

@@ -13,7 +13,13 @@ from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
 
 
-def step_workload(task: Task, *, workers: int = 1, device: str | None = None) -> Workload:
+def step_workload(
+    task: Task,
+    *,
+    workers: int = 1,
+    device: str | None = None,
+    precisions: Collection[str] = (),
+) -> Workload:
     """What one of `workers` workers does in a step of the task; nothing is executed.
 
     Args:
@@ -21,6 +27,7 @@ def step_workload(task: Task, *, workers: int = 1, device: str | None = None) ->
         workers: The global batch is divided by this number, rounding down, as in training.
         device: `cpu` or `cuda`; None takes the GPU where there is one. `cuda` on a host without a GPU
             describes the step as well as it can be known here, and notes it.
+        precisions: Also trace the step in these, see `trace`.
 
     Raises:
         TaskError: the batch has fewer samples than there are workers.
@@ -43,9 +50,10 @@ def step_workload(task: Task, *, workers: int = 1, device: str | None = None) ->
     samples = min(share, length(task.train_data, "training"))
     batch = fetch(task.train_data, torch.arange(samples))
     optimizer = task.optimizer(model)
-    if wanted == place:
-        return trace(model, task.loss_fn, optimizer, batch, name=task.name)
-    return _as_on_gpu(trace(model, task.loss_fn, _grouped(optimizer), batch, name=task.name))
+    if wanted != place:
+        optimizer = _grouped(optimizer)
+    workload = trace(model, task.loss_fn, optimizer, batch, name=task.name, precisions=precisions)
+    return workload if wanted == place else _as_on_gpu(workload)
 
 
 def _grouped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -62,7 +70,9 @@ def _as_on_gpu(workload: Workload) -> Workload:
         "traced on a host without a GPU: operators that have another form there are priced by the curves of "
         "their families"
     )
-    return msgspec.structs.replace(workload, device="cuda", notes=(*workload.notes, note))
+    variants = tuple(map(_as_on_gpu, workload.variants))
+    notes = (*workload.notes, note)
+    return msgspec.structs.replace(workload, device="cuda", variants=variants, notes=notes)
 
 
 def step_workloads(

@@ -5,12 +5,13 @@ execution would issue, in the same order, but nothing is computed and nothing la
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
+from ridgeline.plan import Precision
 from ridgeline.tracing.accumulation import lone_references
 from ridgeline.tracing.arguments import dtype_name
 from ridgeline.tracing.graph import Edges, data_flow_edges, join, storage_edges
@@ -34,10 +36,18 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Where tensors keep the hooks of their gradients."""
 
 LossFn = Callable[[nn.Module, Any], Tensor]
+AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16}
+"""Precisions in which a step has other operators; `tf32` only runs the same ones faster."""
 
 
 def trace(
-    model: nn.Module, loss_fn: LossFn, optimizer: Optimizer, batch: Any, *, name: str = "model"
+    model: nn.Module,
+    loss_fn: LossFn,
+    optimizer: Optimizer,
+    batch: Any,
+    *,
+    name: str = "model",
+    precisions: Collection[str] = (),
 ) -> Workload:
     """One training step as a `Workload`: every operator, its cost, its order; nothing is executed.
 
@@ -52,20 +62,45 @@ def trace(
         batch: Nested tuples, lists or dicts with tensors; the leading dimension of the first one that
             has any is the number of samples. Tensors on another device count as already copied.
         name: For reports.
+        precisions: Those of a plan. In each that changes the operators (`bf16`) the step is traced as well,
+            as a variant.
 
     Raises:
         WorkloadError: the loss is no scalar or needs no gradient, the step depends on the values of
             tensors, or model, optimizer or batch are not what a step needs. What `loss_fn` raises on
             its own account passes through.
 
-    Cost: `loss_fn` is called twice on fake tensors: host time of a few eager steps, no device work.
+    Cost: `loss_fn` is called twice on fake tensors: host time of a few eager steps, no device work; as often
+        again for each variant.
     """
     _check(model, batch)
+    step = _Step(model, loss_fn, optimizer, batch)
     with _untouched_random_state(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-        run = _run(model, loss_fn, optimizer, batch)
-        records = run.recorder.records
-        flow, hazards = storage_edges(records)
-        traced, why = _data_flow(model, loss_fn, optimizer, batch, run.recorder)
+        workload = _traced(step, name)
+        variants = [
+            _traced(step._replace(precision=precision), name)
+            for precision in AUTOCAST
+            if precision in precisions
+        ]
+    return msgspec.structs.replace(workload, variants=tuple(variants))
+
+
+class _Step(NamedTuple):
+    """What is traced, and in which precision."""
+
+    model: nn.Module
+    loss_fn: LossFn
+    optimizer: Optimizer
+    batch: Any
+    precision: Precision = "as-is"
+
+
+def _traced(step: _Step, name: str) -> Workload:
+    model, batch = step.model, step.batch
+    run = _run(step)
+    records = run.recorder.records
+    flow, hazards = storage_edges(records)
+    traced, why = _data_flow(step, run.recorder)
     notes = [*run.notes]
     if traced is None:
         notes.append(f"dependencies come from storages, because {why}")
@@ -86,6 +121,7 @@ def trace(
         memory=memory_points(run.recorder.storages.lifetimes, len(records)),
         dependency_source="storage" if traced is None else "make_fx",
         fused_optimizer_bytes=run.fused_optimizer_bytes,
+        precision=step.precision,
         notes=tuple(notes),
     )
 
@@ -100,12 +136,13 @@ class _Run:
     notes: tuple[str, ...]
 
 
-def _run(model: nn.Module, loss_fn: LossFn, optimizer: Optimizer, batch: Any) -> _Run:
+def _run(step: _Step) -> _Run:
     """The whole step on a twin."""
-    twin = make_twin(model, optimizer, batch)
+    model, batch = step.model, step.batch
+    twin = make_twin(model, step.optimizer, batch)
     recorder, ready = _recorder(twin, None)
     with twin.mode, recorder:
-        loss = _forward_backward(twin, loss_fn, recorder)
+        loss = _forward_backward(twin, step, recorder)
         stepping = record_optimizer(twin, recorder)
     del loss
     recorder.storages.close()
@@ -155,7 +192,7 @@ def _recorder(twin: Twin, in_place: AbstractSet[int] | None) -> tuple[Recorder, 
     return recorder, ready
 
 
-def _forward_backward(twin: Twin, loss_fn: LossFn, recorder: Recorder) -> Tensor:
+def _forward_backward(twin: Twin, step: _Step, recorder: Recorder) -> Tensor:
     """Forward and backward inside the active modes; the loss.
 
     Raises:
@@ -163,7 +200,8 @@ def _forward_backward(twin: Twin, loss_fn: LossFn, recorder: Recorder) -> Tensor
     """
     recorder.phase = "forward"
     try:
-        loss = loss_fn(twin.model, twin.batch)
+        with _autocast(step):
+            loss = step.loss_fn(twin.model, twin.batch)
         check_loss(loss)
         recorder.phase = "backward"
         loss.backward()
@@ -175,21 +213,23 @@ def _forward_backward(twin: Twin, loss_fn: LossFn, recorder: Recorder) -> Tensor
     return loss
 
 
-def _data_flow(
-    model: nn.Module,
-    loss_fn: LossFn,
-    optimizer: Optimizer,
-    batch: Any,
-    first: Recorder,
-) -> tuple[Edges | None, str]:
+def _autocast(step: _Step) -> AbstractContextManager[Any]:
+    """The precision as the runtime sets it."""
+    if step.precision not in AUTOCAST:
+        return nullcontext()
+    device = next(step.model.parameters()).device
+    return torch.autocast(device.type, AUTOCAST[step.precision], cache_enabled=False)
+
+
+def _data_flow(step: _Step, first: Recorder) -> tuple[Edges | None, str]:
     """Data-flow edges of forward and backward; None, and the reason, where they cannot be had."""
-    twin = make_twin(model, optimizer, batch)
+    twin = make_twin(step.model, step.optimizer, step.batch)
     recorder, _ = _recorder(twin, first.in_place)
     edges: list[Edges] = []
 
-    def step(tensors: Sequence[Tensor]) -> None:
+    def flow(tensors: Sequence[Tensor]) -> None:
         with recorder:
-            _forward_backward(twin, loss_fn, recorder)
+            _forward_backward(twin, step, recorder)
         mode = get_proxy_mode()
         assert mode is not None
         edges.append(data_flow_edges(mode.tracer.graph, recorder.issued))
@@ -197,7 +237,7 @@ def _data_flow(
     inputs = [*twin.model.parameters(), *twin.model.buffers(), *twin.batch_tensors()]
     try:
         with twin.mode:
-            make_fx(step)(inputs)
+            make_fx(flow)(inputs)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         return None, f"make_fx cannot trace this step ({reason[0]})"

@@ -135,12 +135,12 @@ def test_results_have_the_layout_that_the_graph_promised(dtype: torch.dtype, ker
             (weight.contiguous(memory_format=torch.channels_last), torch.float32),
         ):
             args = gradient, x.contiguous(memory_format=layout), weight, *settings
-            got = CONV_WEIGHT_GRADIENT(*args, promised.stride(), out)
+            got = CONV_WEIGHT_GRADIENT(*args, promised.stride(), 0, out)
             assert got.stride() == promised.stride()
             torch.testing.assert_close(got, want.to(out))
             with FakeTensorMode() as mode:
                 fake = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
-                got = CONV_WEIGHT_GRADIENT(*fake, promised.stride(), out)
+                got = CONV_WEIGHT_GRADIENT(*fake, promised.stride(), 0, out)
             assert got.stride() == promised.stride()
             assert (got.shape, got.dtype) == (weight.shape, out)
 

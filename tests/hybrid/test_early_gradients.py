@@ -93,6 +93,34 @@ def test_results_made_beside_tell_in_the_dtype_in_which_they_leave() -> None:
     assert places["6.weight"] < places["3.weight"] < places["0.weight"]  # type: ignore[operator]
 
 
+def test_results_are_put_where_they_are_wanted() -> None:
+    """Those that are converted or multiplied, to the same bits, and only by the program that is known."""
+    found, model, x = Announcing(), images(), torch.randn(2, 4, 12, 12)
+    call = compiled(found)
+    told(call, model, x)
+    want = {name: p.grad for name, p in model.named_parameters()}
+    results = list(ready._results.values())
+    assert len(results) == 3
+    places: dict[tuple[int, int], Tensor] = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        one = ready.look_up(parameter.grad)
+        if one is not None:
+            places[one.number, one.program] = torch.zeros_like(parameter)
+            assert one.program != 0
+            assert name.endswith("weight")
+    ready.watch(places)
+    told(call, model, x)
+    taken = {p.grad.data_ptr() for p in model.parameters() if p.grad is not None}
+    assert {place.data_ptr() for place in places.values()} <= taken
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, want[name], rtol=0, atol=0)
+    ready.watch(places)
+    told(call, model, torch.randn(3, 4, 12, 12))  # compiled for its shape: another program
+    taken = {p.grad.data_ptr() for p in model.parameters() if p.grad is not None}
+    assert not {place.data_ptr() for place in places.values()} & taken
+
+
 def test_large_results_of_the_chain_tell_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are worth it, where they are computed, not at the end of the program."""
     monkeypatch.setattr(gradients, "LARGEST_FLOPS", -1)

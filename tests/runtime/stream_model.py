@@ -15,11 +15,13 @@ class Stream:
         self.model, self.name = model, name
         self.device, self.device_index, self.cuda_stream = torch.device("cuda", 0), 0, hash(name)
         self.last: Work | None = None
+        self.own: list[Work] = []
 
     def enqueue(self, what: str, *after: Work | None) -> None:
         work = what, len(self.model.after)
         self.model.after[work] = {one for one in (self.last, *after) if one is not None}
         self.last = work
+        self.own.append(work)
 
     def record_event(self) -> "Event":
         return Event(self.model, self.last)

@@ -8,10 +8,12 @@ import torch.distributed as dist
 from stream_model import Streams
 from torch import Tensor, nn
 
+from ridgeline.errors import CaptureError
 from ridgeline.runtime import ready
 from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.departures import Departures
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.recorder import Recorder
@@ -95,7 +97,7 @@ def test_a_bucket_of_ready_gradients_does_not_wait_for_backward(streams: Streams
     for number, name in enumerate(("3.weight", "2.weight")):
         side.enqueue(name)
         event: Any = side.record_event()
-        told[name] = ready.Ready(number, event, 0, None)  # type: ignore[arg-type]
+        told[name] = ready.Ready(number, 0, event, 0, None)  # type: ignore[arg-type]
     streams.main.wait_stream(side)
     run(streams, told, (128,))
     backward, end = streams.work("backward"), streams.work("optimizer")
@@ -115,17 +117,48 @@ def test_a_bucket_with_one_gradient_that_does_not_tell_waits_for_all(streams: St
     side.enqueue("3.weight")
     event: Any = side.record_event()
     streams.main.wait_stream(side)
-    told = {"3.weight": ready.Ready(0, event, 0, None)}  # type: ignore[arg-type]
+    told = {"3.weight": ready.Ready(0, 0, event, 0, None)}  # type: ignore[arg-type]
     run(streams, told, (128,))
     backward = streams.work("backward")
     assert all(backward in streams.before(streams.work(f"store {number}")) for number in (0, 1))
+
+
+def test_in_a_capture_copying_does_not_hold_up_backward(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buckets are filled beside what is left of backward; behind the last one nothing is left."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(Reducer, "_settle_missing", lambda *_: None)
+    run(streams, {}, (64,))
+    backward, end = streams.work("backward"), streams.work("optimizer")
+    stores = [streams.work(f"store {number}") for number in range(4)]
+    assert all(backward in streams.before(store) for store in stores)
+    streams_of = {work: s.name for s in streams.made for work in s.own}
+    assert [streams_of[store] == "main" for store in stores] == [False, False, False, True]
+    everything = {stream.last for stream in streams.made if stream.last is not None}
+    assert everything <= streams.before(end)
+
+
+def test_a_capture_in_another_order_is_refused(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient in the place of another parameter would be overwritten by that one's."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    departures = Departures(torch.device("cuda", 0))
+    flat = torch.zeros(8)
+    departures.begin({0: flat[:4], 1: flat[4:]})
+    assert departures.arrive(0, flat[:4], flat[:4]) is None
+    assert departures.arrive(1, torch.ones(4), flat[4:]) is None
+    with pytest.raises(CaptureError, match="wanted the captured step to compute its gradients in"):
+        departures.arrive(1, flat[:4], flat[4:])
+    departures.end()
 
 
 def test_gradients_that_tell_come_first(streams: Streams) -> None:
     """In the order in which they are ready, whatever the order in which a program hands them out."""
     event: Any = streams.make("side").record_event()
     told = {
-        name: ready.Ready(number, event, 0, None)  # type: ignore[arg-type]
+        name: ready.Ready(number, 0, event, 0, None)  # type: ignore[arg-type]
         for number, name in enumerate(("0.weight", "2.weight"))
     }
     reducer = run(streams, told, (64,))

@@ -73,15 +73,20 @@ class Bucket:
         parameter.grad = view
 
     def store_all(self) -> None:
-        """Copy all gradients that arrived into their places with one launch (on GPUs)."""
-        positions = [i for i, arrived in enumerate(self.arrived) if arrived]
-        views = [self.views[i] for i in positions]
-        gradients = [g for i in positions if (g := self.parameters[i].grad) is not None]
-        if not positions:
-            return  # a bucket of parameters that this step did not use
-        torch._foreach_copy_(views, gradients)
-        for i in positions:
-            self.parameters[i].grad = self.views[i]
+        """Copy the gradients that arrived and are not in their places already, with one launch (on GPUs)."""
+        pairs = [
+            (gradient, view)
+            for parameter, view, arrived in zip(
+                self.parameters, self.views, self.arrived, strict=True
+            )
+            if arrived and (gradient := parameter.grad) is not None and not is_at(gradient, view)
+        ]
+        if pairs:
+            gradients, views = zip(*pairs, strict=True)
+            torch._foreach_copy_(list(views), list(gradients))
+        for i, arrived in enumerate(self.arrived):
+            if arrived:
+                self.parameters[i].grad = self.views[i]
 
     def blank_missing(self) -> tuple[int, ...]:
         """Zero the places of gradients that did not arrive; their positions."""
@@ -95,6 +100,11 @@ class Bucket:
         self.flags.fill_(1)
         for i in missing:
             self.flags[i].zero_()
+
+
+def is_at(gradient: Tensor, view: Tensor) -> bool:
+    """Whether a gradient lies in its place already."""
+    return gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride()
 
 
 def _view(flat: Tensor, parameter: nn.Parameter, offset: int) -> Tensor:

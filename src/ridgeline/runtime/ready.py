@@ -6,6 +6,7 @@ operators in compiled programs leave an event with each result of theirs, and wh
 waits for that event instead of for the stream.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,23 +15,31 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class Ready(NamedTuple):
-    """A result and when it is ready: its place in the order of results, and the event on a GPU."""
+    """A result and when it is ready: its place in the order of results, its program, the event on a GPU."""
 
     number: int
+    program: int
     event: Any
     version: int
     storage: StorageWeakRef
 
 
 _results: dict[tuple[int, int], Ready] = {}
+_places: dict[tuple[int, int], Tensor] = {}
 _is_watched = False
 
 
-def watch() -> None:
-    """From here on results are noted; those noted before are forgotten."""
+def watch(places: Mapping[tuple[int, int], Tensor] | None = None) -> None:
+    """From here on results are noted; those noted before are forgotten.
+
+    Args:
+        places: Where a result may be put, by its number and program.
+    """
     global _is_watched  # noqa: PLW0603 - operators inside compiled programs have no other channel
     _is_watched = True
     _results.clear()
+    _places.clear()
+    _places.update(places or {})
 
 
 def unwatch() -> None:
@@ -38,10 +47,38 @@ def unwatch() -> None:
     global _is_watched  # noqa: PLW0603
     _is_watched = False
     _results.clear()
+    _places.clear()
 
 
-def note(result: Tensor) -> None:
+def place(
+    program: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    like: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Memory for the next result: where its receiver wants it, if that is laid out so, else fresh.
+
+    Args:
+        program: As for `note`.
+        shape: Of the result.
+        strides: Of the result.
+        like: On its device.
+        dtype: Of the result.
+    """
+    wanted = _places.get((len(_results), program))
+    layout = (tuple(shape), tuple(strides), dtype)
+    if wanted is not None and (tuple(wanted.shape), wanted.stride(), wanted.dtype) == layout:
+        return wanted.detach()  # whoever takes it as a gradient must be the only one to hold it
+    return like.new_empty_strided(shape, strides, dtype=dtype)
+
+
+def note(result: Tensor, program: int = 0) -> None:
     """The result is ready when the current stream comes to this point. Called by operators.
+
+    Args:
+        result: A tensor that a compiled program hands out.
+        program: Tells this program from others.
 
     Cost: An event, while somebody watches; else nothing.
     """
@@ -50,7 +87,8 @@ def note(result: Tensor) -> None:
     event = torch.cuda.current_stream(result.device).record_event() if result.is_cuda else None
     # The weak reference also keeps the storage's identity from being that of another one later.
     storage = StorageWeakRef(result.untyped_storage())
-    _results[_key(result)] = Ready(len(_results), event, result._version, storage)  # noqa: SLF001
+    version = result._version  # noqa: SLF001
+    _results[_key(result)] = Ready(len(_results), program, event, version, storage)
 
 
 def look_up(gradient: Tensor) -> Ready | None:

@@ -5,18 +5,14 @@ all-reduce starts at once on the communication lane; backward continues. Workers
 same order, whatever order their own gradients came in. The order is measured in the first step (on
 worker 0, whose order all take) and the buckets are cut again by it.
 
-Compiled programs hand out all gradients at once, but tell when each was ready: a bucket full of those
-leaves at that point, from a stream of its own, and the rest of the program hides the transfer.
+On GPUs a bucket leaves where its gradients are ready, which `departures` knows.
 
 The mean is exact up to one rounding: NCCL divides the sum; over gloo a power-of-two number of workers is
 folded into the copy (scaling by a power of two is exact), any other number divides the sum once.
 """
 
-import contextlib
-import math
-import operator
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -25,11 +21,12 @@ from torch import Tensor, nn
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.plan import cut_buckets
-from ridgeline.runtime import ready
 from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.collectives import Collectives
+from ridgeline.runtime.departures import Departures, by_readiness
 from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.ready import Ready
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
 from ridgeline.simulator.frames import step_frames
@@ -76,9 +73,8 @@ class Reducer:
         self._divide_after = not self._on_device and not is_power_of_two
         self._is_armed = False
         self._order_is_measured = False
-        self._arrivals: list[tuple[float, int]] = []
-        self._leaving = torch.cuda.Stream(world.device) if self._on_device else None
-        self._sent: list[Tensor] = []
+        self._arrivals: list[tuple[Ready | None, int]] = []
+        self._departures = Departures(world.device)
         self._unused: dict[str, bool] = {}
         self._sent_versions: tuple[int, ...] = ()
         self.overhead_ns = 0
@@ -107,7 +103,7 @@ class Reducer:
         self._collectives.begin(recorder)
         self.overhead_ns = 0
         self._is_armed = True
-        ready.watch()
+        self._departures.begin(self._views)
         self._broadcast_buffers()
         self._recorder.mark(self._backward_names[0])
 
@@ -122,7 +118,7 @@ class Reducer:
         """
         self._is_armed = False
         missing = self._launch_rest()
-        ready.unwatch()
+        self._departures.end()
         if self._buffers.versions != self._sent_versions:
             self._broadcast_buffers()  # recomputed activations wrote them again during backward
         self._recorder.mark("wait")
@@ -132,9 +128,7 @@ class Reducer:
                 bucket.flat.div_(self._world.size)
         if self._buffers.flats:
             self._engine.wait(self._buffers_done)
-        if self._leaving is not None and self._sent:
-            torch.cuda.current_stream().wait_stream(self._leaving)
-            self._sent.clear()
+        self._departures.join()
         self._collectives.record()
         self.overhead_ns += self._collectives.overhead_ns
         for bucket, positions in missing.items():
@@ -158,11 +152,11 @@ class Reducer:
                 f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one; make its "
                 "layer with sparse=False"
             )
-        told = ready.look_up(parameter.grad)
+        told = self._departures.arrive(index, parameter.grad, bucket.views[position])
         if told is not None:
             bucket.ready.append(told)
         if not self._order_is_measured:
-            self._arrivals.append((math.inf if told is None else told.number, index))
+            self._arrivals.append((told, index))
         copying_ns = self._accept(bucket, position)
         self.overhead_ns += time.perf_counter_ns() - begin - copying_ns
         while self._next < len(self.buckets) and self.buckets[self._next].num_missing == 0:
@@ -196,25 +190,13 @@ class Reducer:
     def _launch(self, bucket: Bucket, missing: Sequence[int]) -> None:
         self._next += 1
         name = self._all_reduce_names[bucket.index]
-        with self._where_ready(bucket):
+        is_last = self._next == len(self.buckets)
+        with self._departures.from_where_ready(bucket, is_last=is_last):
             if self._on_device:
                 bucket.store_all()
             bucket.raise_flags(missing)
             self._recorder.mark(self._backward_names[bucket.index + 1])
             self._collectives.all_reduce(name, bucket.flat, self._done[bucket.index])
-
-    @contextlib.contextmanager
-    def _where_ready(self, bucket: Bucket) -> Iterator[None]:
-        """On a stream where all gradients of the bucket are ready, the current one if they do not tell."""
-        if self._leaving is None or len(bucket.ready) < len(bucket.parameters):
-            yield
-            return
-        # Their memory must not go to anybody before it is read on that stream: `finish` waits for it.
-        self._sent += [p.grad for p in bucket.parameters if p.grad is not None]
-        for told in bucket.ready:
-            self._leaving.wait_event(told.event)
-        with torch.cuda.stream(self._leaving):
-            yield
 
     def _broadcast_buffers(self) -> None:
         if self._buffers.flats:
@@ -258,7 +240,7 @@ class Reducer:
         Cost: One broadcast, once.
         """
         self._order_is_measured = True
-        arrived = [index for _, index in sorted(self._arrivals, key=operator.itemgetter(0))]
+        arrived = by_readiness(self._arrivals)
         seen = set(arrived)
         order = [*arrived, *(i for i in self._order if i not in seen)]
         agreed = torch.tensor(order, dtype=torch.int64, device=self._world.device)
@@ -281,6 +263,7 @@ class Reducer:
             for number, cut in enumerate(cuts)
             for position, place in enumerate(cut)
         }
+        self._views = {i: bucket.views[at] for i, (bucket, at) in self._places.items()}
         frames = step_frames(
             workers=self._world.size,
             num_buckets=len(cuts),

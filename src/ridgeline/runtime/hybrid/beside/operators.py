@@ -30,10 +30,12 @@ _ANY_LAYOUT = (torch.Tag.flexible_layout,)
 _LIBRARY.define(
     "conv_weight_gradient(Tensor gradient, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding,"
     " SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, SymInt[] strides,"
-    " ScalarType dtype) -> Tensor",
+    " int program, ScalarType dtype) -> Tensor",
     tags=_ANY_LAYOUT,
 )
-_LIBRARY.define("product(Tensor left, Tensor right, ScalarType dtype) -> Tensor", tags=_ANY_LAYOUT)
+_LIBRARY.define(
+    "product(Tensor left, Tensor right, int program, ScalarType dtype) -> Tensor", tags=_ANY_LAYOUT
+)
 _LIBRARY.define("announce(Tensor(a!) result) -> ()", tags=_ANY_LAYOUT)
 _LIBRARY.define("join(Tensor(a!)[] results, Tensor[] kept) -> ()", tags=_ANY_LAYOUT)
 
@@ -77,6 +79,7 @@ def _conv_weight_gradient(
     output_padding: Sequence[int],
     groups: int,
     strides: Sequence[int],
+    program: int,
     dtype: torch.dtype,
 ) -> Tensor:
     result: Tensor = torch.ops.aten.convolution_backward(
@@ -90,15 +93,15 @@ def _conv_weight_gradient(
     if is_same and dtype == result.dtype:
         result = result.as_strided(result.shape, strides)
     else:
-        result = result.new_empty_strided(result.shape, strides, dtype=dtype).copy_(result)
-    ready.note(result)
+        result = ready.place(program, result.shape, strides, result, dtype).copy_(result)
+    ready.note(result, program)
     return result
 
 
 def _conv_weight_gradient_meta(
     gradient: Tensor, x: Tensor, weight: Tensor, *settings: Any
 ) -> Tensor:
-    *_, strides, dtype = settings
+    *_, strides, _, dtype = settings
     return weight.new_empty_strided(weight.shape, strides, dtype=dtype)
 
 
@@ -109,19 +112,24 @@ def _conv_weight_gradient_beside(
         return _conv_weight_gradient(gradient, x, weight, *settings)
 
 
-def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    result = torch.mm(left, right).to(dtype)
-    ready.note(result)
+def _product(left: Tensor, right: Tensor, program: int, dtype: torch.dtype) -> Tensor:
+    shape = (left.shape[0], right.shape[1])
+    result = ready.place(program, shape, (shape[1], 1), left, dtype)
+    if dtype == left.dtype:
+        torch.mm(left, right, out=result)
+    else:
+        result.copy_(torch.mm(left, right))
+    ready.note(result, program)
     return result
 
 
-def _product_meta(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+def _product_meta(left: Tensor, right: Tensor, program: int, dtype: torch.dtype) -> Tensor:
     return torch.mm(left, right).to(dtype)
 
 
-def _product_beside(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+def _product_beside(left: Tensor, right: Tensor, program: int, dtype: torch.dtype) -> Tensor:
     with _on_the_side(left, right):
-        return _product(left, right, dtype)
+        return _product(left, right, program, dtype)
 
 
 def _join(results: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
@@ -151,9 +159,9 @@ for _key, _conv, _mm, _wait in (
 
 CONV_WEIGHT_GRADIENT = torch.ops.ridgeline.conv_weight_gradient.default
 """The gradient of a convolution's weight, in memory of the given strides: the arguments of
-`aten.convolution_backward` without bias sizes and mask, then strides and dtype."""
+`aten.convolution_backward` without bias sizes and mask, then strides, program (see `ready.note`), dtype."""
 PRODUCT = torch.ops.ridgeline.product.default
-"""`left @ right`, both matrices, in a dtype."""
+"""`left @ right`, both matrices; then program and dtype."""
 JOIN = torch.ops.ridgeline.join.default
 """From here on, `results` may be read and `kept` may be freed."""
 ANNOUNCE = torch.ops.ridgeline.announce.default

@@ -157,11 +157,20 @@ def check(world: World, arguments: argparse.Namespace, batches: list[Any]) -> di
     torch.backends.cudnn.deterministic = True
     alone = ("alone", "plain") if world.size > 1 else ()
     everyone = contenders(world, arguments)
+    if arguments.precision == "bf16":
+        # What rounding to 16 bits changes by itself: kernels that round elsewhere may differ by as much.
+        model = make_model(world)
+        everyone["reference in float32"] = plain(model, wrapped(model, world), "as-is")
     compared = {name: step for name, step in everyone.items() if not name.startswith(alone)}
     differences = largest_difference(compared, batches, "ddp" if world.size > 1 else "plain")
     close(everyone)
     torch.backends.cudnn.deterministic = False
     return differences
+
+
+def wrapped(model: nn.Module, world: World) -> nn.Module:
+    """The model as the reference calls it."""
+    return DistributedDataParallel(model) if world.size > 1 else model
 
 
 def close(steps: dict[str, Any]) -> None:
@@ -287,6 +296,8 @@ def publish(
         },
     }
     width = max(map(len, result["seconds_per_step"]))
+    for name in differences.keys() - result["seconds_per_step"].keys():
+        print(f"{name} (not timed) differs by {differences[name]:.1e}")
     print(f"{'':{width}} {'ms per step':>12} {'quartiles':>17} {'x ' + base:>8}  difference")
     for name, row in result["seconds_per_step"].items():
         faster = result[f"times_faster_than_{base}"][name]["median_s"]

@@ -101,6 +101,17 @@ def test_what_is_not_weighed_is_said() -> None:
     assert "compiling" not in graph.why
 
 
+def test_a_reason_tells_trials_from_predictions() -> None:
+    """Where preparing a tried plan took longer than expected, a prediction may look better; it was not tried."""
+    machine, workload = _launch_bound()
+    trial = Trial(machine, workload, {"graph": 1000.0})
+    ranking = choose(machine, workload, steps=60, trial=trial, tries=1)
+    assert trial.executions == ["graph"]
+    reason = ranking.choice("execution").reason
+    assert reason.startswith("over 60 steps this takes ")
+    assert reason.endswith(", predicted and not tried")
+
+
 def test_an_untried_gain_of_compiling_is_doubted() -> None:
     """A mode that compiles displaces a plain one only by more than a quarter, unless both were tried."""
     machine = make_machine(device="cuda", graph_gap_s=1e-9)

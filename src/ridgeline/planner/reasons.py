@@ -130,9 +130,10 @@ def _compared(
     times = ratio(other, best)
     short = value if len(value) <= 40 else f"{value[:37]}..."
     if steps is not None and (best.compile_s or other.compile_s):
+        untried = ", predicted and not tried" if best.measured and not other.measured else ""
         return (
             f"over {steps} steps this takes {sum_words(best, steps)}, the best plan with {short} "
-            f"{sum_words(other, steps)}"
+            f"{sum_words(other, steps)}{untried}"
         )
     if times > 1.0 + error:
         return f"{how} {units.digits3(times)} x as fast as the best plan with {short}"

@@ -50,6 +50,13 @@ MODES: dict[Execution, Mode] = {
 }
 """Name in plans to mode."""
 
+BESIDE_FLOPS = 8e9
+BESIDE_BYTES = 40e6
+"""Work and memory traffic up to which an operator runs beside others: a larger one fills the GPU alone.
+
+Source: 10 us of an H200, at its 800 TFLOP/s in bfloat16 and its 4 TB/s.
+"""
+
 ONLY_FOR: dict[Execution, Purpose] = {"script": "callable", "step-graph": "step"}
 """Modes that make sense for one purpose: TorchScript serves inference, the step graph is a training step."""
 

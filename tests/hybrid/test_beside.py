@@ -150,7 +150,7 @@ def test_large_operators_stay_in_the_chain(
 ) -> None:
     """They fill the device alone: by their work, or by their memory."""
     x = torch.randn(3, 8)
-    for name in ("LARGEST_FLOPS", "LARGEST_BYTES"):
+    for name in ("BESIDE_FLOPS", "BESIDE_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(gradients, name, 1)
             reset()

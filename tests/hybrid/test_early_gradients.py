@@ -123,7 +123,7 @@ def test_results_are_put_where_they_are_wanted() -> None:
 
 def test_large_results_of_the_chain_tell_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are worth it, where they are computed, not at the end of the program."""
-    monkeypatch.setattr(gradients, "LARGEST_FLOPS", -1)
+    monkeypatch.setattr(gradients, "BESIDE_FLOPS", -1)
     monkeypatch.setattr(gradients, "LEAST_ANNOUNCED_BYTES", 1024)
     found, model, x = Announcing(), images(), torch.randn(2, 4, 12, 12)
     places = told(compiled(found), model, x)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ridgeline.execution import MODES, Form
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Execution, Precision
+from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
 from ridgeline.simulator.costs import Identity, Prices
 from ridgeline.simulator.fusion import FUSABLE, Run, blocks_of, fused_runs, parts_of
 from ridgeline.simulator.pieces import Piece, PricedStep, price_step
@@ -61,8 +62,8 @@ def price_execution(
         workload: The step of one worker; what was traced in `precision` is priced as it is.
         setting: How the device is shared.
         precision: See `op_seconds`.
-        execution: Of a replayed graph only the optimizer is priced here, which the runtime switches to its
-            fused form; the rest is left to the clock.
+        execution: Of a replayed graph only what the runtime changes for it is priced here (the optimizer in
+            its fused form, weight gradients beside the chain); the rest is left to the clock.
 
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
@@ -76,6 +77,10 @@ def price_execution(
         )
     else:
         priced = price_step(machine, workload, setting, precision)
+    if mode.is_compiled and mode.is_replayed_on(setting.device) and mode.form != "packaged":
+        hidden = hide_weight_gradients(workload, priced.backward)
+        if hidden != priced.backward:
+            priced = priced._replace(backward=hidden, notes=(*priced.notes, ASSUMED))
     is_fused = mode.is_replayed and setting.device == "cuda" and workload.fused_optimizer_bytes
     if not (is_fused and priced.optimizer):
         return priced

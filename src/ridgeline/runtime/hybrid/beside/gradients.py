@@ -14,17 +14,12 @@ import torch
 from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
+from ridgeline.execution import BESIDE_BYTES, BESIDE_FLOPS
 from ridgeline.runtime import split_backward as split_backward_module
 from ridgeline.runtime.hybrid.beside import operators
 from ridgeline.runtime.hybrid.beside.operators import ANNOUNCE, CONV_WEIGHT_GRADIENT, JOIN, PRODUCT
 from ridgeline.runtime.split_backward import split_backward
 
-LARGEST_FLOPS = 8e9
-LARGEST_BYTES = 40e6
-"""Work and memory traffic up to which an operator runs beside others: a larger one fills the GPU alone.
-
-Source: 10 us of an H200, at its 800 TFLOP/s in bfloat16 and its 4 TB/s.
-"""
 MOST_KEPT_BYTES = 256 << 20
 """Memory that waits to be freed, until both streams are joined in between."""
 LEAST_ANNOUNCED_BYTES = 1 << 20
@@ -157,8 +152,8 @@ def _may_move(node: fx.Node, devices: tuple[str, ...]) -> bool:
     if not all(isinstance(size, int) for x in inputs for size in x.shape):
         return False  # a size that is not known yet says nothing about room
     return (
-        _FLOPS[node.target](*inputs) <= LARGEST_FLOPS
-        and sum(map(_num_bytes, inputs)) <= LARGEST_BYTES
+        _FLOPS[node.target](*inputs) <= BESIDE_FLOPS
+        and sum(map(_num_bytes, inputs)) <= BESIDE_BYTES
     )
 
 

@@ -4,6 +4,7 @@ The parts live apart (probing, tracing, planning, running); this is where they m
 has a model, a loss, an optimizer and batches, and wants the loop closed around them.
 """
 
+import inspect
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,8 @@ class TrainStep(Closing):
         name: Title in reports.
 
     Raises:
-        PlanError: a given plan asks for what this release or this world does not offer.
+        PlanError: a given plan asks for what this release or this world does not offer, or there is none;
+            or the optimizer calls the model itself (LBFGS).
 
     Example:
         >>> step = rl.TrainStep(model, loss_fn, optimizer)  # doctest: +SKIP
@@ -96,8 +98,9 @@ class TrainStep(Closing):
         self._allow = tuple(allow)
         self._example: Any = None
         self._step: PlannedStep | None = None
+        _check_optimizer(optimizer)
         if plan != "auto":
-            self._step = self._planned(plan if isinstance(plan, Plan) else Plan.load(plan))
+            self._step = self._planned(_given(plan))
 
     @property
     def device(self) -> Any:
@@ -171,7 +174,10 @@ class TrainStep(Closing):
         self._describe()
         assert self.machine is not None
         assert self.workload is not None
-        return simulate(self.machine, self.workload, step.plan, world_size=self.world.size)
+        plan = step.plan
+        if not plan.threads:  # those that torch has here, not a share of the cores
+            plan = msgspec.structs.replace(plan, threads=self.world.threads)
+        return simulate(self.machine, self.workload, plan, world_size=self.world.size)
 
     def verdict(self) -> Verdict:
         """Predicted against measured, with causes and what to do next."""
@@ -268,3 +274,28 @@ class TrainStep(Closing):
         steps = [msgspec.json.decode(data, type=tuple[int, ...]) for data in everyone]
         slowest = tuple(max(step) for step in zip(*steps, strict=True))
         return msgspec.structs.replace(measured, steps_ns=slowest)
+
+
+def _given(plan: Plan | str | Path) -> Plan:
+    """The plan, loaded if it is a path.
+
+    Raises:
+        PlanError: there is no such file.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, str | Path) or not Path(plan).is_file():
+        raise PlanError(
+            f"wanted plan='auto', a Plan or the path of a saved one, got {plan!r}; an execution goes into a "
+            "plan, for example rl.Plan(execution='eager')"
+        )
+    return Plan.load(plan)
+
+
+def _check_optimizer(optimizer: "Optimizer") -> None:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise PlanError(
+            f"wanted an optimizer whose step() needs nothing, got {type(optimizer).__name__}, which calls "
+            "the model itself (closure); train with that one in a loop of your own"
+        )

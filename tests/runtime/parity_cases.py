@@ -95,6 +95,26 @@ class TwoTypes(nn.Module):
         return self.second(torch.relu(self.first(x.flatten(1))).double()).float()
 
 
+class Remembering(nn.Module):
+    """Buffers that backward reads, that forward exchanges and that are held elsewhere too; a strided weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 24)
+        self.strided = nn.Parameter(torch.randn(24, 20)[:, ::2], requires_grad=False)
+        self.register_buffer("scale", torch.rand(24))
+        self.register_buffer("mean", torch.zeros(24))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.held = [self.scale]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x.flatten(1)))
+        self.scale.mul_(0.9).add_(hidden.detach().abs().mean(0))
+        self.mean = 0.9 * self.mean + 0.1 * hidden.detach().mean(0)
+        self.count += 1
+        return (hidden * self.held[0] - self.mean / self.count) @ self.strided
+
+
 @dataclass
 class Case:
     """What differs from plain training."""
@@ -107,6 +127,7 @@ class Case:
     accumulate: int = 1
     schedule: bool = False
     bucket_bytes: tuple[int, ...] = (4000,)
+    eager_only: bool = False
 
 
 def images(step: int, rank: int, generator: torch.Generator, size: int = 12) -> Any:
@@ -151,12 +172,13 @@ CASES = {
     "bucket a gradient": Case(bucket_bytes=(1,)),
     "uneven last batch": Case(batch=uneven),
     "frozen parameters": Case(prepare=freeze),
-    "parameters used on some workers only": Case(batch=switch, loss=switched_loss),
+    "parameters used on some workers only": Case(batch=switch, loss=switched_loss, eager_only=True),
     "tied weights, dict batch": Case(make=Tied, batch=tokens, loss=token_loss),
     "two dtypes": Case(make=TwoTypes),
     "accumulation": Case(accumulate=3),
     "clipping": Case(clip_norm=0.05),
     "scheduler": Case(schedule=True),
+    "buffers of all kinds": Case(make=Remembering, eager_only=True),
     "blocks": Case(make=Blocks),
 }
 
@@ -298,7 +320,7 @@ def main() -> None:
     execution = sys.argv[3] if len(sys.argv) > 3 else "eager"
     world = World.join(threads=1, device=device)
     # A captured step cannot take another way from call to call, as the switched model does.
-    cases = {n: c for n, c in CASES.items() if execution == "eager" or c.loss is not switched_loss}
+    cases = {n: c for n, c in CASES.items() if execution == "eager" or not c.eager_only}
     if len(sys.argv) > 4:
         cases = {sys.argv[4]: cases[sys.argv[4]]}
     results = {

@@ -12,6 +12,7 @@ import pytest
 from ridgeline.simulator.frames import step_frames
 
 SCRIPT = Path(__file__).parent / "parity_cases.py"
+REFUSED = Path(__file__).parent / "refused_cases.py"
 CASES = (
     "plain",
     "one bucket",
@@ -24,14 +25,15 @@ CASES = (
     "accumulation",
     "clipping",
     "scheduler",
+    "buffers of all kinds",
 )
 
 
-def run_workers(workers: int, output: Path) -> dict[str, Any]:
+def run_workers(workers: int, output: Path, script: Path = SCRIPT) -> dict[str, Any]:
     """The results of all cases, trained by real processes over gloo."""
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers))
     done = subprocess.run(
-        [sys.executable, *command, str(SCRIPT), str(output)],
+        [sys.executable, *command, str(script), str(output)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -94,3 +96,22 @@ def test_measured_frames_are_those_of_the_task_builder(two: dict[str, Any], case
         workers=2, num_buckets=result["buckets"], has_buffers=case != "tied weights, dict batch"
     )
     assert sorted(map(tuple, result["frames"])) == sorted((f.name, f.lane) for f in wanted)
+
+
+def test_what_cannot_be_synchronised_is_refused(tmp_path: Path) -> None:
+    """Rather than averaged wrongly or not at all, and by name."""
+    messages = run_workers(2, tmp_path / "messages.json", REFUSED)
+    assert messages == {
+        "other_strides": (
+            "wanted the same model on all 2 workers, got other parameters or buffers on rank 1 than on rank "
+            "0 (here 2 tensors); build the same model on every worker"
+        ),
+        "unfrozen": (
+            "wanted the parameters to require gradients as when the step was made, got 0.weight that does "
+            "now; make the step again after unfreezing"
+        ),
+        "twice": (
+            "wanted one gradient for layer.bias in a backward pass, got a second after the first was sent; "
+            "use checkpoint(..., use_reentrant=False), or run the layer in one checkpoint"
+        ),
+    }

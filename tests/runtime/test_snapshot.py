@@ -1,7 +1,9 @@
 """Snapshots: trials leave no trace."""
 
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -45,3 +47,29 @@ def test_training_after_restore_repeats_itself(
     assert "surprise" not in optimizer.param_groups[0]
     assert all(p.grad is None for p in model.parameters())
     assert train(model, optimizer, 4) == first
+
+
+class Remembering(nn.Module):
+    """Registers a buffer in its first step, and draws from every generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", x.mean(0))
+        self.mean = 0.5 * self.mean + random.random() + np.random.rand()
+        return self.linear(x + self.mean)
+
+
+def test_what_the_first_step_makes_is_made_again() -> None:
+    """A buffer that was not there is not there again, and Python's and NumPy's random numbers repeat."""
+    torch.manual_seed(0)
+    model = Remembering()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    snapshot = Snapshot(model, optimizer)
+    first = train(model, optimizer, 3)
+    snapshot.restore()
+    assert "mean" not in dict(model.named_buffers())
+    assert train(model, optimizer, 3) == first

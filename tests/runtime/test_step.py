@@ -152,3 +152,16 @@ def test_a_saved_plan_is_taken_by_its_path(tmp_path: Any) -> None:
             step(batch_of(8, index))
         assert step.plan.accumulate == 2
         assert [s.name for s in step.timeline().lane("compute")][:2] == ["micro/0", "forward"]
+
+
+def test_clipping_counts_parameters_that_were_added_later() -> None:
+    """The norm is that of all groups that the optimizer has at the moment."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model[1].parameters(), 0.0)
+    with TrainStep(model, loss_fn, optimizer, Plan(), clip_norm=1e-3, device="cpu") as step:
+        optimizer.add_param_group({"params": model[0].parameters()})
+        step(batch_of(8, 0))
+    squares = [float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None]
+    assert len(squares) == 4
+    assert sum(squares) ** 0.5 == pytest.approx(1e-3, rel=1e-3)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from ridgeline.errors import PlanError
+from strategies import make_machine
 
 SCRIPT = Path(__file__).parent / "auto_worker.py"
 
@@ -121,3 +122,32 @@ def test_a_given_plan_runs_without_measuring() -> None:
         ),
     ):
         _ = step.plan
+
+
+def test_what_is_no_plan_and_who_needs_a_closure_are_refused() -> None:
+    """At once, with what to write instead."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    message = (
+        r"got 'eager'; an execution goes into a plan, for example rl.Plan\(execution='eager'\)"
+    )
+    with pytest.raises(PlanError, match=message):
+        rl.TrainStep(model, loss_fn, optimizer, "eager", device="cpu")
+    with pytest.raises(PlanError, match="got LBFGS, which calls the model itself"):
+        rl.TrainStep(model, loss_fn, torch.optim.LBFGS(model.parameters()), device="cpu")
+
+
+def test_a_plan_without_threads_is_predicted_with_those_that_run() -> None:
+    """Not with a share of the cores: torchrun gives each process one thread."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    machine = make_machine()
+    threads = torch.get_num_threads()
+    step = rl.TrainStep(model, loss_fn, optimizer, rl.Plan(), machine=machine, device="cpu")
+    with step:
+        step(torch.ones(8, 4))
+        here = rl.Plan(threads=threads)
+        assert step.workload is None
+        predicted = step.predicted()
+        assert step.workload is not None
+        assert predicted.spans == rl.simulate(machine, step.workload, here).spans

@@ -127,6 +127,7 @@ def test_a_slice_is_part_of_a_result() -> None:
 def test_bytes_of_a_tensor(dtype: str, size: int) -> None:
     """Distinct elements times the size that the dtype's name tells; an expanded dimension is one."""
     assert spec_bytes(TensorSpec(shape=(5, 7), stride=(0, 1), dtype=dtype)) == 7 * size
+    assert spec_bytes(TensorSpec(shape=(5, 7), stride=(), dtype=dtype)) == 35 * size, "sparse"
 
 
 @given(flows())

@@ -74,7 +74,6 @@ class StepBody:
         )
         self._autocast = plan.precision
         self._device = device
-        self._clipped = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(self, batch: Any, recorder: Recorder) -> Tensor:
         """Run one step; the mean loss over the batch, detached.
@@ -123,7 +122,8 @@ class StepBody:
             self.overhead_ns += self.reducer.overhead_ns
         recorder.mark("optimizer")
         if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._clipped, self.clip_norm)
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
         self.optimizer.step()
         detached = loss.detach()
         return detached if total is None else total + detached

@@ -70,7 +70,11 @@ class Bucket:
         gradient = parameter.grad
         assert gradient is not None
         torch.mul(gradient.detach(), scale, out=view)
-        parameter.grad = view
+        self.show(position)
+
+    def show(self, position: int) -> None:
+        """Make the place of a gradient the parameter's gradient: an alias, whose `data` may be exchanged."""
+        self.parameters[position].grad = self.views[position].detach()
 
     def store_all(self) -> None:
         """Copy the gradients that arrived and are not in their places already, with one launch (on GPUs)."""
@@ -86,7 +90,7 @@ class Bucket:
             torch._foreach_copy_(list(views), list(gradients))
         for i, arrived in enumerate(self.arrived):
             if arrived:
-                self.parameters[i].grad = self.views[i]
+                self.show(i)
 
     def blank_missing(self) -> tuple[int, ...]:
         """Zero the places of gradients that did not arrive; their positions."""

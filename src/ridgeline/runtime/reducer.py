@@ -39,7 +39,7 @@ class Reducer:
     every `parameter.grad` is the mean over the workers, or None where no worker used the parameter.
 
     Args:
-        parameters: (name, parameter) of every parameter that requires a gradient.
+        parameters: (name, parameter) of every parameter; those that require gradients now are averaged.
         buffers: Buffers that follow worker 0.
         world: This worker's place; size at least 2.
         engine: Its `communication` lane runs the collectives.
@@ -61,7 +61,8 @@ class Reducer:
         bucket_bytes: Sequence[int],
         order: Sequence[str] | None = None,
     ) -> None:
-        self._parameters = tuple(parameters)
+        self._parameters = tuple((n, p) for n, p in parameters if p.requires_grad)
+        self._frozen = tuple((n, p) for n, p in parameters if not p.requires_grad)
         self._buffers = buffers
         self._world = world
         self._engine = engine
@@ -76,7 +77,7 @@ class Reducer:
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
         self._unused: dict[str, bool] = {}
-        self._sent_versions: tuple[int, ...] = ()
+        self._sent_versions: tuple[tuple[int, int], ...] = ()
         self.overhead_ns = 0
         self.buckets: tuple[Bucket, ...] = ()
         self._cut(self._expected_order(order))
@@ -91,7 +92,13 @@ class Reducer:
         return tuple(self._parameters[index][0] for index in self._order)
 
     def arm(self, recorder: Recorder) -> None:
-        """The next backward's gradients are to be averaged; `recorder` is told of the frames."""
+        """The next backward's gradients are to be averaged; `recorder` is told of the frames.
+
+        Raises:
+            WorkloadError: a parameter requires a gradient now that did not when the reducer was made, or
+                a buffer changed its shape.
+        """
+        self._check_frozen()
         self._recorder = recorder
         for bucket in self.buckets:
             bucket.reset()
@@ -111,7 +118,7 @@ class Reducer:
         """Launch what is left, wait for all means, and set the gradients.
 
         Raises:
-            WorkloadError: the parameters that require gradients changed since the reducer was made.
+            WorkloadError: a buffer changed its shape.
             EngineError: a collective failed, most likely because another worker died.
 
         Cost: On the CPU, blocks until the means are there; on GPUs, only the stream waits.
@@ -119,7 +126,8 @@ class Reducer:
         self._is_armed = False
         missing = self._launch_rest()
         self._departures.end()
-        if self._buffers.versions != self._sent_versions:
+        if self._buffers.flats and self._buffers.versions != self._sent_versions:
+            self._engine.wait(self._buffers_done)
             self._broadcast_buffers()  # recomputed activations wrote them again during backward
         self._recorder.mark("wait")
         for bucket in self.buckets:
@@ -128,6 +136,8 @@ class Reducer:
                 bucket.flat.div_(self._world.size)
         if self._buffers.flats:
             self._engine.wait(self._buffers_done)
+            if self._world.rank:
+                self._buffers.unpack()
         self._departures.join()
         self._collectives.record()
         self.overhead_ns += self._collectives.overhead_ns
@@ -151,6 +161,12 @@ class Reducer:
             raise WorkloadError(
                 f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one; make its "
                 "layer with sparse=False"
+            )
+        if bucket.arrived[position]:
+            raise WorkloadError(
+                f"wanted one gradient for {self._parameters[index][0]} in a backward pass, got a second "
+                "after the first was sent; use checkpoint(..., use_reentrant=False), or run the layer in one "
+                "checkpoint"
             )
         told = self._departures.arrive(index, parameter.grad, bucket.views[position])
         if told is not None:
@@ -199,10 +215,11 @@ class Reducer:
             self._collectives.all_reduce(name, bucket.flat, self._done[bucket.index])
 
     def _broadcast_buffers(self) -> None:
-        if self._buffers.flats:
-            self._collectives.broadcast(
-                "broadcast_buffers", self._buffers.flats, self._buffers_done
-            )
+        if not self._buffers.flats:
+            return
+        if not self._world.rank:
+            self._buffers.pack()
+        self._collectives.broadcast("broadcast_buffers", self._buffers.flats, self._buffers_done)
         self._sent_versions = self._buffers.versions
 
     def _settle_missing(self, bucket: Bucket, positions: Sequence[int]) -> None:
@@ -223,13 +240,24 @@ class Reducer:
                     "none; the step uses different parameters from call to call, use execution='eager'"
                 )
             parameter = bucket.parameters[position]
-            parameter.grad = None if self._unused[name] else bucket.views[position]
+            if self._unused[name]:
+                parameter.grad = None
+            else:
+                bucket.show(position)
 
     def _expected_order(self, order: Sequence[str] | None) -> list[int]:
         index_of = {name: index for index, (name, _) in enumerate(self._parameters)}
         expected = [index_of[name] for name in order or () if name in index_of]
         rest = [i for i in reversed(range(len(self._parameters))) if i not in set(expected)]
         return [*expected, *rest]
+
+    def _check_frozen(self) -> None:
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise WorkloadError(
+                    f"wanted the parameters to require gradients as when the step was made, got {name} that "
+                    "does now; make the step again after unfreezing"
+                )
 
     def _measure_order(self) -> None:
         """Take worker 0's order for all and cut the buckets again if it is news.

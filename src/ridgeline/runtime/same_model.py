@@ -10,7 +10,7 @@ from ridgeline.runtime.world import World
 
 
 def check_same_model(model: nn.Module, world: World) -> None:
-    """Every worker must have the same parameters (names, shapes, dtypes, trainability) and buffers.
+    """Every worker must have the same parameters (names, shapes, strides, dtypes, trainability) and buffers.
 
     Raises:
         WorkloadError: on all workers, naming those that differ from worker 0.
@@ -18,9 +18,10 @@ def check_same_model(model: nn.Module, world: World) -> None:
     Cost: Two small all-gathers.
     """
     entries = [
-        (n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()
+        (n, tuple(p.shape), p.stride(), str(p.dtype), p.requires_grad)
+        for n, p in model.named_parameters()
     ]
-    entries += [(n, tuple(b.shape), str(b.dtype), False) for n, b in model.named_buffers()]
+    entries += [(n, tuple(b.shape), (), str(b.dtype), False) for n, b in model.named_buffers()]
     digests = gather_bytes(hashlib.sha256(repr(entries).encode()).digest(), world)
     others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
     if others:

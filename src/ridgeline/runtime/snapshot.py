@@ -4,7 +4,9 @@ Trials, warm-up and equivalence checks run real steps; a snapshot makes them lea
 """
 
 import copy
-from typing import Any
+import random
+import sys
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +29,8 @@ class Snapshot:
             {key: _copy(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        self._cpu_rng = torch.get_rng_state()
-        self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        self._paths = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        self._random = _random_state()
 
     def restore(self, *, keep_settings: bool = False) -> None:
         """Put everything back, in place wherever a tensor still exists; gradients become None.
@@ -37,15 +39,22 @@ class Snapshot:
             keep_settings: Leave the optimizer's settings (learning rate and so on) as they are now.
         """
         with torch.no_grad():
+            self._forget_new_buffers()
             for name, tensor in _named(self._model):
                 tensor.copy_(self._tensors[name])
             self._restore_state()
             if not keep_settings:
                 self._restore_groups()
         self._optimizer.zero_grad(set_to_none=True)
-        torch.set_rng_state(self._cpu_rng)
-        if self._cuda_rng is not None:
-            torch.cuda.set_rng_state(self._cuda_rng)
+        _set_random_state(self._random)
+
+    def _forget_new_buffers(self) -> None:
+        """Buffers that the model registered in a step since: it will do so again."""
+        for prefix, module in self._model.named_modules(remove_duplicate=False):
+            for name in list(module._buffers):  # noqa: SLF001 - there is no public list of one module's
+                path = f"{prefix}.{name}" if prefix else name
+                if module._buffers[name] is not None and path not in self._paths:  # noqa: SLF001
+                    delattr(module, name)
 
     def _restore_state(self) -> None:
         state = self._optimizer.state
@@ -61,6 +70,34 @@ class Snapshot:
                 del group[key]
             for key, value in saved.items():
                 group[key] = _put_back({"": group.get(key)}, {"": value})[""]
+
+
+class _Random(NamedTuple):
+    """States of the generators that a step may draw from; None for those that are not in use."""
+
+    cpu: Tensor
+    cuda: Tensor | None
+    python: Any
+    numpy: Any
+
+
+def _random_state() -> _Random:
+    numpy = sys.modules.get("numpy")
+    return _Random(
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        random.getstate(),
+        numpy.random.get_state() if numpy else None,
+    )
+
+
+def _set_random_state(state: _Random) -> None:
+    torch.set_rng_state(state.cpu)
+    if state.cuda is not None:
+        torch.cuda.set_rng_state(state.cuda)
+    random.setstate(state.python)
+    if state.numpy is not None:
+        sys.modules["numpy"].random.set_state(state.numpy)
 
 
 def _named(model: nn.Module) -> list[tuple[str, Tensor]]:

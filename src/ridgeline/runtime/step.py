@@ -228,18 +228,35 @@ class TrainStep(Closing):
         if self._engine is None:
             return None
         check_same_model(self.model, self.world)
-        with torch.no_grad():
-            for tensor in (*self.model.parameters(), *self.model.buffers()):
-                dist.broadcast(tensor.detach(), src=0)
-        trainable = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        buffers = FlatBuffers(self.model)
+        take_initial_state(self.model, buffers, self.world)
         return Reducer(
-            trainable,
-            FlatBuffers(self.model),
+            list(self.model.named_parameters()),
+            buffers,
             world=self.world,
             engine=self._engine,
             bucket_bytes=self.plan.sync.bucket_bytes,
             order=order,
         )
+
+
+def take_initial_state(model: nn.Module, buffers: FlatBuffers, world: World) -> None:
+    """Parameters and buffers of worker 0, to all, whatever their strides.
+
+    Cost: One broadcast a parameter, and one for the buffers.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            carrier = parameter.detach().contiguous()
+            dist.broadcast(carrier, src=0)
+            if carrier.data_ptr() != parameter.data_ptr():
+                parameter.copy_(carrier)
+    if not world.rank:
+        buffers.pack()
+    for flat in buffers.flats:
+        dist.broadcast(flat, src=0)
+    if world.rank:
+        buffers.unpack()
 
 
 def check_supported(plan: Plan, world: World) -> None:

@@ -87,7 +87,9 @@ def spec_bytes(spec: TensorSpec) -> int:
 
 
 def spec_elements(spec: TensorSpec) -> int:
-    """Distinct elements of a tensor."""
+    """Distinct elements of a tensor; sparse ones, which have no strides, count as dense."""
+    if not spec.stride:
+        return prod(spec.shape)
     return prod(size for size, stride in zip(spec.shape, spec.stride, strict=True) if stride)
 
 

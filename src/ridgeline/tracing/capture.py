@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy
@@ -73,6 +73,12 @@ def trace(
     Cost: `loss_fn` is called twice on fake tensors: host time of a few eager steps, no device work; as often
         again for each variant.
     """
+    unknown = set(precisions) - set(get_args(Precision))
+    if unknown:
+        raise WorkloadError(
+            f"wanted precisions out of {', '.join(get_args(Precision))}, got {', '.join(sorted(unknown))}; "
+            "correct the name"
+        )
     _check(model, batch)
     step = _Step(model, loss_fn, optimizer, batch)
     with _untouched_random_state(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):

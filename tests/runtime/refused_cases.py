@@ -1,0 +1,85 @@
+"""Worker script: steps that several workers cannot synchronise, each refused by name.
+
+    torchrun --nproc-per-node 2 refused_cases.py OUTPUT
+
+Worker 0 writes the message of each case.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ridgeline.errors import WorkloadError
+from ridgeline.plan import Plan
+from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.world import World
+
+
+class Twice(nn.Module):
+    """A layer in two reentrant checkpoints, each of which completes its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        return x
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch[0]).square().mean()
+
+
+def twice(world: World) -> None:
+    train(Twice(), world)
+
+
+def unfrozen(world: World) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    train(model, world, lambda: model[0].requires_grad_(True))
+
+
+def other_strides(world: World) -> None:
+    model = nn.Conv2d(2, 2, 2)
+    if world.rank:
+        model.to(memory_format=torch.channels_last)
+    train(model, world)
+
+
+def train(model: nn.Module, world: World, change: Callable[[], object] = lambda: None) -> None:
+    """Two steps, and a change between them."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with TrainStep(model, loss_fn, optimizer, Plan(workers=world.size)) as step:
+        shape = (3, 2, 4, 4) if isinstance(model, nn.Conv2d) else (3, 4)
+        step((torch.randn(shape),))
+        change()
+        step((torch.randn(shape),))
+
+
+def main() -> None:
+    world = World.join(threads=1)
+    messages = {}
+    for case in (other_strides, unfrozen, twice):
+        torch.manual_seed(0)
+        try:
+            case(world)
+        except WorkloadError as error:
+            messages[case.__name__] = str(error)
+    if world.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(messages))
+    World.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,6 @@ The parts live apart (probing, tracing, planning, running); this is where they m
 has a model, a loss, an optimizer and batches, and wants the loop closed around them.
 """
 
-import inspect
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import TrainStep as PlannedStep
-from ridgeline.runtime.step import move
+from ridgeline.runtime.step import check_optimizer, move
 from ridgeline.runtime.world import World
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
@@ -98,7 +97,7 @@ class TrainStep(Closing):
         self._allow = tuple(allow)
         self._example: Any = None
         self._step: PlannedStep | None = None
-        _check_optimizer(optimizer)
+        check_optimizer(optimizer)
         if plan != "auto":
             self._step = self._planned(_given(plan))
 
@@ -290,12 +289,3 @@ def _given(plan: Plan | str | Path) -> Plan:
             "plan, for example rl.Plan(execution='eager')"
         )
     return Plan.load(plan)
-
-
-def _check_optimizer(optimizer: "Optimizer") -> None:
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise PlanError(
-            f"wanted an optimizer whose step() needs nothing, got {type(optimizer).__name__}, which calls "
-            "the model itself (closure); train with that one in a loop of your own"
-        )

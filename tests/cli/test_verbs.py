@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ridgeline.codec import decode
@@ -165,6 +166,19 @@ def test_verify_exits_with_3_when_off(run, run_dir: Path, tolerance: str, status
     printed = run(*words, "--json")
     assert printed.status == status
     assert decode(Verdict, printed.out.encode(), where="stdout").passed is (status == 0)
+
+
+def test_verify_says_that_steps_differ(run, run_dir: Path, tmp_path: Path) -> None:
+    """Another task or number of workers can be compared, but not without a word."""
+    measured = Timeline.load(run_dir / "measured.json")
+    other = tmp_path / "other.json"
+    msgspec.structs.replace(measured, workers=measured.workers + 1).save(other)
+    ran = run("verify", run_dir / "predicted.json", other)
+    title = measured.title
+    assert ran.err == (
+        f"! two different steps are compared: {title} with {measured.workers} workers, and {title} with "
+        f"{measured.workers + 1} workers\n"
+    )
 
 
 def test_verify_wants_timelines(run, machine_file, run_dir) -> None:

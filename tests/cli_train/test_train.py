@@ -86,6 +86,19 @@ def assert_refusals(run_dir: Path, machine_file: Path, capsys: pytest.CaptureFix
         f"ridgeline: wanted epochs left to train, got all 2 done in {last}; raise --epochs, or run "
         f"`ridgeline report {run_dir}` to see how it went\n"
     )
+    request = (run_dir / "request.json").read_bytes()
+    for option, value, own in (
+        ("--seed", "5", "0"),
+        ("--workers", "1", "2"),
+        ("--threads", "2", "1"),
+        ("--batch-size", "32", "8"),
+    ):
+        assert main(["train", TASK, "--resume", "-o", str(run_dir), option, value]) == 1
+        assert capsys.readouterr().err == (
+            f"ridgeline: wanted to go on with the run in {run_dir}, which has {own}, got {option} {value}; "
+            "leave it out, or start another run with -o\n"
+        )
+    assert (run_dir / "request.json").read_bytes() == request
     assert main(["train", "mlp", "--resume", "-o", str(run_dir)]) == 1
     assert f"wanted to resume mlp, got a run of {TASK} in {run_dir}" in capsys.readouterr().err
 

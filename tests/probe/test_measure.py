@@ -179,6 +179,18 @@ def test_op_that_could_not_be_issued_is_not_tried_for_ever(asked: list[Request])
     assert probe.requests(without, [ONE], quick=True, workload=workload) == ()
 
 
+def test_a_cache_that_cannot_be_written_is_no_obstacle(
+    asked: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured is used, with a warning that says where it could not be kept."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    machine = probe.measure(settings=[ONE])
+    assert {entry.setting for entry in machine.ceilings} == {ONE}
+    (warning,) = [line for line in machine.warnings if "could not be kept" in line]
+    assert str(tmp_path / "file" / "ridgeline") in warning
+
+
 def test_variants_are_timed_too(asked: list[Request]) -> None:
     """A step that was traced in another precision as well has more operators to time."""
     workload = workload_of()

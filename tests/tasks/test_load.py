@@ -218,3 +218,33 @@ def test_built_in_with_missing_data(tmp_path: Path) -> None:
     """A built-in task checks its data when it is loaded, before anything is measured or started."""
     with pytest.raises(DataError, match="got no directory at"):
         load_task("mlp", data_dir=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "batch_size=4",
+            "batch_size=0",
+            "wanted batch_size as a whole number >= 1, got 0 in {path}; correct it",
+        ),
+        (
+            "batch_size=4",
+            "batch_size='4'",
+            "wanted batch_size as a whole number >= 1, got '4' in {path}; correct it",
+        ),
+        (
+            "model=lambda: torch.nn.Linear(2, 1)",
+            "model=torch.nn.Linear(2, 1)",
+            (
+                "wanted model as a function, got Linear in {path}; write for example "
+                "model=lambda: torch.nn.Linear(16, 1)"
+            ),
+        ),
+    ],
+)
+def test_fields_are_checked(tmp_path: Path, old: str, new: str, message: str) -> None:
+    """Before anything uses them."""
+    path = working(tmp_path)
+    path.write_text(path.read_text().replace(old, new))
+    refused(path, message.format(path=path))

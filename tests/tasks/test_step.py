@@ -1,5 +1,9 @@
 """A task's step as a workload, also for GPUs that this host does not have."""
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -35,3 +39,32 @@ def test_fewer_samples_than_workers_are_refused() -> None:
         TaskError, match="wanted at least one sample per worker, got batch_size=4 over"
     ):
         step_workload(load_task("mlp", batch_size=4), workers=8, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("part", "made", "message"),
+    [
+        (
+            "optimizer",
+            lambda model: None,
+            r"got TypeError: it returned NoneType, which is no torch",
+        ),
+        (
+            "model",
+            lambda: torch.nn.Linear(-1, 1),
+            r"wanted model of task mlp to work, got RuntimeError",
+        ),
+        (
+            "loss_fn",
+            lambda model, batch: {}["loss"],
+            r"got KeyError: 'loss' \(at .*test_step.py:\d+\); mend",
+        ),
+    ],
+)
+def test_what_the_task_raises_names_its_part(
+    part: str, made: Callable[..., Any], message: str
+) -> None:
+    """In one line, with where it was raised."""
+    task = dataclasses.replace(load_task("mlp"), **{part: made})
+    with pytest.raises(TaskError, match=message):
+        step_workload(task, device="cpu")

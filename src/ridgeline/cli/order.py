@@ -9,7 +9,7 @@ from ridgeline.cli import run_directory
 from ridgeline.cli.decision import TRIES, Decision, Wishes
 from ridgeline.cli.worker import Job, TrainRequest
 from ridgeline.codec import Value
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import CheckpointError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.timeline import Timeline
@@ -48,7 +48,8 @@ def order_from(args: argparse.Namespace) -> Order:
 
     Raises:
         RidgelineError: the run directory is in use, or holds a run of another task.
-        CheckpointError: there is nothing to resume, or nothing left to train.
+        CheckpointError: there is nothing to resume, nothing left to train, or an argument asks for another
+            run than that which is resumed.
     """
     run_dir = run_directory.choose(args.task, args.output, resume=args.resume)
     before: TrainRequest | None = None
@@ -59,6 +60,7 @@ def order_from(args: argparse.Namespace) -> Order:
                 f"wanted to resume {args.task}, got a run of {before.job.task} in {run_dir}; name another "
                 "directory with -o"
             )
+        _check_unchanged(args, before, run_dir)
     job = before.job if before is not None else Job(task=args.task)
     if args.data is not None:
         job = msgspec.structs.replace(job, data_dir=args.data)
@@ -78,6 +80,30 @@ def order_from(args: argparse.Namespace) -> Order:
         checkpoint_every=args.checkpoint_every or every,
         decided=decided_before(run_dir) if args.resume else None,
     )
+
+
+def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Path) -> None:
+    """A resumed run keeps its plan, seed and batch size; other ones are refused, not left out silently."""
+    plan = before.plan
+    wanted: list[tuple[str, object, object]] = [
+        ("--seed", args.seed, before.seed),
+        ("--workers", args.workers, plan.workers),
+        ("--threads", args.threads, plan.threads),
+    ]
+    if args.batch_size is not None:
+        own = before.job.batch_size or before.job.load(before.seed).batch_size
+        wanted.append(("--batch-size", args.batch_size, own))
+    if args.plan is not None:
+        wanted.append(("--plan", repr(Plan.load(args.plan).settings), repr(plan.settings)))
+    own_profile = run_dir / run_directory.MACHINE
+    if args.machine is not None and Machine.load(args.machine) != Machine.load(own_profile):
+        wanted.append(("--machine", str(args.machine), f"its profile in {own_profile}"))
+    for option, mine, its_own in wanted:
+        if mine not in (None, its_own):
+            raise CheckpointError(
+                f"wanted to go on with the run in {run_dir}, which has {its_own}, got {option} {mine}; leave "
+                "it out, or start another run with -o"
+            )
 
 
 def wishes_from(args: argparse.Namespace) -> Wishes:

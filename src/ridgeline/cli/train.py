@@ -82,7 +82,7 @@ class Command:
         wishes = wishes_from(args)
         if wishes.plan is not None:
             check_plan(wishes.plan)
-        task = order.job.load()
+        task = order.job.load(order.seed)
         decision = order.decided or decide(
             task,
             order.job,

@@ -57,7 +57,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
         shown = output if world.rank == 0 else Output(is_quiet=True)
         if wishes.plan is not None:
             check_plan(wishes.plan, world.device.type)
-        task = order.job.load()
+        task = order.job.load(order.seed)
         decision = order.decided or decide_in_group(
             task,
             world,

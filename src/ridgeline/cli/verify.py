@@ -40,6 +40,9 @@ class Command:
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Compare, show."""
         predicted, measured = Timeline.load(args.predicted), Timeline.load(args.measured)
+        steps = [f"{one.title} with {one.workers} workers" for one in (predicted, measured)]
+        if steps[0] != steps[1]:
+            output.progress(f"! two different steps are compared: {steps[0]}, and {steps[1]}")
         verdict = verify(
             predicted,
             measured,

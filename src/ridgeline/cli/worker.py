@@ -39,15 +39,17 @@ class Job(Value, frozen=True, kw_only=True):
     data_dir: str | None = None
     batch_size: int | None = None
 
-    def load(self) -> "Task":
-        """The task.
+    def load(self, seed: int) -> "Task":
+        """The task, made after every generator was seeded: all workers make the same data.
 
         Raises:
             TaskError: see `load_task`.
             DataError: its data is missing or damaged.
         """
+        from ridgeline.runtime.random_state import seed_all
         from ridgeline.tasks import load_task
 
+        seed_all(seed)
         return load_task(self.task, data_dir=self.data_dir, batch_size=self.batch_size)
 
 
@@ -81,7 +83,9 @@ def trial(request: bytes) -> bytes:
 
     asked = msgspec.json.decode(request, type=TrialRequest)
     world = World.join(threads=asked.plan.threads, device=asked.device)
-    return msgspec.json.encode(try_plan(asked.job.load(), asked.plan, world, seed=asked.seed))
+    return msgspec.json.encode(
+        try_plan(asked.job.load(asked.seed), asked.plan, world, seed=asked.seed)
+    )
 
 
 def try_plan(task: "Task", plan: Plan, world: "World", *, seed: int) -> Timeline:
@@ -140,7 +144,7 @@ def work(request: TrainRequest, on_progress: Callable[[Progress], None] | None =
     world = World.join(threads=request.plan.threads, device=request.device)
     run_dir = Path(request.run_dir)
     result = train(
-        request.job.load(),
+        request.job.load(request.seed),
         request.plan,
         world,
         run_dir=run_dir,

@@ -78,8 +78,7 @@ def measure(
             device=largest.device,
             deadline_s=300.0 if quick else 1800.0,
         )
-        machine = merge(machine, msgspec.json.decode(reply, type=Findings))
-        machine.save(identity.cache_path(machine.fingerprint))
+        machine = _kept(merge(machine, msgspec.json.decode(reply, type=Findings)))
     return machine
 
 
@@ -163,6 +162,22 @@ def _has_untimed(machine: Machine, setting: Setting, workload: Workload) -> bool
         for op in load.ops
         if op.family != "view" or setting.device == "cpu"
     )
+
+
+def _kept(machine: Machine, hosts: int = 1) -> Machine:
+    """The machine, saved in the cache; where that cannot be written, with a warning that says so."""
+    path = identity.cache_path(machine.fingerprint, hosts)
+    try:
+        machine.save(path)
+    except OSError as error:
+        warning = (
+            f"the profile could not be kept in {path} ({error.strerror}) and will be measured again; let "
+            "XDG_CACHE_HOME name a directory that can be written"
+        )
+        return msgspec.structs.replace(
+            machine, warnings=tuple(dict.fromkeys((*machine.warnings, warning)))
+        )
+    return machine
 
 
 def _blank() -> Machine:
@@ -253,7 +268,7 @@ def _measure_in_place(
             say(_describe(request))
         machine = _share(merge(machine, measure_here(request)))
         if dist.get_rank() == 0:
-            machine.save(identity.cache_path(machine.fingerprint, hosts))
+            machine = _kept(machine, hosts)
     return machine
 
 

@@ -4,6 +4,7 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 `TrainStep` (the public one) builds on this one.
 """
 
+import inspect
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -107,6 +108,7 @@ class TrainStep(Closing):
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         self.world = world or World.join(threads=self.plan.threads, device=device)
         check_supported(self.plan, self.world)
+        check_optimizer(optimizer)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
         self.name = name
@@ -257,6 +259,20 @@ def take_initial_state(model: nn.Module, buffers: FlatBuffers, world: World) -> 
         dist.broadcast(flat, src=0)
     if world.rank:
         buffers.unpack()
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """A step calls the optimizer; one that calls the model itself does not fit.
+
+    Raises:
+        PlanError: its `step` needs a closure.
+    """
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise PlanError(
+            f"wanted an optimizer whose step() needs nothing, got {type(optimizer).__name__}, which calls "
+            "the model itself (closure); train with that one in a loop of your own"
+        )
 
 
 def check_supported(plan: Plan, world: World) -> None:

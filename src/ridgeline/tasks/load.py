@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from ridgeline.errors import RidgelineError, TaskError
 from ridgeline.runtime.task import Task
 from ridgeline.tasks.gpt2 import gpt2
@@ -21,6 +23,12 @@ from ridgeline.tasks.mlp import mlp
 from ridgeline.tasks.resnet18 import resnet18
 
 BUILT_IN: dict[str, Callable[..., Task]] = {"mlp": mlp, "resnet18": resnet18, "gpt2": gpt2}
+_EXAMPLES = {
+    "model": "model=lambda: torch.nn.Linear(16, 1)",
+    "loss_fn": "loss_fn=lambda model, batch: model(batch).mean()",
+    "optimizer": "optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1)",
+    "metric": "metric=lambda model, batch: model(batch).sum()",
+}
 _TASK_FILE = "`def task() -> rl.Task`"
 
 
@@ -53,7 +61,26 @@ def load_task(
         task = BUILT_IN[text](data_dir=data_dir)
     else:
         raise TaskError(_unknown_name(text))
-    return task if batch_size is None else dataclasses.replace(task, batch_size=batch_size)
+    if batch_size is not None:
+        task = dataclasses.replace(task, batch_size=batch_size)
+    _check(task, text)
+    return task
+
+
+def _check(task: Task, where: str) -> None:
+    """What a task's fields must be before anything uses them."""
+    size = task.batch_size
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise TaskError(
+            f"wanted batch_size as a whole number >= 1, got {size!r} in {where}; correct it"
+        )
+    for name in ("model", "loss_fn", "optimizer", "metric"):
+        made = getattr(task, name)
+        if not callable(made) or isinstance(made, nn.Module):
+            raise TaskError(
+                f"wanted {name} as a function, got {type(made).__name__} in {where}; write for example "
+                f"{_EXAMPLES[name]}"
+            )
 
 
 def _is_path(text: str) -> bool:

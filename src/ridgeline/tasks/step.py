@@ -1,11 +1,13 @@
 """The training step of a task as a `Workload`: what one worker does when a batch is shared out."""
 
-from collections.abc import Collection
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import torch
 
-from ridgeline.errors import TaskError
+from ridgeline.errors import RidgelineError, TaskError
 from ridgeline.runtime.sampler import fetch, length
 from ridgeline.runtime.step import move
 from ridgeline.runtime.task import Task
@@ -45,15 +47,36 @@ def step_workload(
     has_gpu = torch.cuda.is_available()
     wanted = torch.device(device or ("cuda" if has_gpu else "cpu"))
     place = wanted if has_gpu else torch.device("cpu")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _blamed(task, "model"):
         model = move(task.model(), place)
     samples = min(share, length(task.train_data, "training"))
     batch = fetch(task.train_data, torch.arange(samples))
-    optimizer = task.optimizer(model)
+    with _blamed(task, "optimizer"):
+        optimizer = task.optimizer(model)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"it returned {type(optimizer).__name__}, which is no torch optimizer")
     if wanted != place:
         optimizer = _grouped(optimizer)
-    workload = trace(model, task.loss_fn, optimizer, batch, name=task.name, precisions=precisions)
+    with _blamed(task, "loss_fn"):
+        workload = trace(
+            model, task.loss_fn, optimizer, batch, name=task.name, precisions=precisions
+        )
     return workload if wanted == place else _as_on_gpu(workload)
+
+
+@contextmanager
+def _blamed(task: Task, part: str) -> Iterator[None]:
+    """An exception becomes a `TaskError` that names the part of the task and the line that raised."""
+    try:
+        yield
+    except RidgelineError:
+        raise
+    except Exception as error:  # a user's program may raise anything; it is chained
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise TaskError(
+            f"wanted {part} of task {task.name} to work, got {type(error).__name__}: {error} (at "
+            f"{last.filename}:{last.lineno}); mend the task"
+        ) from error
 
 
 def _grouped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

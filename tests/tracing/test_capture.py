@@ -116,6 +116,17 @@ def test_a_variant_is_the_step_under_autocast() -> None:
     assert plain.at("bf16") is plain
 
 
+def test_batch_norm_that_averages_over_all_batches() -> None:
+    """It reads how many there were, which a trace cannot know and need not."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 10))
+    workload = rl.trace(model, image_loss, sgd(model), rows)
+    optimizer = sgd(model)
+    for _ in range(2):
+        events = profile_step(model, image_loss, optimizer, rows)
+    assert differences(events, workload.ops) == []
+    assert workload.dependency_source == "make_fx"
+
+
 def test_roles_of_tensors() -> None:
     """Operands are told apart: parameter, buffer, batch, activation, gradient, state."""
     model = resnet((1,), bottleneck=False, width=4, classes=10)

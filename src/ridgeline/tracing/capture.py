@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -25,6 +26,7 @@ from ridgeline.tracing.arguments import dtype_name
 from ridgeline.tracing.graph import Edges, data_flow_edges, join, storage_edges
 from ridgeline.tracing.memory import memory_points
 from ridgeline.tracing.module_path import ModulePath
+from ridgeline.tracing.operands import storage_address
 from ridgeline.tracing.recorder import Record, Recorder, Use
 from ridgeline.tracing.refusal import check_loss, refusal
 from ridgeline.tracing.stepping import record_optimizer
@@ -205,6 +207,7 @@ def _forward_backward(twin: Twin, step: _Step, recorder: Recorder) -> Tensor:
         WorkloadError: see `trace`.
     """
     recorder.phase = "forward"
+    recorder.scalar_of = partial(_batch_count, twin.model)
     try:
         with _autocast(step):
             loss = step.loss_fn(twin.model, twin.batch)
@@ -216,7 +219,18 @@ def _forward_backward(twin: Twin, step: _Step, recorder: Recorder) -> Tensor:
         if refused is None:
             raise
         raise refused from error
+    finally:
+        recorder.scalar_of = None
     return loss
+
+
+def _batch_count(model: nn.Module, tensor: Tensor) -> float | None:
+    """Batches that a batch norm without momentum has averaged over: it asks, and any number will do."""
+    address = storage_address(tensor)
+    for name, buffer in model.named_buffers():
+        if name.rpartition(".")[2] == "num_batches_tracked" and storage_address(buffer) == address:
+            return 1000.0
+    return None
 
 
 def _autocast(step: _Step) -> AbstractContextManager[Any]:

@@ -159,4 +159,8 @@ def test_workers_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -
         _, alive = psutil.wait_procs(workers, timeout=30)
         assert not alive
         launcher.wait()
+        assert launcher.stderr is not None
+        said = launcher.stderr.read().decode()
     assert launcher.returncode != 0
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt: the workers were ended, go on with --resume" in said

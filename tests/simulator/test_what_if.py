@@ -58,6 +58,8 @@ def test_what_if_messages(text: str) -> None:
 def test_parse_what_if() -> None:
     """Factors may end in x, parts are separated by commas."""
     assert parse_what_if("links=2x, compute=1.5") == {"links": 2.0, "compute": 1.5}
+    with pytest.raises(MachineError, match="wanted each part once, got links twice in the what-if"):
+        parse_what_if("links=2x,links=3x")
 
 
 @settings(max_examples=30)

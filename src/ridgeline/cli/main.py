@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _UNREAD
     except OSError as error:
         return _fail(_os_error(error), USER_ERROR)
-    except KeyboardInterrupt:
-        return _fail("interrupted", _INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        return _fail("; ".join(["interrupted", *map(str, interrupt.args)]), _INTERRUPTED)
 
 
 def make_parser(verb: str | None = None) -> argparse.ArgumentParser:

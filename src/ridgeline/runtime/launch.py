@@ -121,7 +121,7 @@ def _run_agent(module: str, request: Path, workers: int, run_dir: Path) -> None:
         raise failure_of(run_dir, codes, workers) from None
     except SignalException as interrupted:
         if interrupted.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
+            raise KeyboardInterrupt("the workers were ended, go on with --resume") from None
         raise LaunchError(
             f"wanted all {workers} workers to finish, got {interrupted.sigval.name} for the launcher; the "
             "workers were ended, go on with --resume"

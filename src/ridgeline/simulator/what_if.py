@@ -24,7 +24,7 @@ def parse_what_if(text: str) -> dict[str, float]:
     """The factors in a text such as `links=2x,compute=1.5x`.
 
     Raises:
-        MachineError: an unknown part, or a factor that is not a positive number.
+        MachineError: an unknown part, a factor that is not a positive number, or a part twice.
 
     Example:
         >>> parse_what_if("links=2x,compute=1.5")
@@ -41,6 +41,10 @@ def parse_what_if(text: str) -> dict[str, float]:
             raise MachineError(
                 f"wanted PART=FACTORx with a part of {', '.join(PARTS)} and a factor above 0, got "
                 f"{item.strip()!r} in the what-if; for example links=2x"
+            )
+        if part in factors:
+            raise MachineError(
+                f"wanted each part once, got {part} twice in the what-if {text!r}; give one factor"
             )
         factors[part] = value
     return factors

@@ -4,14 +4,14 @@ Trials, warm-up and equivalence checks run real steps; a snapshot makes them lea
 """
 
 import copy
-import random
-import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
+
+from ridgeline.runtime.random_state import HostGenerators
 
 
 class Snapshot:
@@ -30,7 +30,9 @@ class Snapshot:
             for group in optimizer.param_groups
         ]
         self._paths = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-        self._random = _random_state()
+        self._cpu_rng = torch.get_rng_state()
+        self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        self._host_rng = HostGenerators.now()
 
     def restore(self, *, keep_settings: bool = False) -> None:
         """Put everything back, in place wherever a tensor still exists; gradients become None.
@@ -46,7 +48,10 @@ class Snapshot:
             if not keep_settings:
                 self._restore_groups()
         self._optimizer.zero_grad(set_to_none=True)
-        _set_random_state(self._random)
+        torch.set_rng_state(self._cpu_rng)
+        if self._cuda_rng is not None:
+            torch.cuda.set_rng_state(self._cuda_rng)
+        self._host_rng.restore()
 
     def _forget_new_buffers(self) -> None:
         """Buffers that the model registered in a step since: it will do so again."""
@@ -70,34 +75,6 @@ class Snapshot:
                 del group[key]
             for key, value in saved.items():
                 group[key] = _put_back({"": group.get(key)}, {"": value})[""]
-
-
-class _Random(NamedTuple):
-    """States of the generators that a step may draw from; None for those that are not in use."""
-
-    cpu: Tensor
-    cuda: Tensor | None
-    python: Any
-    numpy: Any
-
-
-def _random_state() -> _Random:
-    numpy = sys.modules.get("numpy")
-    return _Random(
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-        random.getstate(),
-        numpy.random.get_state() if numpy else None,
-    )
-
-
-def _set_random_state(state: _Random) -> None:
-    torch.set_rng_state(state.cpu)
-    if state.cuda is not None:
-        torch.cuda.set_rng_state(state.cuda)
-    random.setstate(state.python)
-    if state.numpy is not None:
-        sys.modules["numpy"].random.set_state(state.numpy)
 
 
 def _named(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -9,14 +9,14 @@ have to be watched. The values are found in the bytecode: those names that the c
 import contextlib
 import dis
 import functools
-import random
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ridgeline.runtime.random_state import HostGenerators
 
 _PLAIN = (bool, int, float, str, types.NoneType)
 
@@ -185,8 +185,7 @@ class SavedState:
         self._copies = [tensor.detach().clone() for tensor in self.tensors]
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._python = random.getstate()
-        self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+        self._host = HostGenerators.now()
 
     def restore_tensors(self) -> None:
         """Write the saved values into the tensors, in place."""
@@ -200,9 +199,7 @@ class SavedState:
         torch.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
+        self._host.restore()
 
 
 def _overlaps(tensor: Tensor) -> bool:

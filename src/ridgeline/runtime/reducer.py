@@ -168,9 +168,7 @@ class Reducer:
                 "after the first was sent; use checkpoint(..., use_reentrant=False), or run the layer in one "
                 "checkpoint"
             )
-        told = None
-        if self._on_device:
-            told = self._departures.arrive(index, parameter.grad, bucket.views[position])
+        told = self._departures.arrive(index, parameter.grad, bucket.views[position])
         if told is not None:
             bucket.ready.append(told)
         if not self._order_is_measured:

@@ -79,15 +79,13 @@ def price_step(
 
     Args:
         machine: Measured ceilings and timings.
-        workload: The step of one worker; what was traced in `precision` is priced as it is.
+        workload: The step of one worker.
         setting: How the device is shared.
         precision: See `op_seconds`.
 
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
     """
-    if workload.precision == precision:
-        precision = "as-is"
     return _price_step(Identity(machine), Identity(workload), setting, precision)
 
 

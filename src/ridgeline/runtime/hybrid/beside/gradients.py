@@ -100,7 +100,7 @@ def put_beside(
     if len(moved) < 2 or len(places) > 1:  # one side stream, one join
         return 0
     end = min((reader for way in moved.values() for reader in way.readers), key=order.__getitem__)
-    program = _name_of(graph)
+    program = _fingerprint(graph)
     pending: list[fx.Node] = []
     for node in moved:
         if sum(_num_bytes(x.meta["val"]) for x in _read_by(pending)) > MOST_KEPT_BYTES:
@@ -190,7 +190,7 @@ def _put_beside(graph: fx.Graph, node: fx.Node, program: int) -> fx.Node:
     return new
 
 
-def _name_of(graph: fx.Graph) -> int:
+def _fingerprint(graph: fx.Graph) -> int:
     """A number that tells this program from others, of the same step with other shapes for example."""
     lines = [f"{node.name} {node.target} {node.meta.get('val')}" for node in graph.nodes]
     return zlib.crc32("\n".join(lines).encode())

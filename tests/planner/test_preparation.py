@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from chained_workloads import make_chain
 from ridgeline.errors import CaptureError, PlanError
-from ridgeline.plan import Execution, Plan
+from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.planner import Candidate, choose
-from ridgeline.planner.preparation import break_even_steps, compile_budget_s
+from ridgeline.planner.preparation import break_even_steps, compile_budget_s, with_kin
 from ridgeline.planner.trials import pick_trials
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
@@ -143,6 +143,18 @@ def test_what_a_trial_measured_replaces_the_estimate() -> None:
     assert "250 ms of preparing + 10000 x 286 ms" in graph.why
     dear = Trial(machine, workload, dict.fromkeys(("step-graph", "regional+graph"), 1e6))
     assert choose(machine, workload, steps=10_000, trial=dear).best.plan.execution == "graph"
+
+
+def test_an_untried_plan_is_prepared_like_its_kin() -> None:
+    """Buckets do not change what capturing takes, so a plan is not ahead because nobody tried it."""
+    tried = _candidate("graph", 0.002, 0.8, is_measured=True)
+    plain = _candidate("graph", 0.002)
+    buckets = Sync(bucket_bytes=(1 << 20,))
+    kin = msgspec.structs.replace(plain, plan=Plan(execution="graph", sync=buckets))
+    eager = _candidate("eager", 0.004)
+    others = with_kin([tried, kin, eager, msgspec.structs.replace(plain, plan=Plan(workers=2))])
+    assert [c.compile_s for c in others] == [0.8, 0.8, 0.0, 0.0]
+    assert kin.compile_s == 0.0
 
 
 def test_trials_stay_within_their_budget() -> None:

@@ -6,6 +6,8 @@ Compiling takes seconds to minutes, so a mode with a faster step may still be th
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
@@ -28,6 +30,27 @@ wait for it.
 def is_compiled(plan: Plan) -> bool:
     """Whether the plan's execution compiles."""
     return MODES[plan.execution].is_compiled
+
+
+def with_kin(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates; untried ones know what preparing a tried plan took that differs in its buckets only."""
+    prepared = [
+        c
+        for c in candidates
+        if c.measured is not None and "compile_s" in c.measured.counters and not c.failure
+    ]
+    return [_like_kin(candidate, prepared) for candidate in candidates]
+
+
+def _like_kin(candidate: Candidate, prepared: Sequence[Candidate]) -> Candidate:
+    kin = next((c for c in prepared if _is_kin(candidate.plan, c.plan)), None)
+    if candidate.measured is not None or kin is None:
+        return candidate
+    return msgspec.structs.replace(candidate, kin_compile_s=kin.compile_s)
+
+
+def _is_kin(mine: Plan, other: Plan) -> bool:
+    return msgspec.structs.replace(mine, sync=other.sync) == other
 
 
 def break_even_steps(candidate: Candidate, eager: Candidate | None) -> int | None:

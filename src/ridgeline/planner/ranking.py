@@ -17,7 +17,8 @@ class Candidate(Value, frozen=True, kw_only=True):
     """A plan, what it is predicted to do, and, when it was tried, what it did.
 
     `why` says in a sentence why it stands where it stands. `failure` is the reason when a trial failed.
-    `samples` are those of a step over all workers.
+    `samples` are those of a step over all workers. `kin_compile_s` is what preparing took when a plan alike
+    but for its buckets was tried; None where none was.
     """
 
     plan: Plan
@@ -26,6 +27,7 @@ class Candidate(Value, frozen=True, kw_only=True):
     measured: Timeline | None = None
     failure: str = ""
     samples: int = 1
+    kin_compile_s: float | None = None
 
     @property
     def step_s(self) -> float:
@@ -42,6 +44,8 @@ class Candidate(Value, frozen=True, kw_only=True):
         """Seconds of preparing the first step (compiling, capturing): measured if tried, else expected."""
         if self.measured is not None and "compile_s" in self.measured.counters:
             return self.measured.counters["compile_s"]
+        if self.measured is None and self.kin_compile_s is not None:
+            return self.kin_compile_s
         return self.timeline.counters.get("compile_s", 0.0)
 
     def total_s(self, steps: int) -> float:

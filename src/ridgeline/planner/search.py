@@ -15,7 +15,12 @@ from ridgeline.planner.knobs import (
     make_request,
     num_changes,
 )
-from ridgeline.planner.preparation import COMPILED_ERROR, compile_budget_s, is_compiled
+from ridgeline.planner.preparation import (
+    COMPILED_ERROR,
+    compile_budget_s,
+    is_compiled,
+    with_kin,
+)
 from ridgeline.planner.ranking import Candidate, Ranking, label
 from ridgeline.planner.reasons import make_choices, why
 from ridgeline.planner.trials import (
@@ -129,7 +134,7 @@ def _tried(
             tried.append(msgspec.structs.replace(candidate, failure=str(error)))
         else:
             tried.append(msgspec.structs.replace(candidate, measured=measured))
-    return tried, max(misses, default=ASSUMED_ERROR)
+    return with_kin(tried), max(misses, default=ASSUMED_ERROR)
 
 
 def _ranked(

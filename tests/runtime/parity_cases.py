@@ -1,9 +1,10 @@
 """Worker script: every case trains a step of ours and DistributedDataParallel side by side.
 
-    torchrun --nproc-per-node 2 parity_cases.py OUTPUT [DEVICE] [EXECUTION] [CASE]
+    torchrun --nproc-per-node 2 parity_cases.py OUTPUT [DEVICE] [EXECUTION] [CASE] [last]
 
 Worker 0 writes, for each case, whether all parameters are bitwise equal and the largest relative
-difference after 20 steps, over all workers.
+difference after 20 steps, over all workers. With `last` the reducer listens to the last gradient of a bucket only,
+as it does on GPUs.
 """
 
 import itertools
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ridgeline.plan import Plan, Sync
+from ridgeline.runtime import step as step_module
 from ridgeline.runtime.batch import to_device
+from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 
@@ -259,7 +263,8 @@ def run(
         for scheduler in schedulers:
             scheduler.step()
     frames = [(s.name, s.lane) for s in step.timeline().frames]
-    buckets = len(step._reducer.buckets)  # type: ignore[union-attr]
+    reducer: Any = step._reducer
+    buckets, hooks = len(reducer.buckets), len(reducer._hooks._handles)
     step.close()
     pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
     equal = all(torch.equal(a, b) for a, b in pairs)
@@ -283,6 +288,7 @@ def run(
         "gap": float(worst),
         "frames": frames,
         "buckets": buckets,
+        "hooks": hooks,
     }
 
 
@@ -321,6 +327,9 @@ def run_partly_used(world: World) -> Any:
 
 
 def main() -> None:
+    if sys.argv[-1] == "last":
+        sys.argv.pop()
+        step_module.Reducer = partial(Reducer, listens="last")  # type: ignore[misc,assignment]
     device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
     execution = sys.argv[3] if len(sys.argv) > 3 else "eager"
     world = World.join(threads=1, device=device)

@@ -1,13 +1,15 @@
 """Worker script: steps that several workers cannot synchronise, each refused by name.
 
-    torchrun --nproc-per-node 2 refused_cases.py OUTPUT
+    torchrun --nproc-per-node 2 refused_cases.py OUTPUT [last]
 
-Worker 0 writes the message of each case.
+Worker 0 writes the message of each case. With `last` the reducer listens to the last gradient of a bucket only,
+as on GPUs.
 """
 
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ridgeline.errors import WorkloadError
 from ridgeline.plan import Plan
+from ridgeline.runtime import step as step_module
+from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 
@@ -36,12 +40,32 @@ class Twice(nn.Module):
         return x
 
 
+class Late(nn.Module):
+    """A layer that from some step on is used once more, at the begin, and so completes its gradient last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.layer = nn.Linear(4, 4)
+        self.is_used_twice = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_used_twice:
+            x = checkpoint(self.layer, x.requires_grad_(), use_reentrant=True)
+        return checkpoint(self.layer, self.first(x), use_reentrant=True)
+
+
 def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return model(batch[0]).square().mean()
 
 
 def twice(world: World) -> None:
     train(Twice(), world)
+
+
+def late(world: World) -> None:
+    model = Late()
+    train(model, world, lambda: setattr(model, "is_used_twice", True))
 
 
 def unfrozen(world: World) -> None:
@@ -68,9 +92,11 @@ def train(model: nn.Module, world: World, change: Callable[[], object] = lambda:
 
 
 def main() -> None:
+    if "last" in sys.argv:
+        step_module.Reducer = partial(Reducer, listens="last")  # type: ignore[misc,assignment]
     world = World.join(threads=1)
     messages = {}
-    for case in (other_strides, unfrozen, twice):
+    for case in (other_strides, unfrozen, twice, late):
         torch.manual_seed(0)
         try:
             case(world)

@@ -33,7 +33,7 @@ def test_gradients_land_in_places_of_their_own(
             bucket.store(position, scale)
     else:
         bucket.arrived = [True] * len(members)
-        bucket.store_all()
+        bucket.store_all(())
     for (_, parameter), view, gradient in zip(members, bucket.views, wanted, strict=True):
         assert parameter.grad is not None
         assert is_at(parameter.grad, view)
@@ -53,8 +53,7 @@ def test_what_did_not_arrive_is_blank_and_flagged(arrived: list[bool]) -> None:
     for (_, parameter), here in zip(members, arrived, strict=True):
         parameter.grad = torch.ones_like(parameter) if here else None
     missing = bucket.blank_missing()
-    bucket.store_all()
-    bucket.raise_flags(missing)
+    bucket.store_all(missing)
     assert missing == tuple(i for i, here in enumerate(arrived) if not here)
     assert bucket.flags.tolist() == [float(here) for here in arrived]
     for view, here in zip(bucket.views, arrived, strict=True):

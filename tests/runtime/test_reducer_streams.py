@@ -45,8 +45,8 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     store_all = Bucket.store_all
 
-    def stored(bucket: Bucket) -> None:
-        store_all(bucket)
+    def stored(bucket: Bucket, missing: tuple[int, ...]) -> None:
+        store_all(bucket, missing)
         model.current.enqueue(f"store {bucket.index}")
 
     monkeypatch.setattr(Bucket, "store_all", stored)

@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from ridgeline.plan import Plan, Sync
+from ridgeline.planner import choose
 from ridgeline.simulator.frames import step_frames
+from ridgeline.simulator.pieces import LAUNCH_DISPATCHES, cut_workload
 from ridgeline.simulator.step import simulate
 from strategies import make_machine, make_workload
 
@@ -50,8 +52,31 @@ def test_a_slow_host_with_two_gpus() -> None:
     )
     wanted = step_frames(workers=2, num_buckets=2)
     assert {(s.name, s.lane) for s in timeline.frames} == {(f.name, f.lane) for f in wanted}
-    # 9 operators and the copies into 2 buckets, at a launch each.
-    assert timeline.step_ns == pytest.approx(9 * 4 * MS + 2 * MS, rel=1e-6)
+    sending = LAUNCH_DISPATCHES * 4 * MS
+    assert timeline.step_ns == pytest.approx(9 * 4 * MS + 2 * sending, rel=1e-6)
+    with_buffers = msgspec.structs.replace(workload, buffer_bytes=64)
+    one_bucket = Plan(workers=2, threads=1, sync=Sync(bucket_bytes=(1 << 40,)))
+    more = simulate(machine, with_buffers, one_bucket)
+    assert more.step_ns == pytest.approx(timeline.step_ns, rel=1e-6), (
+        "buffers cost what a bucket costs"
+    )
+
+
+def test_a_slow_host_sends_few_buckets() -> None:
+    """Where issuing sets the step nothing is left to hide, and every bucket costs the host."""
+    machine, workload = _gpu(dispatch_s=4e-3, launch_s=1e-3)
+    sizes = [p.num_bytes for p in workload.parameters]
+    default = Plan().sync.bucket_bytes
+    larger = msgspec.structs.replace(
+        workload,
+        parameters=tuple(
+            msgspec.structs.replace(p, num_bytes=default[0]) for p in workload.parameters
+        ),
+    )
+    assert len(sizes) > 1
+    assert len(cut_workload(larger, default)) == len(sizes)
+    best = choose(machine, larger, world_size=2, fixed={"execution": "eager"}).best.plan
+    assert len(cut_workload(larger, best.sync.bucket_bytes)) == 1
 
 
 def test_a_graph_replaces_launches_by_gaps() -> None:

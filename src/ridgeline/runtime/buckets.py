@@ -47,6 +47,7 @@ class Bucket:
             end + len(self.parameters), dtype=first.dtype, device=first.device, requires_grad=False
         )
         self.flags = self.flat[end:]
+        self._ones = torch.ones_like(self.flags)
         self.views = tuple(
             _view(self.flat, parameter, offset)
             for parameter, offset in zip(self.parameters, offsets, strict=True)
@@ -76,8 +77,11 @@ class Bucket:
         """Make the place of a gradient the parameter's gradient: an alias, whose `data` may be exchanged."""
         self.parameters[position].grad = self.views[position].detach()
 
-    def store_all(self) -> None:
-        """Copy the gradients that arrived and are not in their places already, with one launch (on GPUs)."""
+    def store_all(self, missing: Sequence[int]) -> None:
+        """Copy the gradients that arrived and are not in their places already, and say which did not.
+
+        Cost: One launch on GPUs, and one more for each that is missing.
+        """
         pairs = [
             (gradient, view)
             for parameter, view, arrived in zip(
@@ -85,9 +89,10 @@ class Bucket:
             )
             if arrived and (gradient := parameter.grad) is not None and not is_at(gradient, view)
         ]
-        if pairs:
-            gradients, views = zip(*pairs, strict=True)
-            torch._foreach_copy_(list(views), list(gradients))
+        gradients, views = zip(*pairs, (self._ones, self.flags), strict=True)
+        torch._foreach_copy_(list(views), list(gradients))
+        for i in missing:
+            self.flags[i].zero_()
         for i, arrived in enumerate(self.arrived):
             if arrived:
                 self.show(i)

@@ -55,7 +55,8 @@ class FlatBuffers:
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
         """Numbers that every write into a buffer changes, and every exchange of one."""
-        return tuple((id(tensor), tensor._version) for tensor in self._present())  # noqa: SLF001
+        present = [place.module._buffers.get(place.name) for place, _ in self._views]  # noqa: SLF001
+        return tuple((id(t), -1 if t is None else t._version) for t in present)  # noqa: SLF001
 
     def pack(self) -> None:
         """Copy the buffers to where they can be sent from.

@@ -5,7 +5,8 @@ all-reduce starts at once on the communication lane; backward continues. Workers
 same order, whatever order their own gradients came in. The order is measured in the first step (on
 worker 0, whose order all take) and the buckets are cut again by it.
 
-On GPUs a bucket leaves where its gradients are ready, which `departures` knows.
+On GPUs a bucket leaves where its gradients are ready, which `departures` knows; and once the order is known,
+only the last gradient of a bucket is listened to, until one is not the last (see `hooks`).
 
 The mean is exact up to one rounding: NCCL divides the sum; over gloo a power-of-two number of workers is
 folded into the copy (scaling by a power of two is exact), any other number divides the sum once.
@@ -14,22 +15,23 @@ folded into the copy (scaling by a power of two is exact), any other number divi
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ridgeline.errors import PlanError, WorkloadError
-from ridgeline.plan import cut_buckets
+from ridgeline.runtime.arrangement import arrange, expected_order
 from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.collectives import Collectives
 from ridgeline.runtime.departures import Departures, by_readiness
 from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.hooks import GradientHooks, Sent, last_of_each
 from ridgeline.runtime.ready import Ready
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
-from ridgeline.simulator.frames import step_frames
 
 
 class Reducer:
@@ -45,9 +47,10 @@ class Reducer:
         engine: Its `communication` lane runs the collectives.
         bucket_bytes: Limits as in `cut_buckets`.
         order: Names in the expected ready order; None: reverse order of registration.
+        listens: To each gradient, or to the last one of every bucket; None: the latter on GPUs, where
+            nothing is done for a gradient before its bucket is full.
 
     Attributes:
-        buckets: The present buckets, in launch order.
         overhead_ns: Host time spent in here since `arm`, without copies and collective calls.
     """
 
@@ -60,6 +63,7 @@ class Reducer:
         engine: Engine,
         bucket_bytes: Sequence[int],
         order: Sequence[str] | None = None,
+        listens: Literal["each", "last"] | None = None,
     ) -> None:
         self._parameters = tuple((n, p) for n, p in parameters if p.requires_grad)
         self._frozen = tuple((n, p) for n, p in parameters if not p.requires_grad)
@@ -78,18 +82,23 @@ class Reducer:
         self._departures = Departures(world.device)
         self._unused: dict[str, bool] = {}
         self._sent_versions: tuple[tuple[int, int], ...] = ()
+        self._sent: list[Sent] = []
+        self._is_regular = True
         self.overhead_ns = 0
-        self.buckets: tuple[Bucket, ...] = ()
-        self._cut(self._expected_order(order))
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._arrive, index))
-            for index, (_, parameter) in enumerate(self._parameters)
-        ]
+        self._arrange(expected_order(self._parameters, order))
+        self._may_skip = listens == "last" or (listens is None and self._on_device)
+        self._hooks = GradientHooks([parameter for _, parameter in self._parameters])
+        self._listen_to_each()
 
     @property
     def order(self) -> tuple[str, ...]:
         """Parameter names in the order in which the buckets expect them."""
-        return tuple(self._parameters[index][0] for index in self._order)
+        return tuple(self._parameters[index][0] for index in self._layout.order)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The present buckets, in launch order."""
+        return self._layout.buckets
 
     def arm(self, recorder: Recorder) -> None:
         """The next backward's gradients are to be averaged; `recorder` is told of the frames.
@@ -105,14 +114,17 @@ class Reducer:
         # The last step's events are waited for already, and a capture must not see events outside it.
         for variable in (*self._done, self._buffers_done):
             variable.forget_events()
+        if self._skips and any(p.grad is not None for _, p in self._parameters):
+            self._listen_to_each()  # whether a gradient has come cannot be seen: it is there already
         self._next = 0
+        self._sent.clear()
         self._arrivals.clear()
         self._collectives.begin(recorder)
         self.overhead_ns = 0
         self._is_armed = True
-        self._departures.begin(self._views)
+        self._departures.begin(self._layout.views)
         self._broadcast_buffers()
-        self._recorder.mark(self._backward_names[0])
+        self._recorder.mark(self._layout.backward_names[0])
 
     def finish(self) -> None:
         """Launch what is left, wait for all means, and set the gradients.
@@ -125,6 +137,7 @@ class Reducer:
         """
         self._is_armed = False
         missing = self._launch_rest()
+        self._check_sent()
         self._departures.end()
         if self._buffers.flats and self._buffers.versions != self._sent_versions:
             self._engine.wait(self._buffers_done)
@@ -148,33 +161,58 @@ class Reducer:
 
     def close(self) -> None:
         """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.close()
 
-    def _arrive(self, index: int, parameter: Tensor) -> None:
+    def _listen_to_each(self) -> None:
+        self._skips = False
+        self._hooks.listen({i: partial(self._arrive, i) for i in range(len(self._parameters))})
+
+    def _listen_to_last(self) -> None:
+        """The last gradient of a bucket tells of all in it; buckets that were not full leave at the end."""
+        last = last_of_each(self._layout.members, [index for _, index in self._arrivals])
+        self._skips = True
+        self._hooks.listen({i: partial(self._fill, self.buckets[n]) for n, i in last.items()})
+
+    def _arrive(self, index: int, _: Tensor) -> None:
         """A gradient is complete (called by autograd)."""
         if not self._is_armed:
             return
         begin = time.perf_counter_ns()
-        bucket, position = self._places[index]
-        if parameter.grad is None or parameter.grad.is_sparse:
+        copying_ns = self._take(index)
+        self.overhead_ns += time.perf_counter_ns() - begin - copying_ns
+        self._launch_full()
+
+    def _fill(self, bucket: Bucket, _: Tensor) -> None:
+        """The gradient that is the last of its bucket is complete (called by autograd)."""
+        if not self._is_armed:
+            return
+        begin = time.perf_counter_ns()
+        if any(parameter.grad is None for parameter in bucket.parameters):
+            self._is_regular = False
+            return
+        copying_ns = sum(self._take(index) for index in self._layout.members[bucket.index])
+        self.overhead_ns += time.perf_counter_ns() - begin - copying_ns
+        self._launch_full()
+
+    def _take(self, index: int) -> int:
+        """Note a gradient; nanoseconds spent copying it."""
+        bucket, position = self._layout.places[index]
+        gradient = bucket.parameters[position].grad
+        if gradient is None or gradient.is_sparse:
             raise WorkloadError(
                 f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one; make its "
                 "layer with sparse=False"
             )
         if bucket.arrived[position]:
-            raise WorkloadError(
-                f"wanted one gradient for {self._parameters[index][0]} in a backward pass, got a second "
-                "after the first was sent; use checkpoint(..., use_reentrant=False), or run the layer in one "
-                "checkpoint"
-            )
-        told = self._departures.arrive(index, parameter.grad, bucket.views[position])
+            raise _second(self._parameters[index][0])
+        told = self._departures.arrive(index, gradient, bucket.views[position])
         if told is not None:
             bucket.ready.append(told)
         if not self._order_is_measured:
             self._arrivals.append((told, index))
-        copying_ns = self._accept(bucket, position)
-        self.overhead_ns += time.perf_counter_ns() - begin - copying_ns
+        return self._accept(bucket, position)
+
+    def _launch_full(self) -> None:
         while self._next < len(self.buckets) and self.buckets[self._next].num_missing == 0:
             self._launch(self.buckets[self._next], ())
 
@@ -194,9 +232,9 @@ class Reducer:
         while self._next < len(self.buckets):
             bucket = self.buckets[self._next]
             for position, parameter in enumerate(bucket.parameters):
-                # Used by an earlier micro-batch only: its gradient is as good as any.
+                # Nobody listened, or an earlier micro-batch alone used it: its gradient is as good as any.
                 if not bucket.arrived[position] and parameter.grad is not None:
-                    self._accept(bucket, position)
+                    self._take(self._layout.members[bucket.index][position])
             positions = bucket.blank_missing()
             if positions:
                 missing[bucket.index] = positions
@@ -205,14 +243,29 @@ class Reducer:
 
     def _launch(self, bucket: Bucket, missing: Sequence[int]) -> None:
         self._next += 1
-        name = self._all_reduce_names[bucket.index]
+        name = self._layout.all_reduce_names[bucket.index]
         is_last = self._next == len(self.buckets)
         with self._departures.from_where_ready(bucket, is_last=is_last):
             if self._on_device:
-                bucket.store_all()
-            bucket.raise_flags(missing)
-            self._recorder.mark(self._backward_names[bucket.index + 1])
+                bucket.store_all(missing)
+            else:
+                bucket.raise_flags(missing)
+            self._recorder.mark(self._layout.backward_names[bucket.index + 1])
             self._collectives.all_reduce(name, bucket.flat, self._done[bucket.index])
+        if self._skips:
+            self._sent.append(Sent(bucket))
+
+    def _check_sent(self) -> None:
+        """Where not every gradient is listened to, see that none came after its bucket was sent.
+
+        Raises:
+            WorkloadError: one did.
+        """
+        for bucket, sent in zip(self.buckets, self._sent, strict=False):
+            if sent.has_changed():
+                raise _second(f"one of {', '.join(bucket.names)}")
+        if self._skips and not self._is_regular:
+            self._listen_to_each()  # the order changes from step to step
 
     def _broadcast_buffers(self) -> None:
         if not self._buffers.flats:
@@ -245,12 +298,6 @@ class Reducer:
             else:
                 bucket.show(position)
 
-    def _expected_order(self, order: Sequence[str] | None) -> list[int]:
-        index_of = {name: index for index, (name, _) in enumerate(self._parameters)}
-        expected = [index_of[name] for name in order or () if name in index_of]
-        rest = [i for i in reversed(range(len(self._parameters))) if i not in set(expected)]
-        return [*expected, *rest]
-
     def _check_frozen(self) -> None:
         for name, parameter in self._frozen:
             if parameter.requires_grad:
@@ -270,35 +317,30 @@ class Reducer:
         self._order_is_measured = True
         arrived = by_readiness(self._arrivals)
         seen = set(arrived)
-        order = [*arrived, *(i for i in self._order if i not in seen)]
+        order = [*arrived, *(i for i in self._layout.order if i not in seen)]
         agreed = torch.tensor(order, dtype=torch.int64, device=self._world.device)
         dist.broadcast(agreed, src=0)
         order = [int(index) for index in agreed.tolist()]
-        if order != self._order:
-            self._cut(order)
+        if order != list(self._layout.order):
+            self._arrange(order)
+        if self._may_skip:
+            self._listen_to_last()
 
-    def _cut(self, order: list[int]) -> None:
-        self._order = order
-        members = [self._parameters[index] for index in order]
-        sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in members]
-        cuts = cut_buckets(sizes, self._bucket_bytes)
-        self.buckets = tuple(
-            Bucket(number, [members[position] for position in cut])
-            for number, cut in enumerate(cuts)
-        )
-        self._places: dict[int, tuple[Bucket, int]] = {
-            order[place]: (self.buckets[number], position)
-            for number, cut in enumerate(cuts)
-            for position, place in enumerate(cut)
-        }
-        self._views = {i: bucket.views[at] for i, (bucket, at) in self._places.items()}
-        frames = step_frames(
+    def _arrange(self, order: Sequence[int]) -> None:
+        self._layout = arrange(
+            self._parameters,
+            order,
+            self._bucket_bytes,
             workers=self._world.size,
-            num_buckets=len(cuts),
             has_buffers=bool(self._buffers.flats),
         )
-        self._backward_names = [f.name for f in frames if f.name.startswith("backward/")]
-        self._all_reduce_names = [f.name for f in frames if f.name.startswith("all_reduce/")]
         self._done = [self._engine.variable(bucket.names[0]) for bucket in self.buckets]
         self._buffers_done = self._engine.variable("buffers")
         self._next = 0
+
+
+def _second(name: str) -> WorkloadError:
+    return WorkloadError(
+        f"wanted one gradient for {name} in a backward pass, got a second after the first was sent; use "
+        "checkpoint(..., use_reentrant=False), or run the layer in one checkpoint"
+    )

@@ -21,6 +21,7 @@ from ridgeline.simulator.pieces import (
     BucketCut,
     Piece,
     PricedStep,
+    buffer_pieces,
     copy_pieces,
     cut_workload,
 )
@@ -87,6 +88,9 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     )
     notes = list(priced.notes)
     pieces = _held(machine, plan, setting, priced, cuts)
+    if plan.workers > 1:
+        buffers = buffer_pieces(machine, setting, workload.buffer_bytes)
+        pieces["backward/0"] = (*buffers, *pieces["backward/0"])
     if cuts and gradients_come_at_end(plan, setting):
         notes.append(GRADIENTS_AT_END)
     communication_s: dict[str, float] = {}

@@ -6,6 +6,7 @@ Worker 0 writes the message of each case. With `last` the reducer listens to the
 as on GPUs.
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -68,6 +69,46 @@ def late(world: World) -> None:
     train(model, world, lambda: setattr(model, "is_used_twice", True))
 
 
+def outside(world: World) -> None:
+    """The optimizer trains a parameter that the loss holds, not the model."""
+    model = nn.Linear(4, 4)
+    own = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([*model.parameters(), own], 0.1)
+    TrainStep(model, loss_fn, optimizer, Plan(workers=world.size))
+
+
+def replaced(world: World) -> None:
+    """A layer is put in another's place, and the optimizer is told."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def change() -> None:
+        model[1] = nn.Linear(4, 2)
+        optimizer.add_param_group({"params": list(model[1].parameters())})
+
+    train(model, world, change, optimizer)
+
+
+def interrupted(world: World) -> None:
+    """Backward raises once, and the script goes on."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def fail(gradient: Tensor) -> None:
+        raise ArithmeticError("boom")
+
+    def losing(model: nn.Module, batch: Any) -> Tensor:
+        hidden = model[0](batch[0])  # type: ignore[index,operator]
+        if len(batch) > 1:
+            hidden.register_hook(fail)
+        return model[1](hidden).square().mean()  # type: ignore[index,operator]
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with TrainStep(model, losing, optimizer, Plan(workers=world.size)) as step:
+        with contextlib.suppress(ArithmeticError):
+            step((torch.randn(3, 4), torch.zeros(())))
+        step((torch.randn(3, 4),))
+
+
 def unfrozen(world: World) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)
@@ -81,9 +122,14 @@ def other_strides(world: World) -> None:
     train(model, world)
 
 
-def train(model: nn.Module, world: World, change: Callable[[], object] = lambda: None) -> None:
+def train(
+    model: nn.Module,
+    world: World,
+    change: Callable[[], object] = lambda: None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> None:
     """Two steps, and a change between them."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     with TrainStep(model, loss_fn, optimizer, Plan(workers=world.size)) as step:
         shape = (3, 2, 4, 4) if isinstance(model, nn.Conv2d) else (3, 4)
         step((torch.randn(shape),))
@@ -96,7 +142,7 @@ def main() -> None:
         step_module.Reducer = partial(Reducer, listens="last")  # type: ignore[misc,assignment]
     world = World.join(threads=1)
     messages = {}
-    for case in (other_strides, unfrozen, twice, late):
+    for case in (other_strides, unfrozen, twice, late, outside, replaced, interrupted):
         torch.manual_seed(0)
         try:
             case(world)

@@ -143,6 +143,20 @@ def test_what_cannot_be_synchronised_is_refused(listens: str, tmp_path: Path) ->
             "wanted one gradient for layer.bias in a backward pass, got a second after the first was sent; "
             "use checkpoint(..., use_reentrant=False), or run the layer in one checkpoint"
         ),
+        "outside": (
+            "wanted an optimizer of the model's parameters as they were when the step was made, got another "
+            "one of shape (3,) in group 0, which the workers would not exchange; make it part of the model, "
+            "and the step again"
+        ),
+        "replaced": (
+            "wanted an optimizer of the model's parameters as they were when the step was made, got another "
+            "one of shape (2, 4) in group 1, which the workers would not exchange; make it part of the "
+            "model, and the step again"
+        ),
+        "interrupted": (
+            "wanted the last backward pass to have ended, got one that raised while gradients were on their "
+            "way to other workers; make the step again on all workers"
+        ),
         "late": (
             f"wanted one gradient for {late[listens]} in a backward pass, got a second after the first was "
             "sent; use checkpoint(..., use_reentrant=False), or run the layer in one checkpoint"

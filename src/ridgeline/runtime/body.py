@@ -116,6 +116,7 @@ class StepBody:
             recorder.mark("backward")
             loss.backward()
         else:
+            self.reducer.check_covers(self.optimizer.param_groups)
             self.reducer.arm(recorder)
             loss.backward()
             self.reducer.finish()

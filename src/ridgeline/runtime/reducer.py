@@ -13,9 +13,9 @@ folded into the copy (scaling by a power of two is exact), any other number divi
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,7 @@ class Reducer:
     ) -> None:
         self._parameters = tuple((n, p) for n, p in parameters if p.requires_grad)
         self._frozen = tuple((n, p) for n, p in parameters if not p.requires_grad)
+        self._known = {id(parameter) for _, parameter in parameters}
         self._buffers = buffers
         self._world = world
         self._engine = engine
@@ -104,10 +105,15 @@ class Reducer:
         """The next backward's gradients are to be averaged; `recorder` is told of the frames.
 
         Raises:
-            WorkloadError: a parameter requires a gradient now that did not when the reducer was made, or
-                a buffer changed its shape.
+            WorkloadError: a parameter requires a gradient now that did not when the reducer was made, a
+                buffer changed its shape, or the last backward pass did not come to its end.
         """
         self._check_frozen()
+        if self._is_armed:
+            raise WorkloadError(
+                "wanted the last backward pass to have ended, got one that raised while gradients were on "
+                "their way to other workers; make the step again on all workers"
+            )
         self._recorder = recorder
         for bucket in self.buckets:
             bucket.reset()
@@ -297,6 +303,24 @@ class Reducer:
                 parameter.grad = None
             else:
                 bucket.show(position)
+
+    def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """See that all parameters of an optimizer are among those that are synchronised.
+
+        Args:
+            groups: Its `param_groups`.
+
+        Raises:
+            WorkloadError: one is not, so that every worker would train it on its own.
+        """
+        for number, group in enumerate(groups):
+            for parameter in group["params"]:
+                if id(parameter) not in self._known:
+                    raise WorkloadError(
+                        "wanted an optimizer of the model's parameters as they were when the step was made, "
+                        f"got another one of shape {tuple(parameter.shape)} in group {number}, which the "
+                        "workers would not exchange; make it part of the model, and the step again"
+                    )
 
     def _check_frozen(self) -> None:
         for name, parameter in self._frozen:

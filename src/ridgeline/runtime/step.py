@@ -90,6 +90,7 @@ class TrainStep(Closing):
 
     Raises:
         PlanError: the plan asks for what this release or this world does not offer.
+        WorkloadError: there are several workers, and the optimizer has parameters that are not the model's.
     """
 
     def __init__(
@@ -118,6 +119,8 @@ class TrainStep(Closing):
         self.recorder = Recorder(DeviceClock() if on_device else HostClock())
         self._engine = self._make_engine()
         self._reducer = self._make_reducer(order)
+        if self._reducer is not None:
+            self._reducer.check_covers(optimizer.param_groups)
         self._body = StepBody(
             self.model,
             loss_fn,

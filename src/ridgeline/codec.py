@@ -5,6 +5,7 @@ errors, so a misspelt key is never ignored. Nothing here executes what it reads.
 """
 
 import datetime
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -117,8 +118,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader sees the old content or the new, never a part.
 
     Raises:
-        OSError: no room or no permission; the old content is untouched and no temporary file stays.
+        OSError: no room, no permission, or a directory stands there; the old content is untouched and no
+            temporary file stays.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

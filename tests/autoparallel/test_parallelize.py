@@ -314,3 +314,12 @@ def test_the_report_is_a_table_and_a_file(
         assert repr(parallel) == "Parallel(chains, concurrent, cpu)"
         path = parallel.report.save(tmp_path / "report.json")
         assert ParallelReport.load(path) == parallel.report
+
+
+@pytest.mark.parametrize("fn", [lambda a: a, lambda a: None, lambda a: (a, 3)])
+def test_a_function_without_operations(fn: Callable[[Tensor], Any]) -> None:
+    """There is nothing to spread: `auto` runs it as it is, and `parallel` says so."""
+    x = torch.ones(3)
+    assert str(parallelize(fn, (x,))(x)) == str(fn(x))
+    with pytest.raises(PlanError, match="got a function with no independent parts"):
+        parallelize(fn, (x,), mode="parallel")

@@ -234,3 +234,22 @@ def test_report_names_the_damaged_file(run, run_dir: Path) -> None:
 def test_timelines_survive_the_round_trip(run_dir: Path) -> None:
     """What train writes is what verify and report read."""
     assert Timeline.load(run_dir / "measured.json").step_ns == 1_100_000
+
+
+def test_a_directory_is_no_place_for_a_file(run, machine_file, tmp_path) -> None:
+    """The message names the path that was given, and nothing is written beside it."""
+    place = tmp_path / "results"
+    place.mkdir()
+    ran = run("trace", "mlp", "-o", place)
+    assert ran.status == 1
+    assert ran.err.endswith(
+        f"ridgeline: wanted to read or write a file, got: Is a directory ({place}); check path and room\n"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_seeds_have_64_bits(run, tmp_path) -> None:
+    """A larger one is wrong usage."""
+    ran = run("train", "mlp", "--seed", 10**30, "-o", tmp_path / "run")
+    assert ran.status == 2
+    assert f"wanted a number of 64 bits, got {10**30}" in ran.err

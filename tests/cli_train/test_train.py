@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,8 +84,8 @@ def assert_refusals(run_dir: Path, machine_file: Path, capsys: pytest.CaptureFix
     assert main(arguments(run_dir, machine_file, "--resume")) == 1
     last = run_dir / "checkpoints" / "step-0000016"
     assert capsys.readouterr().err == (
-        f"ridgeline: wanted epochs left to train, got all 2 done in {last}; raise --epochs, or run "
-        f"`ridgeline report {run_dir}` to see how it went\n"
+        f"ridgeline: wanted epochs left to train, got all 2 done in {last}; raise --epochs if the "
+        f"schedule of the learning rate allows it, or run `ridgeline report {run_dir}` to see how it went\n"
     )
     request = (run_dir / "request.json").read_bytes()
     for option, value, own in (
@@ -252,3 +253,23 @@ def test_resume_without_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path
         f"ridgeline: wanted a run to resume, got no request.json in {tmp_path}; leave out --resume to start "
         "one there\n"
     )
+
+
+def test_resume_without_a_checkpoint(
+    tmp_path: Path, machine_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is not complete is not passed over; where none was begun the run starts again and says so."""
+    run_dir = tmp_path / "run"
+    assert main(arguments(run_dir, machine_file, "--epochs", "1")) == 0
+    checkpoints = run_dir / "checkpoints"
+    (checkpoints / "step-0000008" / "manifest.json").unlink()
+    capsys.readouterr()
+    assert main(arguments(run_dir, machine_file, "--resume", "--epochs", "2")) == 1
+    assert capsys.readouterr().err == (
+        "ridgeline: wanted a complete checkpoint to go on from, got only step-0000008 without manifest.json "
+        f"in {checkpoints}; start again in another run directory\n"
+    )
+    shutil.rmtree(checkpoints)
+    assert main(arguments(run_dir, machine_file, "--resume", "--epochs", "1")) == 0
+    wanted = f"no checkpoint was written in {run_dir}: starting from the beginning\n"
+    assert capsys.readouterr().err.startswith(wanted)

@@ -1,5 +1,6 @@
 """Cancelling, deleting, pushing from tasks, bounds, batches, lanes, statistics."""
 
+import gc
 import threading
 import weakref
 from typing import Any
@@ -223,3 +224,21 @@ def test_statistics_count_what_became_of_the_tasks() -> None:
     assert repr(statistics).startswith(
         "EngineStatistics(3 pushed, 1 done, 1 failed, 1 skipped; at most "
     )
+
+
+def test_a_dropped_engine_finishes_and_ends_its_threads() -> None:
+    """Nobody has to close it: what was pushed runs, and then no thread is left."""
+    before = set(threading.enumerate())
+    done: list[int] = []
+    may_go = threading.Event()
+    engine = Engine()
+    engine.push(lambda: may_go.wait(30) and None, lane="loader")
+    engine.push(lambda: done.append(1), lane="loader")
+    engine.push(lambda: None, lane="disk")
+    del engine
+    gc.collect()
+    may_go.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+    assert done == [1]
+    assert set(threading.enumerate()) == before

@@ -1,6 +1,7 @@
 """Feeding: the loader's batches, in order, errors where they happen, nothing left running."""
 
 import gc
+import itertools
 import os
 import threading
 import weakref
@@ -280,3 +281,22 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         PlanError, match=r"wanted a CUDA device that torch can use for feed\(\.\.\.\), got cuda"
     ):
         feed([], "cuda")
+
+
+def test_threads_that_share_a_feed_share_its_batches() -> None:
+    """Every batch goes to one of them, and each gets its own in order."""
+    batches = feed(range(400), "cpu", 3)
+    taken: list[list[int]] = [[] for _ in range(4)]
+    together = threading.Barrier(4)
+
+    def take(mine: list[int]) -> None:
+        together.wait()
+        mine.extend(batches)
+
+    threads = [threading.Thread(target=take, args=(mine,)) for mine in taken]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(itertools.chain(*taken)) == list(range(400))
+    assert all(mine == sorted(mine) for mine in taken)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import loop_tasks
 import msgspec
@@ -9,13 +10,14 @@ import pytest
 import torch
 from loop_tasks import Ask, Told
 
-from ridgeline.errors import PlanError
+from ridgeline.errors import PlanError, TaskError
 from ridgeline.plan import Plan
 from ridgeline.probe.group import run_in_group
 from ridgeline.runtime import checkpoint
 from ridgeline.runtime.loop import train
 from ridgeline.runtime.progress import Progress
 from ridgeline.runtime.sampler import Sampler
+from ridgeline.runtime.task import Task
 from ridgeline.runtime.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -167,3 +169,67 @@ def test_plan_for_another_world_is_refused(tmp_path: Path) -> None:
         PlanError, match="wanted a world of workers=2 as in the plan, got 1 processes"
     ):
         train(loop_tasks.task(), Plan(workers=2), ALONE, run_dir=tmp_path, epochs=1)
+
+
+def with_scheduler(make: Any) -> Task:
+    made = loop_tasks.task()
+    fields = {name: getattr(made, name) for name in made.__dataclass_fields__}
+    return Task(**{**fields, "scheduler": make})
+
+
+def one_cycle(optimizer: Any, steps: int) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
+
+
+def warm_up(optimizer: Any, steps: int) -> Any:
+    parts = [
+        torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3),
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps),
+    ]
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [(None, "T_max"), (one_cycle, "_schedule_phases, total_steps"), (warm_up, "_schedulers")],
+)
+def test_a_schedule_is_not_stretched(make: Any, named: str, tmp_path: Path) -> None:
+    """A schedule planned for one length does not go on silently in a run of another."""
+    task = loop_tasks.task() if make is None else with_scheduler(make)
+    train(task, Plan(), ALONE, run_dir=tmp_path, epochs=1)
+    with pytest.raises(checkpoint.CheckpointError) as caught:
+        train(task, Plan(), ALONE, run_dir=tmp_path, epochs=3, resume=True)
+    assert str(caught.value) == (
+        "wanted a run of 6 steps, for which its schedule was planned, got one of 18 "
+        f"({named} would differ) in {tmp_path}/checkpoints/step-0000006; go on with the epochs of that run, "
+        "or train into another run directory"
+    )
+
+
+def test_a_schedule_without_a_length_goes_on(tmp_path: Path) -> None:
+    """Steps of equal factors do not depend on how long the run is."""
+    task = with_scheduler(lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 4))
+    whole = train(task, Plan(), ALONE, run_dir=tmp_path / "whole", epochs=2).history
+    train(task, Plan(), ALONE, run_dir=tmp_path / "parts", epochs=1)
+    parts = train(task, Plan(), ALONE, run_dir=tmp_path / "parts", epochs=2, resume=True).history
+    assert [point.loss for point in parts.steps] == [point.loss for point in whole.steps]
+
+
+def test_a_scheduler_does_not_come_or_go(tmp_path: Path) -> None:
+    """A task that got a scheduler since, or lost it, is another one."""
+    train(loop_tasks.task(), Plan(), ALONE, run_dir=tmp_path, epochs=1)
+    with pytest.raises(
+        checkpoint.CheckpointError, match="got no scheduler where the run had one in"
+    ):
+        train(with_scheduler(None), Plan(), ALONE, run_dir=tmp_path, epochs=2, resume=True)
+
+
+def test_a_scheduler_that_needs_metrics_is_refused(tmp_path: Path) -> None:
+    """It is stepped after every training step, when there is none."""
+    task = with_scheduler(
+        lambda optimizer, _: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    )
+    with pytest.raises(
+        TaskError, match=r"got ReduceLROnPlateau in task tiny, whose step\(\) needs metrics"
+    ):
+        train(task, Plan(), ALONE, run_dir=tmp_path, epochs=1)

@@ -248,3 +248,9 @@ def test_fields_are_checked(tmp_path: Path, old: str, new: str, message: str) ->
     path = working(tmp_path)
     path.write_text(path.read_text().replace(old, new))
     refused(path, message.format(path=path))
+
+
+def test_a_file_that_leaves_the_interpreter(tmp_path: Path) -> None:
+    """`sys.exit` in a task file is a mistake like any other, not the end of the command."""
+    path = write(tmp_path, "import sys\n\nsys.exit(5)\n")
+    refused(path, f"wanted a task from {path}, got SystemExit: 5 at {path}:3; mend the file")

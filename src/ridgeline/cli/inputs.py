@@ -22,6 +22,14 @@ def positive(text: str) -> int:
     return value
 
 
+def seed(text: str) -> int:
+    """A whole number that generators can be seeded with, for argparse."""
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"wanted a number of 64 bits, got {value}")
+    return value
+
+
 def fraction(text: str) -> float:
     """A number above 0, for argparse."""
     value = float(text)

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.cli import run_directory
-from ridgeline.cli.decision import TRIES, Decision, Wishes
+from ridgeline.cli.decision import TRIES, Decision, Say, Wishes
 from ridgeline.cli.worker import Job, TrainRequest
 from ridgeline.codec import Value
 from ridgeline.errors import CheckpointError, RidgelineError
@@ -43,8 +43,12 @@ class Order(Value, frozen=True, kw_only=True):
         )
 
 
-def order_from(args: argparse.Namespace) -> Order:
+def order_from(args: argparse.Namespace, say: Say) -> Order:
     """The arguments; a resumed run keeps its own wherever one was left out.
+
+    Args:
+        args: Of `ridgeline train`.
+        say: Told when there is nothing yet to resume from.
 
     Raises:
         RidgelineError: the run directory is in use, or holds a run of another task.
@@ -69,8 +73,8 @@ def order_from(args: argparse.Namespace) -> Order:
     epochs = args.epochs or (before.epochs if before is not None else EPOCHS)
     seed = before.seed if before is not None else 0
     every = before.checkpoint_every if before is not None else None
-    if args.resume:
-        run_directory.check_unfinished(run_dir, epochs)
+    if args.resume and run_directory.check_unfinished(run_dir, epochs) is None:
+        say(f"no checkpoint was written in {run_dir}: starting from the beginning")
     return Order(
         run_dir=str(run_dir),
         job=job,

@@ -73,20 +73,27 @@ def choose(task: str, given: Path | None, *, resume: bool) -> Path:
 
 
 def check_unfinished(run_dir: Path, epochs: int) -> Path | None:
-    """The checkpoint that a resumed run starts from; None when it starts again from the beginning.
+    """The checkpoint that a resumed run starts from; None where none was begun: it starts again.
 
     Raises:
-        CheckpointError: all epochs are done already.
+        CheckpointError: all epochs are done already, or there are checkpoints but none is complete.
     """
     from ridgeline.runtime import checkpoint  # needs torch
 
-    last = checkpoint.latest(run_dir / checkpoint.DIRECTORY)
+    directory = run_dir / checkpoint.DIRECTORY
+    last = checkpoint.latest(directory)
     if last is None:
+        broken = sorted(path.name for path in directory.glob("step-*"))
+        if broken:
+            raise CheckpointError(
+                f"wanted a complete checkpoint to go on from, got only {', '.join(broken)} without "
+                f"manifest.json in {directory}; start again in another run directory"
+            )
         return None
     done = checkpoint.Manifest.load(last / "manifest.json").position
     if done.epoch >= epochs:
         raise CheckpointError(
-            f"wanted epochs left to train, got all {epochs} done in {last}; raise --epochs, or run "
-            f"`ridgeline report {run_dir}` to see how it went"
+            f"wanted epochs left to train, got all {epochs} done in {last}; raise --epochs if the "
+            f"schedule of the learning rate allows it, or run `ridgeline report {run_dir}` to see how it went"
         )
     return last

@@ -19,7 +19,7 @@ from ridgeline.cli import run_directory
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.decision import Decision, decide
 from ridgeline.cli.drift import with_drift, with_stale_profile
-from ridgeline.cli.inputs import add_machine_argument, add_task_arguments, positive
+from ridgeline.cli.inputs import add_machine_argument, add_task_arguments, positive, seed
 from ridgeline.cli.order import EPOCHS, Order, order_from, wishes_from
 from ridgeline.cli.report import PAGE_NAME, write_report
 from ridgeline.cli.watch import Watch, metric_text
@@ -42,7 +42,7 @@ class Command:
         run.add_argument(
             "--epochs", type=positive, metavar="N", help=f"passes over the data (default {EPOCHS})"
         )
-        run.add_argument("--seed", type=int, metavar="N", help="of everything random (default 0)")
+        run.add_argument("--seed", type=seed, metavar="N", help="of everything random (default 0)")
         run.add_argument(
             "-o",
             "--output",
@@ -78,7 +78,7 @@ class Command:
             return train_in_group(args, output)
         from ridgeline.runtime.launch import check_plan
 
-        order = order_from(args)
+        order = order_from(args, output.progress)
         wishes = wishes_from(args)
         if wishes.plan is not None:
             check_plan(wishes.plan)

@@ -6,6 +6,7 @@ none is left waiting.
 """
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from ridgeline.errors import CheckpointError, NonFiniteError
+from ridgeline.errors import CheckpointError, NonFiniteError, TaskError
 from ridgeline.history import History
 from ridgeline.plan import Plan
 from ridgeline.runtime import checkpoint, random_state, training_state
@@ -80,6 +83,7 @@ def train(
         NonFiniteError: the loss became NaN or infinite; on all workers.
         CheckpointError: a checkpoint could not be written or read; on all workers.
         DataError: the data set is empty.
+        TaskError: the task's scheduler cannot be stepped after every training step.
     """
     run = _Run(task, plan, world, run_dir=run_dir, epochs=epochs, seed=seed)
     run.on_progress = on_progress
@@ -126,10 +130,14 @@ class _Run:
         random_state.seed_all(self.seed)
         model = move(self.task.model(), self.world.device)
         optimizer = self.task.optimizer(model)
-        make = self.task.scheduler
-        scheduler = make(optimizer, self.journal.total_steps) if make is not None else None
+        scheduler = _scheduler(self.task, optimizer, self.journal.total_steps)
         random_state.seed_worker(self.seed, self.world.rank)
-        self.trained = Trained(model=model, optimizer=optimizer, scheduler=scheduler)
+        self.trained = Trained(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            total_steps=self.journal.total_steps,
+        )
         newest = checkpoint.latest(self.directory) if resume and self.world.rank == 0 else None
         found = share_bytes(str(newest or "").encode(), self.world).decode()
         if found:
@@ -272,3 +280,27 @@ class _Run:
             f"{cause}. Last good checkpoint: {last_good or 'none'}; lower the learning rate, clip the "
             "gradients (clip_norm), or mend what is named here"
         )
+
+
+def _scheduler(task: Task, optimizer: Optimizer, steps: int) -> LRScheduler | None:
+    """The task's scheduler.
+
+    Raises:
+        TaskError: it cannot be stepped after every step, without arguments.
+    """
+    if task.scheduler is None:
+        return None
+    scheduler = task.scheduler(optimizer, steps)
+    wanted = [
+        name
+        for name, parameter in inspect.signature(scheduler.step).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    if wanted:
+        raise TaskError(
+            "wanted a scheduler that is stepped after every training step, got "
+            f"{type(scheduler).__name__} in task {task.name}, whose step() needs {', '.join(wanted)}; give "
+            "another, or none"
+        )
+    return scheduler

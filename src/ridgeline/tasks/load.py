@@ -151,14 +151,14 @@ def _guarded(act: Callable[[], Any], path: Path) -> Any:
         return act()
     except RidgelineError:
         raise  # says already what to do
-    except Exception as error:  # a user's program may raise anything; it is chained
+    except (Exception, SystemExit) as error:  # a user's program may raise anything; it is chained
         raise TaskError(
             f"wanted a task from {path}, got {type(error).__name__}: {error} at "
             f"{path}:{_line_in(path, error)}; mend the file"
         ) from error
 
 
-def _line_in(path: Path, error: Exception) -> int:
+def _line_in(path: Path, error: BaseException) -> int:
     """The last line of the file that the exception passed through."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return error.lineno

@@ -3,9 +3,11 @@
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import torch
+from torch import nn
 
 from ridgeline.errors import RidgelineError, TaskError
 from ridgeline.runtime.sampler import fetch, length
@@ -13,6 +15,8 @@ from ridgeline.runtime.step import move
 from ridgeline.runtime.task import Task
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 def step_workload(
@@ -48,7 +52,10 @@ def step_workload(
     wanted = torch.device(device or ("cuda" if has_gpu else "cpu"))
     place = wanted if has_gpu else torch.device("cpu")
     with torch.random.fork_rng(devices=[]), _blamed(task, "model"):
-        model = move(task.model(), place)
+        made = task.model()
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"it returned {type(made).__name__}, which is no torch module")
+        model = move(made, place)
     samples = min(share, length(task.train_data, "training"))
     batch = fetch(task.train_data, torch.arange(samples))
     with _blamed(task, "optimizer"):
@@ -71,11 +78,13 @@ def _blamed(task: Task, part: str) -> Iterator[None]:
         yield
     except RidgelineError:
         raise
-    except Exception as error:  # a user's program may raise anything; it is chained
-        last = traceback.extract_tb(error.__traceback__)[-1]
+    except (Exception, SystemExit) as error:  # a user's program may raise anything; it is chained
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [f for f in frames if not Path(f.filename).is_relative_to(_PACKAGE)]
+        where = f" (at {theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
         raise TaskError(
-            f"wanted {part} of task {task.name} to work, got {type(error).__name__}: {error} (at "
-            f"{last.filename}:{last.lineno}); mend the task"
+            f"wanted {part} of task {task.name} to work, got {type(error).__name__}: {error}{where}; mend "
+            "the task"
         ) from error
 
 

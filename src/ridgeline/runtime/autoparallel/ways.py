@@ -147,7 +147,7 @@ def _on_threads(program: Program, costs: Sequence[NodeCost], lanes: int) -> Offe
 
     def way(name: str, schedule: Schedule) -> Way:
         predicted = run_schedule(costs, schedule, sync_s=sync_s).makespan
-        if schedule.num_lanes == 1:
+        if schedule.num_lanes <= 1:  # none where the program has no operations
             return Way(name, schedule, predicted, lambda: program.run)
         own = max(1, threads // schedule.num_lanes)
         return Way(name, schedule, predicted, lambda: ThreadProgram(program, schedule, threads=own))

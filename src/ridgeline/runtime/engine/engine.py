@@ -5,6 +5,8 @@ runs side by side on different lanes.
 """
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +26,8 @@ class Engine:
     """Runs tasks on lanes in an order that respects the variables they read and write.
 
     A lane is a kind of `timeline.LANES`, or one of several of a kind: `copy-in:1`. `host` and
-    `compute` run in the pushing thread; every other lane is a thread of its own.
+    `compute` run in the pushing thread; every other lane is a thread of its own, which ends with `close` or,
+    where nobody calls it, when the engine is no longer referred to and its tasks are done.
 
     Args:
         max_pending: Tasks that may be unfinished; a further push blocks. Keeps a fast producer from
@@ -66,6 +69,9 @@ class Engine:
             lanes=lanes or {},
             serial=serial,
         )
+        # Threads know the scheduler, not the engine, so one that is dropped can be told from one in use.
+        self._ending = weakref.finalize(self, _end_behind, self._scheduler)
+        self._ending.atexit = False  # type: ignore[attr-defined]
 
     def variable(self, name: str = "") -> Variable:
         """A new variable; the name serves messages and reports."""
@@ -270,6 +276,7 @@ class Engine:
         Raises:
             EngineError: a task failed and nobody has been told yet; or called by a task.
         """
+        self._ending.detach()
         self._scheduler.shut()
         if not self._scheduler.process.is_forked:
             self._tell_untold()
@@ -287,6 +294,7 @@ class Engine:
         if error is None:
             self.close()
         else:
+            self._ending.detach()
             self._scheduler.shut()
 
     def _push_control(self, variable: Variable, name: str, action: Callable[[], None]) -> None:
@@ -299,6 +307,12 @@ class Engine:
             untold = self._scheduler.failures.take_untold()
         if untold:
             failures.tell(untold[0], others=len(untold) - 1)
+
+
+def _end_behind(scheduler: Scheduler) -> None:
+    """Let a dropped engine finish what is pending and end its threads, without holding up who dropped it."""
+    if scheduler.has_threads:
+        threading.Thread(target=scheduler.shut, name="ridgeline-ending", daemon=True).start()
 
 
 def _delete(variable: Variable) -> None:

@@ -17,6 +17,7 @@ from ridgeline.runtime.engine.lanes import Finish, LaneRunner
 from ridgeline.runtime.engine.pacing import Pacing
 from ridgeline.runtime.engine.process import Process
 from ridgeline.runtime.engine.task import Task, here
+from ridgeline.runtime.engine.threads import ThreadLane
 from ridgeline.runtime.engine.variable import Variable
 
 SPANS_KEPT = 100_000
@@ -167,6 +168,13 @@ class Scheduler:
         self.drain()
         for record in list(self.lanes.records.values()):
             record.runner.close()
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether this process has threads of its lanes, which somebody has to end."""
+        return not self.process.is_forked and any(
+            isinstance(record.runner, ThreadLane) for record in list(self.lanes.records.values())
+        )
 
     def is_inside(self) -> bool:
         """The caller is a task of this engine."""

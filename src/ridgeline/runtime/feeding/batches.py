@@ -95,6 +95,7 @@ class Feed(Stream):
         *,
         fixed_addresses: bool = False,
     ) -> None:
+        super().__init__()
         num_slots = depth if fixed_addresses else depth + 2
         self._device = device
         self._depth = depth
@@ -120,7 +121,7 @@ class Feed(Stream):
         self._compute_s = 0.0
         self._handed_s: float | None = None
 
-    def __next__(self) -> Any:
+    def _next(self) -> Any:
         """The next batch; see `feed` for how long it is valid and what may be raised."""
         if self._is_over:
             raise StopIteration

@@ -53,6 +53,7 @@ class ToHost(Stream):
     """Results in host memory, in order; made by `rl.to_host`."""
 
     def __init__(self, tensors: Iterable[Any], depth: int, channel: Channel | None = None) -> None:
+        super().__init__()
         self._iterator = iter(tensors)
         self._depth = depth
         self._channel = channel
@@ -66,7 +67,7 @@ class ToHost(Stream):
         self._results = self._num_bytes = self._num_given_away = 0
         self._making_s = self._waited_s = 0.0
 
-    def __next__(self) -> Any:
+    def _next(self) -> Any:
         """The next result on the host; see `to_host` for what may be raised."""
         if self._is_over:
             raise StopIteration

@@ -1,6 +1,7 @@
 """What `Feed` and `ToHost` have in common: an iterator that is closed when it is over."""
 
 import abc
+import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -9,7 +10,27 @@ from ridgeline.runtime.feeding.slots import Slot
 
 
 class Stream(Closing, Iterator[Any]):
-    """Nests in order, and a context manager; what ends the iteration closes it."""
+    """Nests in order, and a context manager; what ends the iteration closes it.
+
+    Several threads may ask in turn: each nest goes to one of them.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.RLock()
+
+    def __next__(self) -> Any:
+        """The next nest.
+
+        Raises:
+            StopIteration: there is none.
+            Exception: whatever the source raised.
+        """
+        with self._turn:
+            return self._next()
+
+    @abc.abstractmethod
+    def _next(self) -> Any:
+        """The next nest; called by one thread at a time."""
 
     @abc.abstractmethod
     def close(self) -> None:

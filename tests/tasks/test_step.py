@@ -55,6 +55,11 @@ def test_fewer_samples_than_workers_are_refused() -> None:
             r"wanted model of task mlp to work, got RuntimeError",
         ),
         (
+            "model",
+            lambda: None,
+            r"got TypeError: it returned NoneType, which is no torch module; mend the task$",
+        ),
+        (
             "loss_fn",
             lambda model, batch: {}["loss"],
             r"got KeyError: 'loss' \(at .*test_step.py:\d+\); mend",
@@ -68,3 +73,11 @@ def test_what_the_task_raises_names_its_part(
     task = dataclasses.replace(load_task("mlp"), **{part: made})
     with pytest.raises(TaskError, match=message):
         step_workload(task, device="cpu")
+
+
+def test_a_batch_of_more_than_there_is_is_noted() -> None:
+    """Training would take what there is; the description says so."""
+    workload = step_workload(load_task("mlp", batch_size=1 << 20), device="cpu")
+    note = f"the data has {workload.samples} samples, so that a batch of {1 << 20} is one of {workload.samples}"
+    assert note in workload.notes
+    assert not any("samples" in n for n in step_workload(load_task("mlp"), device="cpu").notes)

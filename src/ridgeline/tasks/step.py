@@ -68,6 +68,9 @@ def step_workload(
         workload = trace(
             model, task.loss_fn, optimizer, batch, name=task.name, precisions=precisions
         )
+    if samples < share:
+        note = f"the data has {samples} samples, so that a batch of {share} is one of {samples}"
+        workload = msgspec.structs.replace(workload, notes=(*workload.notes, note))
     return workload if wanted == place else _as_on_gpu(workload)
 
 

@@ -48,7 +48,8 @@ def feed(
             when its turn comes is left to its holder and replaced.
 
     Returns:
-        An iterator of batches, which is a context manager and has `close()` and `report()`. On the CPU
+        An iterator of batches, for one pass (make a feed in every epoch), which is a context manager and has
+        `close()` and `report()`. On the CPU
         the batches are those of the loader, not copies, unless addresses are fixed. Tensors on other
         devices, sparse ones, subclasses and those that require gradients are copied when handed over.
 

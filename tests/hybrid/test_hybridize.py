@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import BatchError, CaptureError, PlanError
 from ridgeline.plan import Execution
+from ridgeline.runtime.hybrid.calls.dispatch import REPLACED
 from ridgeline.runtime.hybrid.calls.search import search
 from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.hybridize import Hybrid, hybridize
@@ -151,7 +152,7 @@ def test_replaced_weights_are_captured_again(mode: Execution) -> None:
         module[0].weight.data = module[0].weight.data * 3  # type: ignore[union-attr]
         same(hybrid, module, x)
         assert hybrid.report.counters["rebuilds"] == 2
-        assert "parameters were replaced after the capture: captured again" in hybrid.report.notes
+        assert REPLACED in hybrid.report.notes
 
 
 def test_the_memory_layout_of_an_argument_does_not_matter(

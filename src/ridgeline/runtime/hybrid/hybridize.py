@@ -37,8 +37,10 @@ def hybridize(
 
     Before a mode is used its results are compared with the callable's own over several calls with changed
     inputs, parameters and random state. Parameters are read by reference: updates in place are seen at once,
-    and replaced parameters (`load_state_dict(assign=True)`, `.to(...)`) lead to a new capture. So do Python
-    values that the code reads, such as `training` or `self.scale`.
+    and replaced parameters (`load_state_dict(assign=True)`, `.to(...)`), modules and hooks lead to a new
+    capture. So do Python values that the code reads, such as `training` or `self.scale`, also inside lists,
+    tuples and dictionaries: up to 512 elements, more are noted in the report. Not noticed are changes inside
+    other objects (a NumPy array), of attributes of classes, of methods, and of what the code writes itself.
 
     Args:
         fn_or_module: What to call; positional arguments, any nest of tensors and constants in and out.
@@ -53,7 +55,8 @@ def hybridize(
 
     Raises:
         PlanError: the mode is not offered on the device, or an argument is out of range.
-        CaptureError: the mode asked for cannot capture the program (in `auto`: its row says so).
+        CaptureError: the mode asked for cannot capture the program (in `auto`: its row says so), or
+            parameters have no shapes yet.
         EquivalenceError: the mode asked for gave other results; names the difference.
         PackageError: the mode asked for is `packaged`, and the program could not be packaged.
 
@@ -180,16 +183,17 @@ def _asked_for(dispatch: Dispatch, mode: Execution, calls: int | None) -> Hybrid
 
 
 def _searched(dispatch: Dispatch, calls: int | None, budget_s: float) -> Hybrid:
-    found = search(
-        dispatch.fn,
-        dispatch.eager,
-        dispatch.args,
-        dispatch.state,
-        dispatch.device,
-        calls=calls,
-        budget_s=budget_s,
-        static_io=dispatch.static_io,
-    )
+    with dispatch.running_code():
+        found = search(
+            dispatch.fn,
+            dispatch.eager,
+            dispatch.args,
+            dispatch.state,
+            dispatch.device,
+            calls=calls,
+            budget_s=budget_s,
+            static_io=dispatch.static_io,
+        )
     dispatch.mode = found.decision.mode
     entry = found.entry
     if entry is None and dispatch.static_io:

@@ -4,7 +4,8 @@
 may fit after all (another memory layout), be worth a capture of its own, or run eagerly, counted and noted.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from ridgeline.runtime.hybrid.calls.state import CallState
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
 OTHER_KIND = "calls with arguments of another structure or dtype than the example ran eagerly"
 SPECIAL = "calls with subclasses of Tensor ran eagerly"
-REPLACED = "parameters were replaced after the capture: captured again"
+REPLACED = "parameters, modules, hooks or objects were replaced after the capture: captured again"
 
 
 class Captured(NamedTuple):
@@ -65,7 +66,7 @@ class Dispatch:
         self._max_shapes = max_shapes
         self._captured: dict[Any, Captured | None] = {}
         self._kind = _kind(args)
-        self._addresses = self.state.addresses()
+        self._references = self.state.references()
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -78,15 +79,30 @@ class Dispatch:
         Raises:
             CaptureError, PackageError: see `Entry`.
         """
-        return Entry(self.mode, self.fn, args, self.state, self.device, static_io=self.static_io)
+        with self.running_code():
+            return Entry(
+                self.mode, self.fn, args, self.state, self.device, static_io=self.static_io
+            )
+
+    @contextlib.contextmanager
+    def running_code(self) -> Iterator[None]:
+        """What the function's own code changes in here, a cache say, is no reason to capture again."""
+        before = self.state.contents()
+        try:
+            yield
+        finally:
+            if self.state.forget_written(before):
+                self._drop()
+                self._references = self.state.references()
+                self._link()
 
     def use(self, entry: Entry | None, args: tuple[Any, ...]) -> None:
         """Send calls with such arguments to the program (None: only to the program as written)."""
         if entry is not None:
             self.counters["shapes"] += 1
-            for note in entry.notes:
+            for note in (*entry.notes, *self.state.notes):
                 self._note(note)
-            self._addresses = self.state.addresses()
+            self._references = self.state.references()
             self._captured[self._key(args)] = Captured(
                 entry, args, self.state.watch(), torch.is_autocast_enabled(self.device.type)
             )
@@ -117,20 +133,28 @@ class Dispatch:
         if torch.is_grad_enabled() and _requires_gradients(inputs):
             self._count_eager(GRADIENTS)
             return self.fn(*inputs)
-        if self.state.addresses() != self._addresses:
+        if not self.state.refers_to(self._references):
             self._renew()
-        if any(map(_is_special, pytree.tree_leaves(inputs))):
-            self._count_eager(SPECIAL)
-            return self.eager(*inputs)
-        key = self._key(inputs)
-        if key not in self._captured and not self._capture(key, inputs):
-            return self.eager(*inputs)
-        item = self._captured[key]
+        item = self._captured_for(inputs)
         if item is None:
-            self.counters["eager_calls"] += 1
-            return self.eager(*inputs)
+            with self.running_code():
+                return self.eager(*inputs)
         _check_devices(item.args, inputs)
         return item.entry.run(*inputs)
+
+    def _captured_for(self, inputs: tuple[Any, ...]) -> Captured | None:
+        """The captured program for such arguments, made now if need be; None for an eager call."""
+        if any(map(_is_special, pytree.tree_leaves(inputs))):
+            self._count_eager(SPECIAL)
+            return None
+        key = self._key(inputs)
+        if key not in self._captured and not self._capture(key, inputs):
+            return None
+        # A capture whose code changed what it reads stands under the key of what it left.
+        item = self._captured.get(key) or self._captured.get(self._key(inputs))
+        if item is None:
+            self.counters["eager_calls"] += 1
+        return item
 
     def _capture(self, key: Any, inputs: tuple[Any, ...]) -> bool:
         """Capture a further signature; False if this call has to run eagerly instead."""
@@ -164,12 +188,12 @@ class Dispatch:
         return True
 
     def _renew(self) -> None:
-        """Forget what was captured around parameters that are no longer the callable's."""
+        """Forget what was captured around parameters, modules or hooks that are no longer the callable's."""
         self.counters["rebuilds"] += 1
         self._note(REPLACED)
         self._drop()
         self.state = CallState(self.fn)
-        self._addresses = self.state.addresses()
+        self._references = self.state.references()
         self._link()
 
     def _drop(self) -> None:
@@ -181,7 +205,7 @@ class Dispatch:
     def _key(self, inputs: tuple[Any, ...]) -> Any:
         kind = self.device.type
         casting = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        return signature(inputs), self.state.values(), casting
+        return signature(inputs), self.state.typed_values(), casting
 
     def _count_eager(self, note: str) -> None:
         self.counters["eager_calls"] += 1

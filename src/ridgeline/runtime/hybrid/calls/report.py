@@ -33,7 +33,7 @@ class HybridReport(Noun, frozen=True, kw_only=True):
 
     `budget_s` bounds the search of `mode="auto"`. `counters` are those of the calls so far:
     `eager_calls` that did not fit the captured program, `shapes` captured, and `rebuilds` after
-    parameters were replaced.
+    parameters, modules, hooks or objects were replaced.
     """
 
     kind: ClassVar[str] = "hybrid-report"

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.calls.equivalence import check_results
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.lifted_constants import lift_constants
 
@@ -94,6 +95,7 @@ class TracedFunction:
             result = torch.func.functional_call(self._fn, named, args)
         else:
             result = self._fn(*args)
+        check_results(result)
         leaves, self._result_structure = pytree.tree_flatten(result)
         self._result_leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]

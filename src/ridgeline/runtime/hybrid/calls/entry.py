@@ -8,13 +8,20 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import BatchError
+from ridgeline.errors import BatchError, CaptureError
 from ridgeline.execution import MODES, Form
 from ridgeline.plan import Execution
 from ridgeline.runtime.batch import signature
-from ridgeline.runtime.hybrid.calls.equivalence import Comparison, compare_calls
-from ridgeline.runtime.hybrid.calls.forms import CallableForm, make_form
+from ridgeline.runtime.hybrid.calls.equivalence import Comparison, check_results, compare_calls
+from ridgeline.runtime.hybrid.calls.forms import (
+    CallableForm,
+    brief,
+    make_form,
+    name_of,
+    without_gradients,
+)
 from ridgeline.runtime.hybrid.calls.state import CallState, preserved
+from ridgeline.runtime.hybrid.inductor import FAILURES
 
 
 class Entry:
@@ -58,12 +65,14 @@ class Entry:
         begin = time.perf_counter()
         with preserved(state.tensors()):
             self.notes = _inspected(fn, args, device) if is_replayed else ()
+            if mode != "eager" and self._form_name not in forms:
+                check_results(without_gradients(fn)(*args))
             if self._form_name not in forms:
                 forms[self._form_name] = make_form(self._form_name, fn, args)
             self.form = forms[self._form_name]
             self.notes += self.form.notes
             self._replay(args, static_io) if is_replayed else self._direct(args, static_io)
-            self.run(*args)
+            self._run_first(fn)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         self.compile_s = time.perf_counter() - begin
@@ -101,6 +110,15 @@ class Entry:
         for target, source in zip(static, given, strict=True):
             if isinstance(target, Tensor):
                 target.copy_(source)
+
+    def _run_first(self, fn: Callable[..., Any]) -> None:
+        """The first call, in which a program can still turn out to be beyond its mode."""
+        try:
+            self.run(*self._args)
+        except (*FAILURES, torch.jit.Error) as error:
+            raise CaptureError(
+                f"wanted {name_of(fn)} to run in mode {self.mode!r}, got {brief(error)}; use another mode"
+            ) from error
 
     def _direct(self, args: tuple[Any, ...], static_io: bool) -> None:
         self.close_graph: Callable[[], None] = _nothing

@@ -5,7 +5,9 @@ host, a weight. So several calls are made both ways, from the same state and the
 inputs and parameters are changed between calls; results and changed buffers must agree.
 """
 
+import enum
 import math
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +31,10 @@ TOLERANCES = {
 an order of magnitude below; inputs and parameters are varied by 6 % and more, far above. The coarsest
 floating dtype among inputs, tensors read and results decides; other dtypes must be equal."""
 TF32_TOLERANCE = 5e-3
+CONSTANTS = (
+    bool, int, float, complex, str, bytes, types.NoneType, enum.Enum, torch.dtype, torch.device, torch.Size,
+)  # fmt: skip
+"""What may stand among results besides tensors: it never changes, and `==` compares it."""
 NUM_CALLS = 4
 LOW, HIGH = 1.0625, 1.25
 """Parameters are multiplied by factors that go from HIGH to LOW over their elements: neither their sums nor
@@ -96,6 +102,21 @@ def compare_calls(
     return worst
 
 
+def check_results(result: Any) -> None:
+    """Refuse results that a captured program cannot make anew, nor anyone compare.
+
+    Raises:
+        CaptureError: a part is neither a tensor nor a constant that cannot change.
+    """
+    for leaf in pytree.tree_leaves(result):
+        if not isinstance(leaf, (Tensor, *CONSTANTS)):
+            raise CaptureError(
+                f"wanted results in tuples, lists and dictionaries of tensors, numbers and texts, got a "
+                f"{type(leaf).__name__} among them; return such a nest, register the class with "
+                "torch.utils._pytree.register_dataclass, or use mode='eager'"
+            )
+
+
 def _outcome(
     run: Callable[..., Any], args: tuple[Any, ...], saved: SavedState, index: int
 ) -> tuple[Any, list[Tensor]]:
@@ -160,7 +181,8 @@ def largest_difference(expected: Any, got: Any) -> tuple[float, str]:
 
 def _difference(expected: Any, got: Any) -> float:
     if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
-        return 0.0 if type(expected) is type(got) and expected == got else math.inf
+        is_constant = type(expected) is type(got) and isinstance(expected, CONSTANTS)
+        return 0.0 if is_constant and expected == got else math.inf
     if (expected.shape, expected.dtype, expected.device) != (got.shape, got.dtype, got.device):
         return math.inf
     if expected.numel() == 0:

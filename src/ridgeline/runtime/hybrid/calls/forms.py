@@ -92,8 +92,9 @@ def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         warnings.simplefilter("ignore", UserWarning)
         try:
             program = torch.jit.script(fn)
-        except (*FAILURES, OSError, FrontendError) as error:
-            notes = (f"script: traced, since TorchScript cannot read the source ({_brief(error)})",)
+            getattr(program, "forward", program)(*args)  # some sources are refused only as they run
+        except (*FAILURES, OSError, FrontendError, torch.jit.Error) as error:
+            notes = (f"script: traced, since TorchScript cannot read the source ({brief(error)})",)
             program = _trace(fn, args)
     # A scripted module's own method skips what `Module.__call__` does for hooks.
     method: Callable[..., Any] = getattr(program, "forward", program)
@@ -107,7 +108,7 @@ def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
             traced = torch.jit.trace(fn, args, check_trace=False)
         except FAILURES as error:
             raise CaptureError(
-                f"wanted TorchScript of {name_of(fn)}, got {_brief(error)}; use another mode"
+                f"wanted TorchScript of {name_of(fn)}, got {brief(error)}; use another mode"
             ) from error
     baked = [w for w in caught if issubclass(w.category, torch.jit.TracerWarning)]
     if baked:
@@ -130,7 +131,7 @@ def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         call(*args)
     except FAILURES as error:
         raise CaptureError(
-            f"wanted {name_of(fn)} compiled, got {_brief(error)}; {note}; use another mode"
+            f"wanted {name_of(fn)} compiled, got {brief(error)}; {note}; use another mode"
         ) from error
     return CallableForm(call, needs_layout=True, notes=(note,))
 
@@ -154,7 +155,7 @@ def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         except FAILURES as error:
             active.close()
             raise CaptureError(
-                f"wanted the blocks of {name_of(fn)} compiled, got {_brief(error)}; use another mode"
+                f"wanted the blocks of {name_of(fn)} compiled, got {brief(error)}; use another mode"
             ) from error
     return CallableForm(call, notes=(regions.note,), close=active.close)
 
@@ -179,7 +180,7 @@ def shared_copy(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module, memo)
     except FAILURES as error:
         raise CaptureError(
-            f"wanted a copy of {name_of(module)} to compile its blocks, got {_brief(error)}; use mode "
+            f"wanted a copy of {name_of(module)} to compile its blocks, got {brief(error)}; use mode "
             "'compiled'"
         ) from error
 
@@ -189,6 +190,7 @@ def name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or type(fn).__name__
 
 
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
+    """Kind and first line of an error."""
     line = next(iter(str(error).strip().splitlines()), "no message")
     return f"{type(error).__name__}: {line}"

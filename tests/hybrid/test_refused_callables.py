@@ -1,0 +1,71 @@
+"""What `rl.hybridize` cannot take is refused by a message of ours, and `auto` goes on without it."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.calls import entry
+from ridgeline.runtime.hybrid.calls.equivalence import largest_difference
+from ridgeline.runtime.hybrid.calls.forms import CallableForm
+from ridgeline.runtime.hybrid.hybridize import hybridize
+
+
+def test_parametrized_models_fall_back_to_a_trace() -> None:
+    """TorchScript refuses parametrizations only as they run: traced then, and refused by name if not."""
+    model, x = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), torch.randn(2, 4)
+    with hybridize(model, x, budget_s=4.0) as hybrid:
+        torch.testing.assert_close(hybrid(x), model(x).detach())
+        row = hybrid.report.row("script")
+        assert row is not None
+        assert row.reason.startswith(
+            "script: traced, since TorchScript cannot read the source (Error: "
+        )
+
+
+def test_a_mode_that_fails_in_its_first_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever torch raises there is an error of ours that names the mode."""
+
+    def fails(*_: Any) -> Any:
+        raise torch.jit.Error("no such thing")
+
+    monkeypatch.setattr(entry, "make_form", lambda *_: CallableForm(fails))
+    with pytest.raises(
+        CaptureError, match="wanted Linear to run in mode 'script', got Error: no such"
+    ):
+        hybridize(nn.Linear(4, 4), torch.randn(2, 4), "script")
+    with hybridize(nn.Linear(4, 4), torch.randn(2, 4), budget_s=4.0) as hybrid:
+        row = hybrid.report.row("script")
+        assert row is not None
+        assert row.status == "refused"
+
+
+@dataclasses.dataclass
+class Output:
+    logits: Tensor
+
+
+def test_results_that_cannot_be_compared_are_refused() -> None:
+    """A dataclass would keep the tensors of the capture: refused by name, and eager in `auto`."""
+    layer = nn.Linear(4, 4)
+    fn = lambda x: Output(layer(x))  # noqa: E731 - what it returns is the subject
+    x = torch.randn(2, 4)
+    for mode in ("script", "compiled", "packaged"):
+        with pytest.raises(CaptureError, match="got a Output among them"):
+            hybridize(fn, x, mode)
+    with hybridize(fn, x) as hybrid:
+        assert hybrid.mode == "eager"
+        torch.testing.assert_close(hybrid(x).logits, layer(x).detach())
+    both = Output(x)
+    assert largest_difference(both, both)[0] == float("inf")
+
+
+def test_a_model_without_shapes_is_refused() -> None:
+    """Lazy parameters have no data to watch: the message says what to do."""
+    with pytest.raises(
+        CaptureError, match=r"got 'weight' of a LazyLinear that has none yet; call the"
+    ):
+        hybridize(nn.LazyLinear(3), torch.randn(2, 4))

@@ -217,6 +217,17 @@ def test_bus_bandwidth_factors(operation: str, factor: float) -> None:
     assert laws.bus_bandwidth_factor(operation, 1) == 0.0
 
 
+@given(st.text() | st.sampled_from(("allreduce", "all_reduce_", "ALL_REDUCE")), counts)
+def test_unknown_collectives_have_no_factor(operation: str, workers: int) -> None:
+    """A misspelt operation is refused, whatever the number of workers."""
+    with pytest.raises(LawError) as error:
+        laws.bus_bandwidth_factor(operation, workers)
+    assert str(error.value) == (
+        "wanted an operation out of all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce, "
+        f"got {operation!r}; name one of them"
+    )
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -5,8 +5,9 @@
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
+from ridgeline.errors import LawError
 from ridgeline.laws.arguments import check
 
 CollectiveOperation = Literal[
@@ -27,7 +28,7 @@ def bus_bandwidth_factor(operation: CollectiveOperation, workers: int) -> float:
         workers: Number of workers, at least 1; a worker alone moves nothing.
 
     Raises:
-        LawError: `workers` is below 1.
+        LawError: `workers` is below 1, or the operation is none of these.
 
     Source: nccl-tests, doc/PERFORMANCE.md.
 
@@ -35,6 +36,11 @@ def bus_bandwidth_factor(operation: CollectiveOperation, workers: int) -> float:
         >>> bus_bandwidth_factor("all_reduce", 8)
         1.75
     """
+    known = get_args(CollectiveOperation)
+    if operation not in known:
+        raise LawError(
+            f"wanted an operation out of {', '.join(known)}, got {operation!r}; name one of them"
+        )
     check("workers", workers, least=1)
     if workers == 1:
         return 0.0

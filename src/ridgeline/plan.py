@@ -1,7 +1,7 @@
 """`Plan`: how to run a training step, in the same words for people and for the search."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeGuard, get_args
 
 import msgspec
 
@@ -99,7 +99,20 @@ class Plan(Noun, frozen=True, kw_only=True):
     choices: tuple[Choice, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject numbers out of range and layouts that contradict `workers`."""
+        """Reject unknown words, numbers out of range, and layouts that contradict `workers`.
+
+        Raises:
+            PlanError: names the field, what it may be, and what it was.
+        """
+        for name, word, known in (
+            ("execution", self.execution, get_args(Execution)),
+            ("precision", self.precision, get_args(Precision)),
+        ):
+            if word not in known:
+                words = ", ".join(repr(w) for w in known)
+                raise PlanError(
+                    f"wanted {name} to be one of {words}, got {word!r} in the plan; choose one of those"
+                )
         for name, value, least in (
             ("workers", self.workers, 1),
             ("threads", self.threads, 0),
@@ -107,12 +120,18 @@ class Plan(Noun, frozen=True, kw_only=True):
             ("sync.every", self.sync.every, 1),
             ("feed.depth", self.feed.depth, 0),
         ):
+            if not is_whole(value):
+                raise PlanError(
+                    f"wanted {name} as a whole number >= {least}, got {value!r} in the plan; correct it"
+                )
             if value < least:
                 raise PlanError(f"wanted {name} >= {least}, got {value} in the plan; raise it")
-        if not self.sync.bucket_bytes or min(self.sync.bucket_bytes) < 1:
+        limits = self.sync.bucket_bytes
+        is_many = isinstance(limits, Sequence) and len(limits) > 0
+        if not is_many or not all(is_whole(n) and n >= 1 for n in limits):
             raise PlanError(
                 "wanted sync.bucket_bytes with at least one entry, each >= 1 byte, got "
-                f"{self.sync.bucket_bytes} in the plan; for example (4194304,)"
+                f"{limits} in the plan; for example (4194304,)"
             )
         if self.layout is not None:
             axes = self.layout
@@ -140,6 +159,11 @@ class Plan(Noun, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"rl.{_program(self.settings)}"
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number, as plans count: an `int`, which True and 2.0 are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def cut_buckets(

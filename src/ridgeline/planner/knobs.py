@@ -8,7 +8,15 @@ import msgspec
 from ridgeline.errors import MachineError, PlanError
 from ridgeline.execution import MODES, check_alone, check_offered
 from ridgeline.machine import Machine
-from ridgeline.plan import DEFAULT_BUCKET_BYTES, Execution, Feed, Plan, Precision, Sync
+from ridgeline.plan import (
+    DEFAULT_BUCKET_BYTES,
+    Execution,
+    Feed,
+    Plan,
+    Precision,
+    Sync,
+    is_whole,
+)
 from ridgeline.planner.buckets import searched_bucket_bytes
 from ridgeline.simulator.fusion import blocks_of
 from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
@@ -54,12 +62,16 @@ def make_request(
     world_size: int | None,
     fixed: Mapping[str, object],
     allow: Collection[str],
+    steps: int | None = None,
 ) -> Request:
     """The request, when it can be met at all.
 
     Raises:
         PlanError: an unknown knob or permission, a value that is impossible, or no workload for it.
     """
+    for name, count in (("world_size", world_size), ("steps", steps)):
+        if count is not None:
+            _check_count(name, count, 1)
     checked = {name: _checked(name, value) for name, value in fixed.items()}
     for name in allow:
         if name not in INEXACT:
@@ -76,6 +88,8 @@ def make_request(
             )
         workloads = {workers or world_size or 1: workload}
     else:
+        for count in workload:
+            _check_count("the number of workers of a workload", count, 1)
         workloads = {
             count: load
             for count, load in workload.items()
@@ -257,10 +271,14 @@ def _checked(name: str, value: object) -> Any:
         raise PlanError(
             f"wanted bucket_bytes as bytes >= 1 or a tuple of them, got {value!r}; for example 4194304"
         )
-    if not _is_count(value, least):
-        raise PlanError(f"wanted {name} as a whole number >= {least}, got {value!r}; correct it")
+    _check_count(name, value, least)
     return value
 
 
+def _check_count(name: str, value: object, least: int) -> None:
+    if not _is_count(value, least):
+        raise PlanError(f"wanted {name} as a whole number >= {least}, got {value!r}; correct it")
+
+
 def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return is_whole(value) and value >= least

@@ -70,15 +70,15 @@ def choose(
         faster by less than the uncertainty does not displace a simpler one.
 
     Raises:
-        PlanError: a fixed knob is unknown or impossible, no plan fits in memory, or every trial failed
-            that the user's knobs leave.
+        PlanError: a fixed knob, or a number of workers or steps, is unknown or impossible, no plan fits in
+            memory, or every trial failed that the user's knobs leave.
         MachineError: the profile lacks what every plan needs.
 
     Cost: Simulations take milliseconds each; trials run the step for real, and compile it first where a
         quarter of a run of known length pays for that; of unknown length, two minutes of expected compiling
         on a GPU and none on a CPU.
     """
-    request = make_request(machine, workload, world_size, fixed or {}, allow)
+    request = make_request(machine, workload, world_size, fixed or {}, allow, steps)
     plans, pruned = enumerate_plans(request)
     if not plans:
         raise _nothing_fits(pruned, request)

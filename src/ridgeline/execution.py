@@ -7,7 +7,7 @@ replays it as one CUDA graph. Runtime, simulator and planner read the same table
 from typing import Literal, NamedTuple
 
 from ridgeline.errors import PlanError
-from ridgeline.plan import Execution
+from ridgeline.plan import Execution, Plan, Precision, Sync
 
 Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
 Purpose = Literal["callable", "step"]
@@ -61,6 +61,13 @@ ONLY_FOR: dict[Execution, Purpose] = {"script": "callable", "step-graph": "step"
 """Modes that make sense for one purpose: TorchScript serves inference, the step graph is a training step."""
 
 
+PRECISIONS: dict[str, tuple[Precision, ...]] = {
+    "cpu": ("as-is", "bf16"),
+    "cuda": ("as-is", "tf32", "bf16"),
+}
+"""What a training step runs in, by device; a GPU offers all there are."""
+
+
 def offered(purpose: Purpose, device: str) -> tuple[Execution, ...]:
     """The modes for calling a function or module, or for a training step, on `cpu` or `cuda`."""
     return tuple(
@@ -97,4 +104,41 @@ def check_alone(name: Execution, workers: int) -> None:
         raise PlanError(
             f"wanted workers=1 for execution={name!r}, got workers={workers} in the plan; a step that is one "
             "program exchanges no gradients: use one worker, or another mode"
+        )
+
+
+def check_plan(plan: Plan, device: str) -> None:
+    """Refuse a plan for a training step that cannot be honoured, be it to run it or to predict it.
+
+    Args:
+        plan: How the step is to run.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        PlanError: names the field, what it may be, and what to do.
+    """
+    sync = Sync()
+    for field, got, known in (
+        ("precision", plan.precision, PRECISIONS["cuda"]),
+        ("sync.algorithm", plan.sync.algorithm, (sync.algorithm,)),
+        ("sync.compression", plan.sync.compression, (sync.compression,)),
+        ("sync.options", plan.sync.options, (sync.options,)),
+        ("sync.every", plan.sync.every, (sync.every,)),
+    ):
+        if got not in known:
+            words = ", ".join(repr(word) for word in known)
+            raise PlanError(
+                f"wanted {field} to be one of {words}, got {got!r} in the plan; this release runs no other"
+            )
+    if plan.layout is not None and plan.layout.data != plan.workers:
+        raise PlanError(
+            f"wanted all workers along the data axis, got {plan.layout} in the plan; this release runs "
+            "data parallelism only"
+        )
+    check_offered(plan.execution, "step", device)
+    check_alone(plan.execution, plan.workers)
+    if plan.precision not in PRECISIONS[device]:
+        raise PlanError(
+            f"wanted a CUDA device for precision={plan.precision!r}, got {device}; use precision='as-is' "
+            "there"
         )

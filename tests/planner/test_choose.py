@@ -169,14 +169,58 @@ def test_memory_decides_on_micro_batches() -> None:
     assert ranking.choice("accumulate").origin == "search"
 
 
-def test_nothing_fits() -> None:
-    """No plan is an error that says how much is missing."""
+@pytest.mark.parametrize(
+    ("device", "workers", "message"),
+    [
+        (
+            "cpu",
+            1,
+            (
+                "1 worker x 2 threads, eager, 8 micro-batches needs 9.12 MiB of memory per worker, of which 900 B "
+                "are usable; reduce the batch size"
+            ),
+        ),
+        (
+            "cpu",
+            4,
+            (
+                "4 workers x 1 thread, eager, 8 micro-batches, buckets 4.00 MiB needs 9.12 MiB of memory per "
+                "worker, of which 225 B are usable; reduce the batch size, or the number of workers, which share "
+                "the host's memory"
+            ),
+        ),
+        (
+            "cuda",
+            2,
+            (
+                "2 workers, eager, 8 micro-batches, buckets 4.00 MiB needs 9.12 MiB of memory per worker, of "
+                "which 900 B are usable; reduce the batch size or use more devices"
+            ),
+        ),
+    ],
+)
+def test_nothing_fits(device: str, workers: int, message: str) -> None:
+    """No plan is an error that says how much is missing, and who shares what there is."""
+    machine = make_machine(device=device, memory_bytes=1000)
     with pytest.raises(PlanError) as error:
-        choose(make_machine(memory_bytes=1000), make_workload())
+        choose(machine, make_workload(device=device), world_size=workers)
+    assert str(error.value) == f"wanted a plan that can run, got none: {message}"
+
+
+def test_micro_batches_need_samples() -> None:
+    """A fixed number of micro-batches rules out the workers whose batch it cannot divide."""
+    loads = make_loads()
+    ranking = choose(make_machine(), loads, fixed={"accumulate": 64})
+    assert {c.plan.workers for c in ranking.candidates} == {1}
+    assert (
+        "left out: 2 workers x 1 thread, eager, 64 micro-batches, buckets 4.00 MiB: has accumulate=64, more "
+        "than the 32 samples of a worker's batch"
+    ) in ranking.notes
+    with pytest.raises(PlanError) as error:
+        choose(make_machine(), loads[2], fixed={"accumulate": 64})
     assert str(error.value) == (
-        "wanted a plan that fits in memory, got none: 1 worker x 2 threads, eager, 8 micro-batches needs "
-        "9568256 bytes of memory per worker, of which 900 are usable; reduce the batch size or use more "
-        "devices"
+        "wanted a plan that can run, got none: 1 worker x 2 threads, eager, 64 micro-batches has accumulate=64, "
+        "more than the 32 samples of a worker's batch; lower accumulate"
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.machine import Quantity, Setting
-from ridgeline.plan import Plan, Sync
+from ridgeline.plan import Layout, Plan, Sync
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.pieces import cut_workload
 from ridgeline.simulator.replay import replay
@@ -240,10 +240,54 @@ def test_buckets_close_in_launch_order() -> None:
                 "program exchanges no gradients: use one worker, or another mode"
             ),
         ),
+        (
+            Plan(sync=Sync(compression="fp16")),
+            (
+                "wanted sync.compression to be one of 'none', got 'fp16' in the plan; this release runs no "
+                "other"
+            ),
+        ),
+        (
+            Plan(sync=Sync(algorithm="tree")),
+            (
+                "wanted sync.algorithm to be one of 'all_reduce', got 'tree' in the plan; this release runs no "
+                "other"
+            ),
+        ),
+        (
+            Plan(sync=Sync(every=4)),
+            "wanted sync.every to be one of 1, got 4 in the plan; this release runs no other",
+        ),
+        (
+            Plan(sync=Sync(options={"rank": 4})),
+            "wanted sync.options to be one of {}, got {'rank': 4} in the plan; this release runs no other",
+        ),
+        (
+            Plan(workers=2, layout=Layout(tensor=2)),
+            (
+                "wanted all workers along the data axis, got Layout(data=1, shard=1, tensor=2, pipeline=1) in "
+                "the plan; this release runs data parallelism only"
+            ),
+        ),
+        (
+            Plan(precision="fp16"),
+            (
+                "wanted precision to be one of 'as-is', 'tf32', 'bf16', got 'fp16' in the plan; this release "
+                "runs no other"
+            ),
+        ),
+        (
+            Plan(precision="tf32"),
+            "wanted a CUDA device for precision='tf32', got cpu; use precision='as-is' there",
+        ),
+        (
+            Plan(accumulate=9),
+            "wanted at least accumulate=9 samples in a worker's batch, got 8 in toy; lower accumulate",
+        ),
     ],
 )
 def test_what_is_not_modelled_is_refused(plan: Plan, message: str) -> None:
-    """No prediction is made for a mode that steps do not run in."""
+    """No prediction is made for what no step can be run with."""
     with pytest.raises(PlanError) as error:
         simulate(make_machine(), make_workload(), plan)
     assert str(error.value) == message

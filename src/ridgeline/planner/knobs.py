@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ridgeline import units
 from ridgeline.errors import MachineError, PlanError
-from ridgeline.execution import MODES, check_alone, check_offered
+from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered
 from ridgeline.machine import Machine
 from ridgeline.plan import (
     DEFAULT_BUCKET_BYTES,
@@ -32,10 +33,6 @@ EXECUTIONS: dict[str, tuple[Execution, ...]] = {
 }
 """Modes that are searched. Others can be fixed: on a GPU those without a graph only leave its launches, and
 regions pay on a CPU no less host time than they save."""
-PRECISIONS: dict[str, tuple[Precision, ...]] = {
-    "cpu": ("as-is", "bf16"),
-    "cuda": ("as-is", "tf32", "bf16"),
-}
 INEXACT = ("tf32", "bf16")
 
 
@@ -50,10 +47,11 @@ class Request(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """A plan that was ruled out before it was simulated, and why."""
+    """A plan that was ruled out before it was simulated, why, and what would let it in."""
 
     plan: Plan
     reason: str
+    advice: str
 
 
 def make_request(
@@ -122,9 +120,8 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
         workload = request.workloads[plan.workers]
         is_regional = MODES[plan.execution].form == "regional"
         if is_regional and "execution" not in request.fixed and not blocks_of(workload):
-            pruned.append(
-                Pruned(plan, "no module path names numbered blocks to compile one by one")
-            )
+            reason = "no module path names numbered blocks to compile one by one"
+            pruned.append(Pruned(plan, reason, "fix another execution"))
             continue
         fitting = _fitting(request, workload, plan)
         if isinstance(fitting, Pruned):
@@ -212,6 +209,13 @@ def _threads(request: Request, workers: int) -> tuple[int, ...]:
 
 def _fitting(request: Request, workload: Workload, plan: Plan) -> Plan | Pruned:
     """The plan with as many micro-batches as its memory needs, unless the user fixed them."""
+    samples = max(1, workload.samples)
+    if plan.accumulate > samples:
+        return Pruned(
+            plan,
+            f"has accumulate={plan.accumulate}, more than the {samples} samples of a worker's batch",
+            "lower accumulate",
+        )
     candidate = plan
     while not fits(request.machine, workload, candidate):
         parts = candidate.accumulate * 2
@@ -219,10 +223,22 @@ def _fitting(request: Request, workload: Workload, plan: Plan) -> Plan | Pruned:
             need = peak_memory_bytes(workload, candidate)
             room = memory_capacity_bytes(request.machine, workload, candidate)
             return Pruned(
-                candidate, f"needs {need} bytes of memory per worker, of which {room} are usable"
+                candidate,
+                f"needs {units.num_bytes(need)} of memory per worker, of which {units.num_bytes(room)} are "
+                "usable",
+                _roomier(candidate, request.device),
             )
         candidate = msgspec.structs.replace(candidate, accumulate=parts)
     return candidate
+
+
+def _roomier(plan: Plan, device: str) -> str:
+    """What leaves a worker more memory: on a CPU never more workers, since all share that of one host."""
+    if device == "cuda":
+        return "reduce the batch size or use more devices"
+    if plan.workers == 1:
+        return "reduce the batch size"
+    return "reduce the batch size, or the number of workers, which share the host's memory"
 
 
 def _bucket_choices(request: Request, workload: Workload, plan: Plan) -> list[tuple[int, ...]]:

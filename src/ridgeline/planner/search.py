@@ -210,6 +210,5 @@ def _nothing_fits(pruned: Sequence[Pruned], request: Request) -> PlanError:
         )
     first = pruned[0]
     return PlanError(
-        f"wanted a plan that fits in memory, got none: {label(first.plan)} {first.reason}; reduce the "
-        "batch size or use more devices"
+        f"wanted a plan that can run, got none: {label(first.plan)} {first.reason}; {first.advice}"
     )

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
-from ridgeline.execution import MODES, check_alone, check_offered
-from ridgeline.plan import Plan, Sync
+from ridgeline.execution import MODES, check_alone, check_plan
+from ridgeline.plan import Plan
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.buffers import FlatBuffers
@@ -32,7 +32,6 @@ from ridgeline.runtime.same_model import check_same_model
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
-PRECISIONS = ("as-is", "tf32", "bf16")
 WARMUP_STEPS = 3
 """First steps kept out of the timeline: allocations, algorithm choice, the second cut of buckets."""
 
@@ -284,33 +283,11 @@ def check_supported(plan: Plan, world: World) -> None:
     Raises:
         PlanError: names the field, what it may be, and what to do.
     """
-    sync = Sync()
-    for field, got, offered in (
-        ("precision", plan.precision, PRECISIONS),
-        ("sync.algorithm", plan.sync.algorithm, (sync.algorithm,)),
-        ("sync.compression", plan.sync.compression, (sync.compression,)),
-        ("sync.every", plan.sync.every, (sync.every,)),
-    ):
-        if got not in offered:
-            words = ", ".join(repr(word) for word in offered)
-            raise PlanError(
-                f"wanted {field} to be one of {words}, got {got!r} in the plan; this release runs no other"
-            )
-    if plan.layout is not None and plan.layout.data != plan.workers:
-        raise PlanError(
-            f"wanted all workers along the data axis, got {plan.layout} in the plan; this release runs "
-            "data parallelism only"
-        )
+    check_plan(plan, world.kind)
     if plan.workers != world.size:
         raise PlanError(
             f"wanted a world of workers={plan.workers} as in the plan, got {world.size} processes; start "
             f"them with `torchrun --nproc-per-node {plan.workers}` or make a plan for {world.size}"
-        )
-    check_offered(plan.execution, "step", world.kind)
-    check_alone(plan.execution, world.size)
-    if plan.precision == "tf32" and world.device.type != "cuda":
-        raise PlanError(
-            "wanted a CUDA device for precision='tf32', got cpu; use precision='as-is' there"
         )
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ridgeline.errors import WorkloadError
-from ridgeline.execution import MODES, check_alone, check_offered
+from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.execution import MODES, check_plan
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.simulator.communication import find_table, overlap_slowdown, table_cost
@@ -70,8 +70,7 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
 
     Raises:
         MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
-        PlanError: the plan's execution is not offered for steps on the workload's device, or is one program
-            for several workers.
+        PlanError: the plan asks for what no step is run with, or for more micro-batches than samples.
         WorkloadError: the workload has no operators.
     """
     workload = workload.at(plan.precision)
@@ -188,8 +187,12 @@ def _check(workload: Workload, plan: Plan, setting: Setting) -> None:
         raise WorkloadError(
             f"wanted a workload with operators, got none in {workload.name}; trace the step again"
         )
-    check_offered(plan.execution, "step", setting.device)
-    check_alone(plan.execution, plan.workers)
+    check_plan(plan, setting.device)
+    if plan.accumulate > max(1, workload.samples):
+        raise PlanError(
+            f"wanted at least accumulate={plan.accumulate} samples in a worker's batch, got "
+            f"{workload.samples} in {workload.name}; lower accumulate"
+        )
 
 
 def _communication(

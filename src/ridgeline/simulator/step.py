@@ -39,8 +39,8 @@ def simulate(
 
     Raises:
         MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
-        PlanError: the plan's execution is not offered for steps on the workload's device, or is one program
-            for several workers.
+        PlanError: the plan asks for what no step is run with, on the workload's device, or for more
+            micro-batches than the batch has samples.
         WorkloadError: the workload has no operators.
 
     Source: dependency replay of Daydream (Zhu et al., ATC 2020) with the priced operators of this

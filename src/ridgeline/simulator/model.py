@@ -85,7 +85,7 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
         has_buffers=has_buffers,
         execution=plan.execution,
     )
-    notes = list(priced.notes)
+    notes = [*_untraced(workload, plan), *priced.notes]
     pieces = _held(machine, plan, setting, priced, cuts)
     if plan.workers > 1:
         buffers = buffer_pieces(machine, setting, workload.buffer_bytes)
@@ -108,6 +108,17 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     return StepModel(
         frames, pieces, communication_s, slowdown, gap_s, replay_s, tuple(dict.fromkeys(notes))
     )
+
+
+def _untraced(workload: Workload, plan: Plan) -> list[str]:
+    """What is assumed where the step was not traced in the plan's precision; tf32 has the same operators."""
+    if plan.precision in (workload.precision, "tf32"):
+        return []
+    note = (
+        f"{workload.name} was not traced in {plan.precision}: assumed to have the operators of its trace "
+        f"{workload.precision}; trace it with precisions=({plan.precision!r},)"
+    )
+    return [note]
 
 
 def gradients_come_at_end(plan: Plan, setting: Setting) -> bool:

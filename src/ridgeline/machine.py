@@ -3,24 +3,36 @@
 A CPU is described per *setting*: how many worker processes run at once and how many threads each
 has, because cores, caches and memory bandwidth are shared. On GPUs every worker has its own device,
 so `threads` is 0 there and `workers` counts the GPUs in use.
+
+What is read from a file is held to the ranges in which the laws mean something; see `codec.decode`.
 """
 
 import statistics
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
+
+from msgspec import Meta
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import MachineError
+from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
 
+LEAST_RATE = 1.0
+"""FLOP/s or B/s: no device is slower, and no prediction at this rate leaves the range of numbers."""
+LEAST, MOST = 1e-30, 1e30
+"""No quantity but 0 is smaller or larger, in whatever unit; sums, squares and ratios of such stay finite."""
+
+# Checked where a file is read and not where a value is made: thousands are made for one simulation.
+Amount = Annotated[float, Meta(ge=0.0, le=MOST)]
 Source = Literal["measured", "datasheet", "assumed"]
 
 
 class Quantity(Value, frozen=True, kw_only=True):
     """A number about hardware: median `value` in `unit`, quartiles `low` and `high`, `n` samples."""
 
-    value: float
+    value: Amount
     unit: str
     low: float
     high: float
@@ -55,8 +67,8 @@ class Setting(Value, frozen=True, kw_only=True):
     """How a device is shared: `workers` processes at once, `threads` each (0 on GPUs)."""
 
     device: Literal["cpu", "cuda"]
-    workers: int = 1
-    threads: int = 0
+    workers: Annotated[int, Meta(ge=1)] = 1
+    threads: Annotated[int, Meta(ge=0)] = 0
 
     def __str__(self) -> str:
         if self.device == "cuda":
@@ -94,6 +106,15 @@ class CurvePoint(Value, frozen=True, kw_only=True):
     work: float
     rate: float
 
+    def __post_init__(self) -> None:
+        """Reject what has no logarithm, or is no rate.
+
+        Raises:
+            LawError: a number is out of range.
+        """
+        check("work", self.work, least=LEAST, most=MOST)
+        check("rate", self.rate, least=LEAST_RATE, most=MOST)
+
 
 class Ceiling(Value, frozen=True, kw_only=True):
     """The best rate one worker reaches in a family of operators, while all workers of the setting run.
@@ -107,6 +128,15 @@ class Ceiling(Value, frozen=True, kw_only=True):
     dtype: str
     rate: Quantity
     curve: tuple[CurvePoint, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject a rate at which nothing ends, and a curve that cannot be read.
+
+        Raises:
+            LawError: the rate is out of range, or `work` does not ascend.
+        """
+        check(f"rate in {self.rate.unit}", self.rate.value, least=LEAST_RATE, most=MOST)
+        check_ascending("work", [point.work for point in self.curve])
 
 
 class Dispatch(Value, frozen=True, kw_only=True):
@@ -125,6 +155,15 @@ class SizePoint(Value, frozen=True, kw_only=True):
     num_bytes: int
     seconds: Quantity
 
+    def __post_init__(self) -> None:
+        """Reject what has no logarithm.
+
+        Raises:
+            LawError: the bytes are below 1, or the seconds not above 0.
+        """
+        check("num_bytes", self.num_bytes, least=1, most=MOST)
+        check("number of seconds", self.seconds.value, least=LEAST, most=MOST)
+
 
 class Collective(Value, frozen=True, kw_only=True):
     """Size table of one collective operation over `setting.workers` ranks; sizes ascending."""
@@ -133,6 +172,16 @@ class Collective(Value, frozen=True, kw_only=True):
     operation: Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
     backend: str
     table: tuple[SizePoint, ...]
+
+    def __post_init__(self) -> None:
+        """Reject a worker alone, and a table that is empty or cannot be read.
+
+        Raises:
+            LawError: fewer than two workers, no points, or sizes that do not ascend.
+        """
+        check("number of workers of a collective", self.setting.workers, least=2)
+        check("number of points of a size table", len(self.table), least=1)
+        check_ascending("num_bytes", [point.num_bytes for point in self.table])
 
 
 Direction = Literal["host_to_device", "device_to_host", "device_to_device"]
@@ -149,6 +198,14 @@ class Link(Value, frozen=True, kw_only=True):
     source: int = 0
     target: int = 0
     table: tuple[SizePoint, ...]
+
+    def __post_init__(self) -> None:
+        """Reject a table that cannot be read; an empty one says that the link was not measured.
+
+        Raises:
+            LawError: sizes do not ascend.
+        """
+        check_ascending("num_bytes", [point.num_bytes for point in self.table])
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -174,6 +231,15 @@ class Overlap(Value, frozen=True, kw_only=True):
     compute_slowdown: Quantity
     communication_slowdown: Quantity
     kernel: Quantity | None = None
+
+    def __post_init__(self) -> None:
+        """Reject kernels that take no time: lengths are compared by their logarithm.
+
+        Raises:
+            LawError: `kernel` is not above 0.
+        """
+        if self.kernel is not None:
+            check("kernel in s", self.kernel.value, least=LEAST, most=MOST)
 
 
 class OperatorTiming(Value, frozen=True, kw_only=True):

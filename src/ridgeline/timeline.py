@@ -7,10 +7,13 @@ Span names are the contract between the simulator and the runtime, see `ridgelin
 
 import statistics
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value
+from ridgeline.errors import LawError
 
 Lane = Literal["host", "compute", "copy-in", "copy-out", "communication", "loader", "disk"]
 LANES: tuple[Lane, ...] = (
@@ -24,6 +27,10 @@ LANES: tuple[Lane, ...] = (
 )
 
 
+# Checked where a file is read and not where a value is made: a simulation makes thousands of spans.
+Nanoseconds = Annotated[int, Meta(ge=0)]
+
+
 class Span(Value, frozen=True, kw_only=True):
     """One thing that ran on one lane. `detail` marks operators inside a frame.
 
@@ -34,8 +41,8 @@ class Span(Value, frozen=True, kw_only=True):
 
     name: str
     lane: Lane
-    start_ns: int
-    end_ns: int
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
     detail: bool = False
     index: int = 0
     attributes: dict[str, str | float | int] = {}
@@ -62,12 +69,25 @@ class Timeline(Noun, frozen=True, kw_only=True):
 
     origin: Literal["predicted", "measured"]
     title: str
-    workers: int
+    workers: Annotated[int, Meta(ge=1)]
     spans: tuple[Span, ...]
-    steps_ns: tuple[int, ...]
+    steps_ns: Annotated[tuple[Nanoseconds, ...], Meta(min_length=1)]
     notes: tuple[str, ...] = ()
     counters: dict[str, float] = {}
     """What a run counted: `overhead_ns` (Ridgeline's own time per step), fallbacks, ..."""
+
+    def __post_init__(self) -> None:
+        """Reject spans that end before they begin.
+
+        Raises:
+            LawError: names the span.
+        """
+        for span in self.spans:
+            if span.end_ns < span.start_ns:
+                raise LawError(
+                    f"wanted a span that ends at {span.start_ns} ns or later, as it begins then, got "
+                    f"{span.name!r} on {span.lane} with an end at {span.end_ns} ns; record the step again"
+                )
 
     @property
     def step_ns(self) -> int:

@@ -255,3 +255,12 @@ def test_a_lone_worker_says_nothing_of_communication(workload, tmp_path, ranking
     assert timeline_reading(alone) == (
         "The step takes 40.0 ms; the compute lane is busy for 75.0 % of it, nothing is communicated."
     )
+
+
+def test_a_step_without_length_is_reported(nouns, tmp_path) -> None:
+    """A timeline of no recorded steps has a step of 0 ns: nothing is shown as a share of it."""
+    nothing = msgspec.structs.replace(nouns["measured"], steps_ns=(0,))
+    given = nouns | {"measured": nothing, "verdict": None}
+    content = read(report(tmp_path / "r.html", **given))
+    (reading,) = (text for text in content.text if "the largest difference is in" in text)
+    assert reading.endswith("than predicted.")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ridgeline.errors import LawError
 
@@ -28,11 +29,6 @@ def check(
     Raises:
         LawError: it does not.
     """
-    wanted = [
-        f"{sign} {bound:g}"
-        for sign, bound in ((">=", least), (">", above), ("<=", most))
-        if bound is not None
-    ]
     is_wrong = (
         math.isnan(value)
         or (is_finite and math.isinf(value))
@@ -41,11 +37,33 @@ def check(
         or (most is not None and value > most)
     )
     if is_wrong:
+        wanted = [
+            f"{sign} {bound:g}"
+            for sign, bound in ((">=", least), (">", above), ("<=", most))
+            if bound is not None
+        ]
         kind = "finite " if is_finite else ""
         raise LawError(
             f"wanted a {kind}{name} {' and '.join(wanted)}, got {value:g}; give a number in that range"
         )
     return value
+
+
+def check_ascending(name: str, values: Sequence[float]) -> None:
+    """Refuse a table that cannot be read between its points.
+
+    Args:
+        name: What the values are, for the message.
+        values: In the order of the table.
+
+    Raises:
+        LawError: a value is not above the one before it.
+    """
+    for before, value in pairwise(map(float, values)):
+        if value <= before:
+            raise LawError(
+                f"wanted {name} in ascending order, each once, got {value:g} after {before:g}; sort the table"
+            )
 
 
 def check_points(workers: Sequence[float], values: Sequence[float], least: int) -> None:

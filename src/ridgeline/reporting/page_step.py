@@ -241,10 +241,11 @@ def frames_reading(
     good = sum(1 for _, wanted, got, _ in pairs if abs(got - wanted) <= tolerance * max(got, 1e-12))
     name, wanted, got, _ = max(pairs, key=lambda pair: abs(pair[2] - pair[1]))
     direction = "longer" if got > wanted else "shorter"
+    share = f" ({units.percent(abs(got - wanted) / step_s)} of the step)" if step_s else ""
     return (
         f"{good} of {len(pairs)} frames are within {units.percent(tolerance)} of their prediction; the "
         f"largest difference is in {name}, {units.seconds(abs(got - wanted))} {direction} than "
-        f"predicted ({units.percent(abs(got - wanted) / step_s)} of the step)."
+        f"predicted{share}."
     )
 
 

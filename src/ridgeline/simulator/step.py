@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ridgeline import units
 from ridgeline.codec import Value
-from ridgeline.errors import PlanError
+from ridgeline.errors import MachineError, PlanError
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -18,6 +18,9 @@ from ridgeline.simulator.model import model_step, resized, setting_of
 from ridgeline.simulator.schedule import schedule
 from ridgeline.timeline import Timeline
 from ridgeline.workload import Workload
+
+LONGEST_STEP_NS = 1 << 62
+"""Longer steps, of more than a century, fit no file."""
 
 
 def simulate(
@@ -38,7 +41,8 @@ def simulate(
         details: Whether operators appear as detail spans inside the frames.
 
     Raises:
-        MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
+        MachineError: the profile lacks a ceiling, or the collectives, that the step needs, or is so slow that
+            the step takes more than a century.
         PlanError: the plan asks for what no step is run with, on the workload's device, or for more
             micro-batches than the batch has samples.
         WorkloadError: the workload has no operators.
@@ -51,6 +55,13 @@ def simulate(
     setting = setting_of(machine, workload, plan)
     model = model_step(machine, workload, plan, setting)
     spans = schedule(model, device=setting.device, execution=plan.execution, details=details)
+    step_ns = max((span.end_ns for span in spans if not span.detail), default=0)
+    if step_ns > LONGEST_STEP_NS:
+        raise MachineError(
+            f"wanted a step of at most {units.nanoseconds(LONGEST_STEP_NS)}, got {step_ns * 1e-9:.3g} s for "
+            f"{workload.name} on {machine.fingerprint}; correct the profile's rates and seconds, or the "
+            "what-if"
+        )
     counters = {"peak_memory_bytes": float(peak_memory_bytes(workload, plan))}
     notes = model.notes
     if MODES[plan.execution].is_compiled:
@@ -64,7 +75,7 @@ def simulate(
         title=workload.name,
         workers=plan.workers,
         spans=spans,
-        steps_ns=(max((span.end_ns for span in spans if not span.detail), default=0),),
+        steps_ns=(step_ns,),
         notes=notes,
         counters=counters,
     )

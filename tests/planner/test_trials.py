@@ -98,6 +98,22 @@ def test_a_failed_trial_is_kept_with_its_reason() -> None:
     assert failed[0].why == "failed when tried: no second process"
 
 
+def test_a_trial_without_steps_failed() -> None:
+    """A timeline of no steps measured nothing; the plans that were not tried so go on."""
+    machine, loads = make_machine(latency_s=1e-5), make_loads()
+
+    def trial(plan: Plan) -> Timeline:
+        measured = Trial(machine, loads)(plan)
+        return msgspec.structs.replace(measured, steps_ns=()) if plan.workers == 2 else measured
+
+    ranking = choose(machine, loads, trial=trial)
+    assert ranking.best.plan.workers == 1
+    assert ranking.candidates[-1].failure == (
+        "wanted a measured timeline with at least one step, got none in 'toy'; record at least one step after "
+        "the warm-up"
+    )
+
+
 def test_all_trials_failed() -> None:
     """When nothing is left the first failure is told."""
 

@@ -1,5 +1,6 @@
 """`verify`: a prediction against what was measured, span by span, and what follows from it."""
 
+import math
 import statistics
 import textwrap
 from collections.abc import Iterator
@@ -118,9 +119,10 @@ def verify(
         tolerance: `passed` is whether the step's error is within this fraction, either way.
 
     Raises:
-        VerificationError: the measured step has no duration, or the tolerance is negative.
+        VerificationError: a timeline has no steps, the measured step has no duration, or the tolerance is
+            negative or not finite.
     """
-    _check(measured, tolerance)
+    _check(predicted, measured, tolerance)
     step_ns = measured.step_ns
     error = predicted.step_ns / step_ns - 1.0
     spread = step_spread(measured)
@@ -210,15 +212,21 @@ def step_spread(timeline: Timeline) -> float:
     return (high - low) / timeline.step_ns
 
 
-def _check(measured: Timeline, tolerance: float) -> None:
+def _check(predicted: Timeline, measured: Timeline, tolerance: float) -> None:
+    for timeline, where in ((predicted, "predicted"), (measured, "measured")):
+        if not timeline.steps_ns:
+            raise VerificationError(
+                f"wanted a {where} timeline with at least one step, got none in {timeline.title!r}; record at "
+                "least one step after the warm-up"
+            )
     if measured.step_ns <= 0:
         raise VerificationError(
             f"wanted a measured step that takes time, got {measured.step_ns} ns in {measured.title!r}; "
             "record at least one step after the warm-up"
         )
-    if tolerance < 0:
+    if not 0.0 <= tolerance < math.inf:
         raise VerificationError(
-            f"wanted a tolerance >= 0, got {tolerance:g}; give a fraction such as 0.15"
+            f"wanted a finite tolerance >= 0, got {tolerance:g}; give a fraction such as 0.15"
         )
 
 

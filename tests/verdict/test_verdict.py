@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from ridgeline.errors import VerificationError
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline

@@ -46,7 +46,8 @@ class Command:
         parser.add_argument(
             "--what-if",
             metavar="PART=FACTORx,...",
-            help="parts that are faster: compute, memory, dispatch, links, collectives; e.g. links=2x",
+            help="parts that are faster, by 1e-6 to 1e9: compute, memory, dispatch, links, collectives; "
+            "e.g. links=2x",
         )
 
     def run(self, args: argparse.Namespace, output: Output) -> int:

@@ -18,13 +18,15 @@ from ridgeline.simulator.costs import COMPUTE_FAMILIES, op_seconds
 from ridgeline.workload import Workload
 
 PARTS = ("compute", "memory", "dispatch", "links", "collectives")
+LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e9
+"""Beyond these the numbers of a machine say nothing any more, and end in infinite times."""
 
 
 def parse_what_if(text: str) -> dict[str, float]:
     """The factors in a text such as `links=2x,compute=1.5x`.
 
     Raises:
-        MachineError: an unknown part, a factor that is not a positive number, or a part twice.
+        MachineError: an unknown part, a factor that is no number between 1e-6 and 1e9, or a part twice.
 
     Example:
         >>> parse_what_if("links=2x,compute=1.5")
@@ -37,10 +39,10 @@ def parse_what_if(text: str) -> dict[str, float]:
             value = float(factor.strip().removesuffix("x"))
         except ValueError:
             value = 0.0
-        if part not in PARTS or not 0.0 < value < float("inf"):
+        if not _is_meant(part, value):
             raise MachineError(
-                f"wanted PART=FACTORx with a part of {', '.join(PARTS)} and a factor above 0, got "
-                f"{item.strip()!r} in the what-if; for example links=2x"
+                f"wanted PART=FACTORx with a part of {', '.join(PARTS)} and a factor from {LEAST_FACTOR:g} "
+                f"to {MOST_FACTOR:g}, got {item.strip()!r} in the what-if; for example links=2x"
             )
         if part in factors:
             raise MachineError(
@@ -65,13 +67,14 @@ def what_if(
         workload: Whose operators the timings belong to.
 
     Raises:
-        MachineError: an unknown part, or a factor that is not positive.
+        MachineError: an unknown part, or a factor that is no number between 1e-6 and 1e9.
+        LawError: a part of the machine is so slow already that its factor leaves no rate.
     """
     for part, factor in factors.items():
-        if part not in PARTS or not 0.0 < factor < float("inf"):
+        if not _is_meant(part, factor):
             raise MachineError(
-                f"wanted a part of {', '.join(PARTS)} and a factor above 0, got {part}={factor:g} in "
-                "the what-if; for example links=2x"
+                f"wanted a part of {', '.join(PARTS)} and a factor from {LEAST_FACTOR:g} to {MOST_FACTOR:g}, "
+                f"got {part}={factor:g} in the what-if; for example links=2x"
             )
     links = factors.get("links", 1.0)
     collectives = links * factors.get("collectives", 1.0)
@@ -98,6 +101,10 @@ def what_if(
         ),
         timings=_faster_timings(machine, rates, workload),
     )
+
+
+def _is_meant(part: str, factor: float) -> bool:
+    return part in PARTS and LEAST_FACTOR <= factor <= MOST_FACTOR
 
 
 def _faster_ceiling(entry: Ceiling, rates: Mapping[str, float]) -> Ceiling:

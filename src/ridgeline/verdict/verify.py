@@ -216,8 +216,8 @@ def _check(predicted: Timeline, measured: Timeline, tolerance: float) -> None:
     for timeline, where in ((predicted, "predicted"), (measured, "measured")):
         if not timeline.steps_ns:
             raise VerificationError(
-                f"wanted a {where} timeline with at least one step, got none in {timeline.title!r}; record at "
-                "least one step after the warm-up"
+                f"wanted a {where} timeline with at least one step, got none in {timeline.title!r}; record "
+                "at least one step after the warm-up"
             )
     if measured.step_ns <= 0:
         raise VerificationError(

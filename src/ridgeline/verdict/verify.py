@@ -119,8 +119,7 @@ def verify(
         tolerance: `passed` is whether the step's error is within this fraction, either way.
 
     Raises:
-        VerificationError: a timeline has no steps, the measured step has no duration, or the tolerance is
-            negative or not finite.
+        VerificationError: a step is missing or has no duration, or the tolerance is negative or not finite.
     """
     _check(predicted, measured, tolerance)
     step_ns = measured.step_ns
@@ -213,10 +212,10 @@ def step_spread(timeline: Timeline) -> float:
 
 
 def _check(predicted: Timeline, measured: Timeline, tolerance: float) -> None:
-    for timeline, where in ((predicted, "predicted"), (measured, "measured")):
+    for timeline, name in ((predicted, "predicted"), (measured, "measured")):
         if not timeline.steps_ns:
             raise VerificationError(
-                f"wanted a {where} timeline with at least one step, got none in {timeline.title!r}; record "
+                f"wanted a {name} timeline with at least one step, got none in {timeline.title!r}; record "
                 "at least one step after the warm-up"
             )
     if measured.step_ns <= 0:

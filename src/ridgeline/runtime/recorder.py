@@ -167,7 +167,8 @@ def step_spans(record: StepRecord, clock: Clock) -> tuple[Span, ...]:
     stamps += [stamp for _, _, stamp in record.marks]
     for _, _, start, end in record.closed:
         stamps += [start, end]
-    times = clock.resolve(stamps)
+    # Stamps of a graph stand beside its kernels, where one may come a moment before the first of them.
+    times = [max(0, time_ns) for time_ns in clock.resolve(stamps)]
     step_end = times[1]
     marks = [(n, lane, t) for (n, lane, _), t in zip(record.marks, times[2:], strict=False)]
     spans = []

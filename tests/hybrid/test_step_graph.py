@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from step_pairs import STEP_GRAPH, Pair, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
 from torch._inductor import config
 
@@ -12,9 +13,7 @@ from ridgeline.errors import BatchError, EquivalenceError, PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.hybrid.steps import runner as step_graph
 from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
-from ridgeline.runtime.hybrid.steps.program import StepProgram
 from ridgeline.runtime.hybrid.steps.runner import (
     EAGER_STEPS,
     MOST_RECOMPILES,
@@ -26,80 +25,11 @@ from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 
-STEP_GRAPH = Plan(execution="step-graph")
-
-
-def make(dropout: float = 0.25) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(6, 8, bias=False),
-        nn.BatchNorm1d(8),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-        nn.Linear(8, 8),
-        nn.Dropout(dropout),
-        nn.Linear(8, 3),
-    )
-
-
-def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
-
-
-def batch_of(index: int, size: int = 8) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(index)
-    x = torch.randn(size, 6, generator=generator)
-    return {"x": x, "y": torch.randint(0, 3, (size,), generator=generator)}
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
-
-
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs run operator by operator instead of compiled, which takes milliseconds to prepare."""
-
-    def as_traced(program: StepProgram, _notes: list[str]) -> Any:
-        def call(flat: list[Tensor]) -> Any:
-            with torch.no_grad():
-                return program.graph(*flat)
-
-        return call
-
-    monkeypatch.setattr(step_graph, "compile_graph", as_traced)
-
-
-class Pair(NamedTuple):
-    """A step as one program beside the eager step, from the same start."""
-
-    program: TrainStep
-    eager: TrainStep
-
-    def both(self, change: Any) -> None:
-        for step in self:
-            change(step)
-
-    def run(self, index: int, size: int = 8) -> None:
-        losses = []
-        for step in self:
-            torch.manual_seed(index)
-            losses.append(step(batch_of(index, size)))
-        torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
-
-    def counters(self) -> dict[str, float]:
-        return self.program.timeline().counters
-
 
 @pytest.fixture
 def pair(interpreted: None) -> Iterator[Pair]:
-    steps = []
-    for plan in (STEP_GRAPH, Plan()):
-        model = make()
-        steps.append(TrainStep(model, loss_fn, sgd(model), plan, device="cpu"))
-    yield Pair(*steps)
-    for step in steps:
-        step.close()
+    with pair_of() as made:
+        yield made
 
 
 def test_a_shorter_batch_runs_eagerly_and_is_counted(pair: Pair) -> None:
@@ -144,11 +74,11 @@ def test_a_setting_that_changes_compiles_again(pair: Pair) -> None:
 
 def test_flags_and_frozen_parameters_compile_again(pair: Pair) -> None:
     """Evaluation mode of one module, and a parameter frozen, are seen by the next step."""
-    for index in range(6):
+    for index in range(7):
         pair.run(index)
         if index == 2:
             pair.both(lambda step: step.model[1].eval())
-        if index == 3:
+        if index == 4:
             pair.both(lambda step: step.model[4].requires_grad_(requires_grad=False))
     assert "compiled again because a training flag changed" in pair.program.notes
     assert "compiled again because parameters were frozen or released" in pair.program.notes
@@ -156,7 +86,7 @@ def test_flags_and_frozen_parameters_compile_again(pair: Pair) -> None:
 
 def test_a_setting_that_changes_all_the_time_runs_eagerly(pair: Pair) -> None:
     """A schedule of momentum would compile before every step: after some it is left to the eager step."""
-    for index in range(MOST_RECOMPILES + 5):
+    for index in range(2 * MOST_RECOMPILES + 5):
         pair.run(index)
         pair.both(
             lambda step, m=0.9 - index / 50: step.optimizer.param_groups[0].update(momentum=m)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ridgeline.errors import PlanError, RidgelineError
+from ridgeline.errors import PlanError
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
@@ -53,8 +53,9 @@ class StepGraphRunner:
     """Runs a step body as one compiled program.
 
     Settings that are numbers of Python (weight decay, momentum, betas) are constants of the program: when
-    one changes it is compiled again, noted and counted as `recaptures`, up to `MOST_RECOMPILES` times; from
-    then on steps run eagerly, noted and counted as `eager_steps`. Learning rates are inputs.
+    one changes it is compiled again after one eager step (which makes the state that the optimizer may need
+    for it), noted and counted as `recaptures`, up to `MOST_RECOMPILES` times; from then on steps run eagerly,
+    noted and counted as `eager_steps`. Learning rates are inputs.
 
     Args:
         body: The step of a worker alone.
@@ -106,11 +107,10 @@ class StepGraphRunner:
         Cost: The second call traces, compiles and checks, which takes seconds to minutes.
         """
         begin = time.perf_counter_ns()
+        self._forget_outdated()
         if self._num_eager < EAGER_STEPS:
             self._num_eager += 1
             return self._body(batch, self._recorder)
-        if self._guards is not None and (why := self._guards.broken()) is not None:
-            self._forget(why)
         for prepared in self._prepared:
             inputs = prepared.pattern.tensors(batch)
             if inputs is not None:
@@ -159,9 +159,18 @@ class StepGraphRunner:
                 prepared.file.close()
         self._prepared.clear()
 
-    def _forget(self, why: str) -> None:
+    def _forget_outdated(self) -> None:
+        if self._guards is not None and (why := self._guards.broken()) is not None:
+            self._forget(why)
+
+    def _discard(self) -> None:
+        """Start over: what is trained from now on may need state that only an eager step makes."""
         self.close()
         self._lifted = self._guards = None
+        self._num_eager = 0
+
+    def _forget(self, why: str) -> None:
+        self._discard()
         self._num_recompiles += 1
         if self._num_recompiles > MOST_RECOMPILES:
             self._note(
@@ -183,23 +192,19 @@ class StepGraphRunner:
             if self._unusual[signature] < 2 or len(self._prepared) == MOST_SHAPES:
                 self._note(SHORTER)
                 return None
-        begin = time.perf_counter()
-        prepared = self._compile(batch)
-        self._recorder.counts["compile_s"] = (
-            self._recorder.counts.get("compile_s", 0.0) + time.perf_counter() - begin
-        )
-        self._prepared.append(prepared)
-        self._recorder.counts["shapes"] = float(len(self._prepared))
         try:
+            prepared = self._compile(batch)
+            self._prepared.append(prepared)
             self._check(prepared)
-        except RidgelineError:
-            self.close()
+        except BaseException:  # a program that was not checked to the end must not run
+            self._discard()
             raise
+        self._recorder.counts["shapes"] = float(len(self._prepared))
         self._note(ONE_FRAME)
         return prepared
 
     def _compile(self, batch: Any) -> Prepared:
-        body = self._body
+        begin, body = time.perf_counter(), self._body
         if self._lifted is None:
             for note in place_state(body.optimizer, self._world.device):
                 self._note(note)
@@ -215,6 +220,8 @@ class StepGraphRunner:
         else:
             call = compile_graph(program, self._notes)
         step = bind(call, [entry.tensor for entry in program.state], program.inputs)
+        seconds = time.perf_counter() - begin
+        self._recorder.counts["compile_s"] = self._recorder.counts.get("compile_s", 0.0) + seconds
         return Prepared(BatchPattern(program.batch), program, step, file)
 
     def _check(self, prepared: Prepared) -> None:

@@ -1,0 +1,28 @@
+"""Makes the steps of this folder importable, and runs step programs without compiling them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.runtime.hybrid.steps import runner as step_graph
+from ridgeline.runtime.hybrid.steps.program import StepProgram
+
+sys.path.append(str(Path(__file__).parent))
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs run operator by operator instead of compiled, which takes milliseconds to prepare."""
+
+    def as_traced(program: StepProgram, _notes: list[str]) -> Any:
+        def call(flat: list[Tensor]) -> Any:
+            with torch.no_grad():
+                return program.graph(*flat)
+
+        return call
+
+    monkeypatch.setattr(step_graph, "compile_graph", as_traced)

@@ -191,7 +191,7 @@ class TrainStep(Closing):
         from ridgeline.runtime.hybrid.steps.saving import save_step
 
         check_alone("packaged", self.world.size)
-        if isinstance(self._runner, StepGraphRunner) and self._runner.is_prepared:
+        if isinstance(self._runner, StepGraphRunner) and self._runner.has_program():
             return self._runner.save(path)
         return save_step(path, trace_body(self._body, batches.to_device(batch, self.world.device)))
 

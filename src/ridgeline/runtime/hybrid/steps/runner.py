@@ -128,21 +128,25 @@ class StepGraphRunner:
         self._recorder.mark(WHOLE_STEP)
         return prepared.step(inputs)
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether there is a compiled program, which `save` can write."""
+    def has_program(self) -> bool:
+        """Whether there is a compiled program for model and optimizer as they are now, for `save`.
+
+        One that does not fit them any more is forgotten: its constants and its tensors are not theirs.
+        """
+        self._forget_outdated()
         return bool(self._prepared)
 
     def save(self, path: str | Path) -> Path:
         """Save the program with its state, so that training goes on elsewhere; see `save_step`.
 
         Raises:
-            PlanError: no program was compiled yet.
+            PlanError: no program was compiled yet, or since something changed that it takes for granted.
             OSError: the file cannot be written.
         """
-        if not self._prepared:
+        if not self.has_program():
             raise PlanError(
-                "wanted a compiled step to save, got none before the second call; run two steps first"
+                "wanted a compiled step to save, got none before the second call, or the second one after a "
+                "change; run two steps first"
             )
         prepared = self._prepared[0]
         prepared.program.lifted.rates.refresh()
@@ -228,6 +232,7 @@ class StepGraphRunner:
         program = prepared.program
 
         def replay() -> Tensor:
+            program.lifted.is_current()  # takes over what the eager step put into new tensors
             program.lifted.rates.refresh()
             return prepared.step(program.inputs)
 

@@ -1,0 +1,45 @@
+"""Learning rates as inputs of a step program."""
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class LearningRateInputs:
+    """One learning-rate tensor for each group, holding what the optimizer's groups say.
+
+    A group's own tensor is used as it is where it lies on the device; for a float there is a tensor beside
+    it, written when the float changes. The optimizer itself is left alone, so it also steps eagerly. On the
+    CPU the tensor has 64 bits, as Python's numbers have.
+    """
+
+    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+        self._optimizer = optimizer
+        self._known: list[float | None] = []
+        self.tensors: list[Tensor] = []
+        dtype = torch.float64 if device.type == "cpu" else torch.float32
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            if isinstance(rate, Tensor) and rate.device == device:
+                self.tensors.append(rate.detach())
+                self._known.append(None)
+            else:
+                self.tensors.append(torch.tensor(float(rate), dtype=dtype, device=device))
+                self._known.append(float(rate))
+
+    def refresh(self) -> None:
+        """Write learning rates that changed.
+
+        Cost: A comparison for each group; where one changed, a fill on the device. A learning rate that is
+        a tensor on another device than the model is read each time, which may wait for that device.
+        """
+        groups = self._optimizer.param_groups
+        for index, (group, tensor) in enumerate(zip(groups, self.tensors, strict=True)):
+            rate = group["lr"]
+            if isinstance(rate, Tensor):
+                if rate.data_ptr() == tensor.data_ptr():
+                    continue
+                rate = float(rate)
+            if rate != self._known[index]:
+                tensor.fill_(rate)
+                self._known[index] = rate

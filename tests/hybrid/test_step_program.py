@@ -291,24 +291,42 @@ def test_an_optimizer_without_its_state_is_refused() -> None:
 
 
 class Counting(torch.optim.SGD):
-    """Counts its steps in a Python number."""
+    """Counts its steps in a Python number, in one of three places."""
+
+    def __init__(self, parameters: Any, place: str) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.count = 0
+        self.places: dict[str, list[dict[str, Any]]] = {
+            "the attributes": [self.__dict__],
+            "a parameter group": self.param_groups,
+        }
+        self.place = place
 
     def step(self, closure: Any = None) -> Any:
         result = super().step(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+        states = [self.state[p] for group in self.param_groups for p in group["params"]]
+        for store in self.places.get(self.place, states):
+            store["count"] = store.get("count", 0) + 1
         return result
 
 
-def test_a_count_in_a_python_number_is_refused() -> None:
-    """It would stand still in a program."""
+@pytest.mark.parametrize("place", ["the state", "a parameter group", "the attributes"])
+def test_a_count_in_a_python_number_is_refused(place: str) -> None:
+    """It would stand still in a program; tracing leaves it as it was."""
+    made = []
+
+    def counting(model: nn.Module) -> torch.optim.Optimizer:
+        made.append(Counting(model.parameters(), place))
+        return made[0]
+
     with pytest.raises(CaptureError) as caught:
-        traced_step(lambda model: Counting(model.parameters(), lr=0.1))
+        traced_step(counting)
     assert str(caught.value) == (
-        "wanted everything that changes between steps in tensors, got 'count' as int in the state of Counting; "
+        f"wanted everything that changes between steps in tensors, got 'count' as int in {place} of Counting; "
         "use execution='eager', or an optimizer that counts in tensors"
     )
+    assert made[0].count == (place == "the attributes")
+    assert made[0].param_groups[0].get("count", 1) == 1
 
 
 def test_a_parameter_outside_of_the_model_is_refused() -> None:

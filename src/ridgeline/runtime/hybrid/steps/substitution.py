@@ -46,6 +46,7 @@ class OptimizerSubstitution:
             inner[stand_ins[parameter]][key] = tensor.double() if widens and is_number else tensor
         self._targets = {(stand_ins[p], key): tensor for p, key, tensor in state}
         self._constants = {p: _without_tensors(values) for p, values in inner.items()}
+        self._attributes = _numbers(vars(optimizer))
         optimizer.state = inner
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["params"] = [stand_ins[p] for p in group["params"]]
@@ -61,9 +62,13 @@ class OptimizerSubstitution:
         """After a step: copy state that it replaced, or computed in 64 bits, into the substitutes.
 
         Raises:
-            CaptureError: the step made state, or keeps a count in a Python number.
+            CaptureError: the step made state, or keeps a count in a Python number (in its state, in a group,
+                or in itself).
         """
         name = type(self._optimizer).__name__
+        for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
+            self._check_constants(_settings(group), _settings(before), "a parameter group")
+        self._check_constants(_numbers(vars(self._optimizer)), self._attributes, "the attributes")
         for parameter, values in self._optimizer.state.items():
             for key, value in values.items():
                 if not isinstance(value, Tensor):
@@ -76,22 +81,41 @@ class OptimizerSubstitution:
                     )
                 if value is not target:
                     target.copy_(value)
-            constants = _without_tensors(values)
-            before = self._constants.get(parameter, {})
-            changed = [key for key, value in constants.items() if before.get(key) != value]
-            if changed:
-                raise CaptureError(
-                    f"wanted everything that changes between steps in tensors, got {changed[0]!r} as "
-                    f"{type(constants[changed[0]]).__name__} in the state of {name}; use execution='eager', "
-                    "or an optimizer that counts in tensors"
-                )
+            constants = self._constants.get(parameter, {})
+            self._check_constants(_without_tensors(values), constants, "the state")
+
+    def _check_constants(
+        self, now: Mapping[str, Any], before: Mapping[str, Any], place: str
+    ) -> None:
+        changed = [key for key, value in now.items() if before.get(key) != value]
+        if not changed:
+            return
+        raise CaptureError(
+            f"wanted everything that changes between steps in tensors, got {changed[0]!r} as "
+            f"{type(now[changed[0]]).__name__} in {place} of {type(self._optimizer).__name__}; use "
+            "execution='eager', or an optimizer that counts in tensors"
+        )
 
     def remove(self) -> None:
         """Put the optimizer's own parameters, state and settings back."""
         self._optimizer.state = self._state
+        vars(self._optimizer).update(self._attributes)
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(saved)
+
+
+_SUBSTITUTED = ("params", "lr", "capturable", "foreach", "fused")
+"""What is put into the groups while the step is traced; all else there is the optimizer's own."""
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in _without_tensors(group).items() if k not in _SUBSTITUTED}
+
+
+def _numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes in which an optimizer may count."""
+    return {key: value for key, value in attributes.items() if isinstance(value, int | float)}
 
 
 def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.step_hooks import without_step_hooks
 from ridgeline.runtime.world import World
 
 
@@ -58,15 +59,16 @@ class CheckedRunner:
         example = pytree.tree_unflatten(copies, structure)
         silent = Recorder(HostClock())
         begin = time.perf_counter()
-        check_replay(
-            self._body,
-            example,
-            [leaf for leaf in copies if isinstance(leaf, Tensor)],
-            LearningRates(self._body.optimizer),
-            lambda: self._body(example, silent),
-            world=self._world,
-            notes=self._notes,
-        )
+        with without_step_hooks(self._body.optimizer):
+            check_replay(
+                self._body,
+                example,
+                [leaf for leaf in copies if isinstance(leaf, Tensor)],
+                LearningRates(self._body.optimizer),
+                lambda: self._body(example, silent),
+                world=self._world,
+                notes=self._notes,
+            )
         self._recorder.counts["compile_s"] = time.perf_counter() - begin
         self._is_checked = True
         self._num_graphs = _num_graphs()

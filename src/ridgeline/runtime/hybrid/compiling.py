@@ -227,13 +227,15 @@ _limits = torch._dynamo.config  # noqa: SLF001 - the documented home of the comp
 
 @contextlib.contextmanager
 def many_variants() -> Iterator[None]:
-    """Let torch compile up to `MOST_VARIANTS` variants of one function inside."""
-    before = _limits.recompile_limit
-    if before >= MOST_VARIANTS:
-        yield
-        return
-    _limits.recompile_limit = MOST_VARIANTS
+    """Let torch compile up to `MOST_VARIANTS` variants of one function inside, and guard on modules' hooks.
+
+    By default it trusts that no hook is added to a module that it has compiled.
+    """
+    limit, skips_hooks = _limits.recompile_limit, _limits.skip_nnmodule_hook_guards
+    _limits.recompile_limit = max(limit, MOST_VARIANTS)
+    _limits.skip_nnmodule_hook_guards = False
     try:
         yield
     finally:
-        _limits.recompile_limit = before
+        _limits.recompile_limit = limit
+        _limits.skip_nnmodule_hook_guards = skips_hooks

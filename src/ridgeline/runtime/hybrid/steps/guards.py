@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ridgeline.runtime.hybrid.steps.hooks import HookGuard
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState
 
 _NOT_BAKED = ("params", "lr", "initial_lr")
@@ -14,8 +15,8 @@ class StepGuards:
     """The constants that a trace baked in, and whether they still hold.
 
     Args:
-        model: Its modules' training flags and its parameters' `requires_grad` are constants.
-        optimizer: Its settings are constants, but for learning rates and tensors.
+        model: Its modules' training flags and hooks and its parameters' `requires_grad` are constants.
+        optimizer: Its settings are constants, but for learning rates and tensors; it has no hooks.
         lifted: Its tensors' addresses are taken for granted.
     """
 
@@ -25,6 +26,7 @@ class StepGuards:
         self._training = [(module, module.training) for module in model.modules()]
         self._trainable = [(p, p.requires_grad) for p in model.parameters()]
         self._settings = baked_settings(optimizer)
+        self._hooks = HookGuard(model.modules(), model.parameters(), optimizer)
 
     def broken(self) -> str | None:
         """What does not hold any more, in words; None while everything does.
@@ -46,6 +48,8 @@ class StepGuards:
         for parameter, requires_grad in self._trainable:
             if parameter.requires_grad is not requires_grad:
                 return "parameters were frozen or released"
+        if not self._hooks.hold():
+            return "hooks were added or removed"
         return None
 
 

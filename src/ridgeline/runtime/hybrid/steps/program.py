@@ -17,6 +17,7 @@ from ridgeline.plan import Plan, Precision
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.hybrid.steps.hooks import check_hooks
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, StateTensor
 from ridgeline.runtime.hybrid.steps.scalar_gathering import gather_scalars
 from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, trace_graph
@@ -123,12 +124,14 @@ def trace_step(
 
     Raises:
         CaptureError: the step cannot be expressed without running it (it reads a value, for example), or
-            the optimizer has no state yet; names the operator and the line.
+            the optimizer has no state yet; names the operator and the line. Or there are hooks that no
+            program calls, see `check_hooks`.
         PlanError: the optimizer has parameters that are not the model's.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 
     Cost: About as long as ten eager steps; no computation, no random numbers.
     """
+    check_hooks(model, optimizer)
     flat, structure = pytree.tree_flatten(batch)
     flat = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in flat]
     example = pytree.tree_unflatten(flat, structure)

@@ -1,0 +1,31 @@
+"""Hooks of an optimizer: Python code that runs around each of its steps."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+
+def step_hooks(optimizer: Optimizer) -> list[dict[Any, Any]]:
+    """Where torch keeps the hooks of `step()`: the optimizer's own, and those of all optimizers."""
+    own = (
+        vars(optimizer).get(name, {})
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    )
+    return [*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+
+
+@contextlib.contextmanager
+def without_step_hooks(optimizer: Optimizer) -> Iterator[None]:
+    """Steps inside call no hooks: they are trials, and an average of weights must not see them."""
+    stores = step_hooks(optimizer)
+    saved = [dict(store) for store in stores]
+    for store in stores:
+        store.clear()
+    try:
+        yield
+    finally:
+        for store, hooks in zip(stores, saved, strict=True):
+            store.update(hooks)

@@ -19,6 +19,7 @@ from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.steps.hooks import check_hooks
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, StateTensor
+from ridgeline.runtime.hybrid.steps.outside import OutsideGradients, check_constants
 from ridgeline.runtime.hybrid.steps.scalar_gathering import gather_scalars
 from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, trace_graph
 from ridgeline.runtime.lifted_constants import lift_constants
@@ -138,20 +139,24 @@ def trace_step(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     lifted = lifted or LiftedState(model, optimizer, device)
     plan = Plan(accumulate=accumulate, precision=precision)
+    traced_loss = OutsideGradients(loss_fn)
 
     def body() -> StepBody:
         traced: Any = TracedOptimizer(optimizer)
-        return StepBody(model, loss_fn, traced, plan, None, clip_norm=clip_norm, device=device)
+        return StepBody(model, traced_loss, traced, plan, None, clip_norm=clip_norm, device=device)
 
     def step(*tensors: Tensor) -> list[Tensor]:
         """Gives the loss; runs on tensors without data, and is what becomes the graph."""
         state, leaves = tensors[: len(lifted.entries)], iter(tensors[len(lifted.entries) :])
+        traced_loss.start_from(tensors)
         inner = [next(leaves) if isinstance(leaf, Tensor) else leaf for leaf in flat]
         inner_batch = pytree.tree_unflatten(inner, structure)
         silent = Recorder(HostClock())
         return [lifted.run_substituted(state, lambda: body()(inner_batch, silent))]
 
-    graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
+    with traced_loss.kept():
+        graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
+    check_constants(graph)
     constants = [
         StateTensor(f"constant/{index}", "constant", tensor)
         for index, tensor in enumerate(lift_constants(graph, len(lifted.entries)))

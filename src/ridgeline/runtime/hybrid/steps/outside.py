@@ -1,0 +1,84 @@
+"""Keeping a trace away from the gradients of tensors that the step does not train.
+
+While a step is traced, `backward()` runs on tensors without data. It would leave such a tensor as `.grad` of
+every leaf that it reaches, the weights of another network too, and trace what already stands there.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.compiling import LossFunction
+
+
+class OutsideGradients:
+    """A loss function to be traced, after which gradients of leaves outside are as they were.
+
+    Args:
+        loss_fn: The user's loss function.
+    """
+
+    def __init__(self, loss_fn: LossFunction) -> None:
+        self._loss_fn = loss_fn
+        self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._inside: set[int] = set()
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss; gradients of leaves outside that it depends on are set aside."""
+        loss = self._loss_fn(model, batch)
+        if isinstance(loss, Tensor):
+            for leaf in _leaves(loss):
+                if id(leaf) not in self._inside and id(leaf) not in self._saved:
+                    self._saved[id(leaf)] = (leaf, leaf.grad)
+                    leaf.grad = None
+        return loss
+
+    def start_from(self, tensors: Sequence[Tensor]) -> None:
+        """Make these the tensors inside; they begin without gradients, as in a step."""
+        self._inside = set(map(id, tensors))
+        for tensor in tensors:
+            tensor.grad = None
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the gradients that were set aside inside back at the end."""
+        try:
+            yield
+        finally:
+            for leaf, gradient in self._saved.values():
+                leaf.grad = gradient
+            self._saved.clear()
+
+
+def check_constants(graph: fx.GraphModule) -> None:
+    """Refuse a graph that holds tensors without data.
+
+    Raises:
+        CaptureError: the traced code kept a tensor of the trace and read it later.
+    """
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and isinstance(getattr(graph, str(node.target)), FakeTensor):
+            reader = next(iter(node.users), None)
+            raise CaptureError(
+                "wanted a step whose tensors all have data, got one that reads a tensor kept from a trace, "
+                f"in {getattr(reader, 'target', 'no operator')}; keep what a later step reads in buffers of the "
+                "model, or use execution='eager'"
+            )
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """The tensors in whose `.grad` a backward pass from the loss would add."""
+    pending, seen = [loss.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
+        pending.extend(following for following, _ in node.next_functions)

@@ -1,0 +1,120 @@
+"""Steps that train a part: weights elsewhere keep their gradients, and the part trains as it does eagerly."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from step_pairs import adamw, batch_of, loss_fn, make, pair_of
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ridgeline.errors import CaptureError
+from ridgeline.plan import Plan
+from ridgeline.runtime.hybrid.steps.program import trace_step
+from ridgeline.runtime.step import TrainStep
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def test_an_optimizer_of_the_head_alone() -> None:
+    """The backbone requires gradients and nobody uses them; adding its parameters later goes on."""
+
+    def head(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.get_submodule("6").parameters(), 0.01)
+
+    def add(step: TrainStep) -> None:
+        backbone = step.model.get_submodule("4").parameters()
+        step.model.zero_grad()
+        step.optimizer.add_param_group({"params": list(backbone), "lr": 0.001})
+
+    with pair_of(make, head) as pair:
+        pair.train(8, {4: add})
+        assert pair.counters()["recaptures"] == 1
+        prepared = pair.program._runner._prepared
+        assert not any(is_fake(tensor) for tensor in prepared[0].program.arguments())
+
+
+def is_fake(tensor: Any) -> bool:
+    """Whether it is a tensor of a trace, without data."""
+    return isinstance(tensor, FakeTensor)
+
+
+def generator_loss(critic: nn.Module) -> Any:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.softplus(-critic(model(batch["x"]))).mean()
+
+    return loss
+
+
+def critic_loss(generator: nn.Module) -> Any:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        made = generator(batch["x"]).detach()
+        return (
+            nn.functional.softplus(-model(batch["x"])) + nn.functional.softplus(model(made))
+        ).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_two_networks_that_train_against_each_other(accumulate: int) -> None:
+    """Each step goes through the other's weights; both end where eager steps end."""
+    finals = []
+    for execution in ("step-graph", "eager"):
+        torch.manual_seed(0)
+        nets = [nn.Linear(6, 1), nn.Linear(6, 6)]
+        losses = [critic_loss(nets[1]), generator_loss(nets[0])]
+        plan = Plan(execution=execution, accumulate=accumulate)
+        steps = [
+            TrainStep(net, loss, adamw(net), plan, device="cpu")
+            for net, loss in zip(nets, losses, strict=True)
+        ]
+        for index in range(6):
+            for step in steps:
+                step(batch_of(index))
+                assert not any(is_fake(p.grad) for net in nets for p in net.parameters())
+        finals.append([p.detach() for net in nets for p in net.parameters()])
+        for step in steps:
+            step.close()
+    torch.testing.assert_close(*finals, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_tracing_leaves_the_gradients_of_others_alone(has_gradients: bool) -> None:
+    """Those of another network, and of a part that the optimizer does not have: the same tensors, or none."""
+    model, critic = make(), nn.Linear(3, 1)
+    loss = generator_loss(critic)
+    optimizer = torch.optim.AdamW(model.get_submodule("6").parameters(), 0.01)
+    loss(model, batch_of(0)).backward()
+    optimizer.step()
+    leaves = [*model.parameters(), *critic.parameters()]
+    if not has_gradients:
+        for leaf in leaves:
+            leaf.grad = None
+    gradients = [leaf.grad for leaf in leaves]
+    values = copy.deepcopy(gradients)
+    program = trace_step(model, loss, optimizer, batch_of(0), accumulate=2)
+    program.run(program.inputs)
+    assert all(leaf.grad is before for leaf, before in zip(leaves, gradients, strict=True))
+    torch.testing.assert_close(gradients, values, rtol=0, atol=0) if has_gradients else None
+
+
+def test_a_tensor_kept_from_a_trace_is_refused() -> None:
+    """A loss that remembers its last value would read a tensor without data."""
+    kept: list[Tensor] = []
+
+    def remembering(model: nn.Module, batch: Any) -> Tensor:
+        loss = loss_fn(model, batch)
+        kept.append(loss.detach())
+        return loss + 0.1 * kept[-2] if kept[1:] else loss
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trace_step(model, remembering, optimizer, batch_of(0))
+    with pytest.raises(CaptureError) as caught:
+        trace_step(model, remembering, optimizer, batch_of(0))
+    assert str(caught.value) == (
+        "wanted a step whose tensors all have data, got one that reads a tensor kept from a trace, in "
+        "aten.mul.Tensor; keep what a later step reads in buffers of the model, or use execution='eager'"
+    )

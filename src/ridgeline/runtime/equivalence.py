@@ -165,6 +165,7 @@ class _Trial(NamedTuple):
         """Loss and parameters after one step from the perturbed start."""
         factor = LEARNING_RATE_FACTORS[shift]
         _perturbed_parameters(self.body, self.start, shift, nudge=nudge)
+        torch.clear_autocast_cache()  # inside autocast it holds casts of the weights of the last step
         torch.manual_seed(_SEED + shift)
         self.rates.scale(factor)
         loss = float(step())
@@ -215,5 +216,5 @@ def _difference(before: list[Tensor], wanted: _Outcome, got: _Outcome) -> float:
 
 def _squared_distance(first: list[Tensor], second: list[Tensor]) -> float:
     pairs = zip(first, second, strict=True)
-    parts = [(a - b).double().square().sum() for a, b in pairs]
+    parts = [(a - b).abs().double().square().sum() for a, b in pairs]  # complex ones too
     return float(torch.stack(parts).sum()) if parts else 0.0

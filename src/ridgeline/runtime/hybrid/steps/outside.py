@@ -65,8 +65,8 @@ def check_constants(graph: fx.GraphModule) -> None:
             reader = next(iter(node.users), None)
             raise CaptureError(
                 "wanted a step whose tensors all have data, got one that reads a tensor kept from a trace, "
-                f"in {getattr(reader, 'target', 'no operator')}; keep what a later step reads in buffers of the "
-                "model, or use execution='eager'"
+                f"in {getattr(reader, 'target', 'no operator')}; keep what a later step reads in buffers of "
+                "the model, or use execution='eager'"
             )
 
 

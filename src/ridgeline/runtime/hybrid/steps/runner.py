@@ -213,7 +213,9 @@ class StepGraphRunner:
             for note in place_state(body.optimizer, self._world.device):
                 self._note(note)
             self._lifted = LiftedState(body.model, body.optimizer, self._world.device)
-            self._guards = StepGuards(body.model, body.optimizer, self._lifted)
+            self._guards = StepGuards(
+                body.model, body.optimizer, self._lifted, body.loss_fn, self._world.device
+            )
         program = trace_body(body, batch, self._lifted)
         file = None
         if self._packaged:

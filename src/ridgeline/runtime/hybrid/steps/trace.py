@@ -30,6 +30,8 @@ def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) 
         if isinstance(error, RidgelineError):
             raise
         raise CaptureError(_refusal(error)) from error
+    finally:
+        torch.clear_autocast_cache()  # inside autocast it may hold casts without data
     for node in graph.graph.nodes:
         if str(node.target) == _READS_A_VALUE:
             raise CaptureError(

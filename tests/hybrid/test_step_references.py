@@ -1,0 +1,155 @@
+"""What a program takes for granted besides tensors of the model: modules, other networks, autocast."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from step_pairs import Pair, adamw, batch_of, loss_fn, make, pair_of, sgd
+from torch import Tensor, nn
+
+from ridgeline.runtime.step import TrainStep
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+REPLACED = "compiled again because something that the loss function reads was replaced"
+
+
+def test_a_module_that_is_replaced_is_seen() -> None:
+    """An activation has no tensors, yet it is another program."""
+    with pair_of() as pair:
+        pair.train(7, {3: lambda step: step.model.__setitem__(2, nn.Tanh())})
+        assert "compiled again because a module was replaced" in pair.program.notes
+
+
+def teacher(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 3), nn.Tanh())
+
+
+class Distilled:
+    """A loss against a teacher, which hangs in one of several places."""
+
+    def __init__(self) -> None:
+        self.teacher = teacher(1)
+        self.teachers = [teacher(1)]
+        self.named = {"teacher": teacher(1)}
+        self.scale = 1.0
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        wanted = self.teacher(batch["x"]) + self.teachers[0](batch["x"])
+        wanted = wanted + self.named["teacher"](batch["x"])
+        return self.scale * nn.functional.mse_loss(model(batch["x"]), wanted.detach())
+
+
+def closure_of(distilled: Distilled) -> Callable[[nn.Module, Any], Tensor]:
+    network, networks = distilled.teacher, distilled.teachers
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        wanted = network(batch["x"]) + networks[0](batch["x"])
+        return nn.functional.mse_loss(model(batch["x"]), wanted.detach())
+
+    def rebind(other: nn.Module) -> None:
+        nonlocal network
+        network = other
+
+    loss.rebind = rebind  # type: ignore[attr-defined]
+    return loss
+
+
+def loss_of(step: TrainStep) -> Any:
+    return step._body.loss_fn
+
+
+def data_replaced(step: TrainStep) -> None:
+    for parameter in loss_of(step).teacher.parameters():
+        parameter.data = parameter.data * 0.5
+
+
+def in_place(step: TrainStep) -> None:
+    with torch.no_grad():
+        for parameter in loss_of(step).teacher.parameters():
+            parameter.mul_(0.5)
+
+
+SEEN: dict[str, Callable[[TrainStep], Any]] = {
+    "attribute": lambda step: setattr(loss_of(step), "teacher", teacher(2)),
+    "list": lambda step: loss_of(step).teachers.__setitem__(0, teacher(2)),
+    "dict": lambda step: loss_of(step).named.update(teacher=teacher(2)),
+    "data": data_replaced,
+    "number": lambda step: setattr(loss_of(step), "scale", 3.0),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_the_loss_reads_may_be_replaced(name: str) -> None:
+    """Another teacher, other tensors in it, another number: the program is compiled again."""
+    with pair_of(optimizer=sgd, loss=Distilled) as pair:
+        pair.train(7, {3: SEEN[name]})
+        assert REPLACED in pair.program.notes
+        assert pair.counters()["recaptures"] == 1
+
+
+def test_parts_of_other_networks_may_be_replaced() -> None:
+    """A module or a hook inside of the teacher is noticed like one of the model."""
+    changes = {
+        3: lambda step: loss_of(step).teacher.__setitem__(1, nn.ReLU()),
+        6: lambda step: loss_of(step).teacher[0].register_forward_hook(lambda *a: a[2] * 2),
+    }
+    with pair_of(loss=Distilled) as pair:
+        pair.train(9, changes)
+        assert pair.counters()["recaptures"] == 2
+
+
+def test_what_changes_in_place_needs_no_other_program() -> None:
+    """The values of other tensors are read anew by every step."""
+    with pair_of(loss=Distilled) as pair:
+        pair.train(6, {3: in_place})
+        assert "recaptures" not in pair.counters()
+
+
+def test_closures_are_watched() -> None:
+    """A variable bound to another network, and an entry of a list."""
+    changes = {
+        3: lambda step: loss_of(step).rebind(teacher(2)),
+        6: lambda step: loss_of(step).__closure__[1].cell_contents.__setitem__(0, teacher(3)),
+    }
+    with pair_of(loss=lambda: closure_of(Distilled())) as pair:
+        pair.train(9, changes)
+        assert pair.counters()["recaptures"] == 2
+
+
+GRAPH = torch.eye(8).to_sparse()
+
+
+def test_sparse_tensors_that_the_loss_reads_have_no_address() -> None:
+    """They are told apart as objects."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(GRAPH @ model(batch["x"]), batch["y"])
+
+    with pair_of(loss=lambda: loss) as pair:
+        pair.train(4, {})
+        assert "recaptures" not in pair.counters()
+
+
+def test_autocast_around_the_step_is_seen() -> None:
+    """Switched on for some steps and off again: each is the program that it would be eagerly."""
+
+    def model() -> nn.Module:
+        return make(dropout=0.0)
+
+    def run(pair: Pair, indices: range) -> None:
+        for index in indices:
+            losses = [float(step(batch_of(index))) for step in pair]
+            assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+            weights = [step.model.get_parameter("6.weight").detach() for step in pair]
+            torch.testing.assert_close(*weights, rtol=1e-2, atol=1e-3)
+
+    with pair_of(model, adamw, lambda: loss_fn) as pair:
+        run(pair, range(3))
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            run(pair, range(3, 6))
+        run(pair, range(6, 9))
+        assert pair.counters()["recaptures"] == 2
+        assert "compiled again because autocast around the step changed" in pair.program.notes

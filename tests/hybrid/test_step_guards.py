@@ -8,7 +8,7 @@ import torch
 from step_pairs import adamw, batch_of, make, pair_of
 from torch import Tensor, nn
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.runtime.hybrid.steps import runner as step_graph
 from ridgeline.runtime.hybrid.steps import saving
 from ridgeline.runtime.hybrid.steps.program import StepProgram
@@ -173,3 +173,44 @@ def test_assigned_weights_need_a_step_before_they_are_saved(saved_state: dict[st
         pair.program.save("step.pt2", batch_of(0))
         weight = pair.eager.model.get_parameter("0.weight").detach()
         torch.testing.assert_close(saved_state["state"]["0.weight"], weight)
+
+
+class Spectrum(nn.Module):
+    """A complex weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex64) @ self.weight).abs()
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_complex_parameters_are_checked_in_full(
+    is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that is wrong in the imaginary part only is refused; a right one trains."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return Spectrum()
+
+    def conjugating(program: StepProgram, _notes: list[str]) -> Any:
+        def call(flat: list[Tensor]) -> Any:
+            with torch.no_grad():
+                loss = program.graph(*flat)
+                flat[0].imag.mul_(1.1)
+                return loss
+
+        return call
+
+    if is_wrong:
+        monkeypatch.setattr(step_graph, "compile_graph", conjugating)
+    with pair_of(model) as pair:
+        if is_wrong:
+            pair.run(0)
+            with pytest.raises(EquivalenceError):
+                pair.program(batch_of(1))
+        else:
+            pair.train(5, {})

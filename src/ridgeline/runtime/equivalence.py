@@ -195,7 +195,7 @@ def _perturbed_parameters(
     if factor != 1.0:
         with torch.no_grad():
             for parameter in body.model.parameters():
-                if parameter.is_floating_point() and parameter.requires_grad:
+                if parameter.requires_grad:  # so it is floating point, or complex
                     parameter.mul_(factor)
     return _parameters(body)
 

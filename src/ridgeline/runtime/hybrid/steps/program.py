@@ -138,39 +138,36 @@ def trace_step(
     example = pytree.tree_unflatten(flat, structure)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     lifted = lifted or LiftedState(model, optimizer, device)
-    plan = Plan(accumulate=accumulate, precision=precision)
-    traced_loss = OutsideGradients(loss_fn)
+    plan, loss = Plan(accumulate=accumulate, precision=precision), OutsideGradients(loss_fn)
 
     def body() -> StepBody:
         traced: Any = TracedOptimizer(optimizer)
-        return StepBody(model, traced_loss, traced, plan, None, clip_norm=clip_norm, device=device)
+        return StepBody(model, loss, traced, plan, None, clip_norm=clip_norm, device=device)
 
     def step(*tensors: Tensor) -> list[Tensor]:
         """Gives the loss; runs on tensors without data, and is what becomes the graph."""
         state, leaves = tensors[: len(lifted.entries)], iter(tensors[len(lifted.entries) :])
-        traced_loss.start_from(tensors)
+        loss.start_from(tensors)
         inner = [next(leaves) if isinstance(leaf, Tensor) else leaf for leaf in flat]
         inner_batch = pytree.tree_unflatten(inner, structure)
-        silent = Recorder(HostClock())
-        return [lifted.run_substituted(state, lambda: body()(inner_batch, silent))]
+        return [lifted.run_substituted(state, lambda: body()(inner_batch, Recorder(HostClock())))]
 
-    with traced_loss.kept():
+    with loss.kept():
         graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
+    state = (*lifted.entries, *_constants(graph, len(lifted.entries)))
+    return StepProgram(graph, state, example, lifted, clip_norm=clip_norm, accumulate=accumulate)
+
+
+def _constants(graph: fx.GraphModule, position: int) -> list[StateTensor]:
+    """Make inputs of the tensors that the trace found outside, and tidy the graph up."""
     check_constants(graph)
     constants = [
         StateTensor(f"constant/{index}", "constant", tensor)
-        for index, tensor in enumerate(lift_constants(graph, len(lifted.entries)))
+        for index, tensor in enumerate(lift_constants(graph, position))
     ]
     gather_scalars(graph.graph)
     graph.recompile()
-    return StepProgram(
-        graph,
-        (*lifted.entries, *constants),
-        example,
-        lifted,
-        clip_norm=clip_norm,
-        accumulate=accumulate,
-    )
+    return constants
 
 
 def trace_body(body: StepBody, batch: Any, lifted: LiftedState | None = None) -> StepProgram:

@@ -39,6 +39,7 @@ class CallState(Watched):
         fn: A module, function, method, partial or callable object.
 
     Attributes:
+        modules: The networks among what it reads; those inside them are not listed.
         notes: What is not watched, and why.
 
     Raises:
@@ -47,6 +48,7 @@ class CallState(Watched):
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__()
+        self.modules: list[nn.Module] = []
         self.notes: list[str] = []
         self._num_elements = 0
         self._seen: set[int] = set()
@@ -76,6 +78,7 @@ class CallState(Watched):
             self._read_attributes(getattr(value, "__dict__", {}), names, depth - 1)
 
     def _add_module(self, module: nn.Module) -> None:
+        self.modules.append(module)
         hooks = [vars(torch_module)[name] for name in _GLOBAL_HOOKS] if not self._parts else []
         for part in module.modules():
             if id(part) in self._parts:

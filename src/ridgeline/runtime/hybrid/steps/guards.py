@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.runtime.body import LossFunction
+from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.steps.entries import Entries
 from ridgeline.runtime.hybrid.steps.hooks import HookGuard
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState
-from ridgeline.runtime.hybrid.steps.references import References
 
 _NOT_BAKED = ("params", "lr", "initial_lr")
 _training = attrgetter("training")
@@ -40,8 +40,9 @@ class StepGuards:
         self._optimizer = optimizer
         self._lifted = lifted
         self._device_type = device.type
-        self._references = References(loss_fn)
-        roots = (model, *self._references.modules)
+        reads = CallState(loss_fn)
+        self._reads_hold = reads.watch()
+        roots = (model, *reads.modules)
         self._modules = list(dict.fromkeys(part for root in roots for part in root.modules()))
         self._parameters = list(model.parameters())
         self._children = Entries(module._modules for module in self._modules)  # noqa: SLF001
@@ -75,7 +76,7 @@ class StepGuards:
             return "hooks were added or removed"
         if _autocast(self._device_type) != self._autocast:
             return "autocast around the step changed"
-        if not self._references.hold():
+        if not self._reads_hold():
             return "something that the loss function reads was replaced"
         return None
 

@@ -98,6 +98,11 @@ class LearningRates:
         self._optimizer = optimizer
         self._tensors = [group["lr"] for group in optimizer.param_groups]
 
+    @property
+    def num_groups(self) -> int:
+        """How many groups the optimizer had."""
+        return len(self._tensors)
+
     def refresh(self) -> None:
         """Make the captured tensors hold what the optimizer's groups say."""
         for group, tensor in zip(self._optimizer.param_groups, self._tensors, strict=True):

@@ -22,6 +22,7 @@ from ridgeline.runtime.capturable import LearningRates, make_capturable, setting
 from ridgeline.runtime.clearance import clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, DeviceClock
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.model_guard import ModelGuard
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.world import World
 
@@ -125,8 +126,7 @@ class GraphRunner:
         self._prepare_ns = 0
         self._last: CapturedStep | None = None
         self._num_replays = 0
-        notes.extend(make_capturable(body.optimizer, world.device))
-        self._rates = LearningRates(body.optimizer)
+        self._make_capturable()
         World.close_before_leaving(self)
 
     def __call__(self, batch: Any) -> Tensor:
@@ -138,7 +138,11 @@ class GraphRunner:
             BatchError: the batch differs from the captured one in more than a shorter leading dimension.
         """
         begin = time.perf_counter_ns()
+        if self._rates.num_groups != len(self._body.optimizer.param_groups):
+            self._make_capturable()
         self._rates.refresh()
+        if self._captured:
+            self._forget_if_changed()
         if self._num_eager < EAGER_STEPS:
             if self._num_eager == 0:
                 clear_for_capture(self._body, batch, self._world, self._notes)
@@ -149,8 +153,6 @@ class GraphRunner:
             is_compiled = MODES[self._body.plan.execution].is_compiled
             self._prepare_ns += (time.perf_counter_ns() if is_compiled else cleared) - begin
             return loss
-        if self._captured and self._guards() != self._captured_guards:
-            self._forget("an optimizer setting or the training flag changed")
         signature = batches.signature(batch)
         step = self._captured.get(signature)
         if step is None:
@@ -193,10 +195,24 @@ class GraphRunner:
         torch.cuda.current_stream().wait_stream(self._stream)
         return loss
 
-    def _guards(self) -> tuple[Any, ...]:
-        return settings_of(self._body.optimizer), self._body.model.training
+    def _make_capturable(self) -> None:
+        changes = make_capturable(self._body.optimizer, self._world.device)
+        self._notes.extend(change for change in changes if change not in self._notes)
+        self._rates = LearningRates(self._body.optimizer)
 
-    def _forget(self, why: str) -> None:
+    def _forget_if_changed(self) -> None:
+        """Drop the graphs where they are no longer the user's step.
+
+        An eager step comes before the next capture: what changed may need new optimizer state, and a graph
+        that made it would make it anew in every replay.
+        """
+        why = self._model.changed()
+        if settings_of(self._body.optimizer) != self._settings:
+            why = "an optimizer setting changed"
+            self._make_capturable()  # settings that were loaded or added are as the user has them
+        if why is None:
+            return
+        self._num_eager = EAGER_STEPS - 1
         self._recorder.count("recaptures")
         note = f"captured again because {why}"
         if note not in self._notes:
@@ -216,7 +232,8 @@ class GraphRunner:
                 return None
         else:
             self._first = signature
-        self._captured_guards = self._guards()
+        self._settings = settings_of(self._body.optimizer)
+        self._model = ModelGuard(self._body.model)
         pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
         try:
             step = CapturedStep(self._body, batch, self._stream, pool)

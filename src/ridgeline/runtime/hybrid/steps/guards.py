@@ -1,6 +1,5 @@
 """What a traced step takes for granted: settings, flags, modules, addresses; compared before every step."""
 
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -9,13 +8,11 @@ from torch.optim import Optimizer
 
 from ridgeline.runtime.body import LossFunction
 from ridgeline.runtime.hybrid.calls.state import CallState
-from ridgeline.runtime.hybrid.steps.entries import Entries
 from ridgeline.runtime.hybrid.steps.hooks import HookGuard
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState
+from ridgeline.runtime.model_guard import ModelGuard
 
 _NOT_BAKED = ("params", "lr", "initial_lr")
-_training = attrgetter("training")
-_requires_grad = attrgetter("requires_grad")
 
 
 class StepGuards:
@@ -42,13 +39,8 @@ class StepGuards:
         self._device_type = device.type
         reads = CallState(loss_fn)
         self._reads_hold = reads.watch()
-        roots = (model, *reads.modules)
-        self._modules = list(dict.fromkeys(part for root in roots for part in root.modules()))
-        self._parameters = list(model.parameters())
-        self._children = Entries(module._modules for module in self._modules)  # noqa: SLF001
-        self._training = [*map(_training, self._modules)]
-        self._trainable = [*map(_requires_grad, self._parameters)]
-        self._hooks = HookGuard(self._modules, self._parameters, optimizer)
+        self._model = ModelGuard(model, *reads.modules)
+        self._hooks = HookGuard(self._model.modules, model.parameters(), optimizer)
         self._settings = baked_settings(optimizer)
         self._autocast = _autocast(device.type)
 
@@ -66,12 +58,9 @@ class StepGuards:
                 now = group.get(key)
                 if now is not value and now != value:
                     return f"the optimizer's {key} changed"
-        if not self._children.hold():
-            return "a module was replaced"
-        if [*map(_training, self._modules)] != self._training:
-            return "a training flag changed"
-        if [*map(_requires_grad, self._parameters)] != self._trainable:
-            return "parameters were frozen or released"
+        why = self._model.changed()
+        if why is not None:
+            return why
         if not self._hooks.hold():
             return "hooks were added or removed"
         if _autocast(self._device_type) != self._autocast:

@@ -8,7 +8,7 @@ from torch.nn.modules import module as registered
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.hybrid.steps.entries import Entries
+from ridgeline.runtime.entries import Entries
 from ridgeline.runtime.step_hooks import step_hooks
 
 _KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

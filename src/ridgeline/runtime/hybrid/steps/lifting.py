@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.hybrid.steps.entries import Entries
+from ridgeline.runtime.entries import Entries
 from ridgeline.runtime.hybrid.steps.rates import LearningRateInputs
 from ridgeline.runtime.hybrid.steps.substitution import OptimizerSubstitution
 

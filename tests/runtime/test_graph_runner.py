@@ -1,0 +1,153 @@
+"""When a captured step is dropped and captured again, with a capture that records nothing."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.plan import Plan
+from ridgeline.runtime import graph
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.graph import GraphRunner
+from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.world import World
+
+
+class Stream:
+    """Orders nothing: all runs in the calling thread."""
+
+    def wait_stream(self, other: object) -> None:
+        """Nothing to wait for."""
+
+
+class Captured:
+    """Stands for a graph: a replay runs the body; `log` tells what was done."""
+
+    log: list[str] = []
+
+    def __init__(self, body: StepBody, batch: Any, stream: Any, pool: Any) -> None:
+        self.log.append("capture")
+        self.body, self.batch, self.inputs = body, batch, []
+        self.graph = self
+
+    def pool(self) -> None:
+        """Of no use."""
+
+    def load(self, batch: Any) -> None:
+        self.batch = batch
+
+    def replay(self) -> Tensor:
+        self.log.append("replay")
+        return self.body(self.batch, Recorder(HostClock()))
+
+    def frames(self) -> tuple[()]:
+        return ()
+
+    def show_gradients(self) -> None:
+        """They are where they are."""
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the runner does, with stand-ins for CUDA; `eager` for a step operator by operator."""
+    Captured.log = []
+    for name, stand_in in {
+        "Stream": Stream,
+        "stream": lambda _: contextlib.nullcontext(),
+        "current_stream": Stream,
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(graph, "CapturedStep", Captured)
+    monkeypatch.setattr(graph, "check_replay", lambda *_, **__: None)
+    monkeypatch.setattr(graph, "clear_for_capture", lambda *_: None)
+    eagerly = GraphRunner._run_eagerly
+
+    def logged(self: GraphRunner, batch: Any) -> Tensor:
+        Captured.log.append("eager")
+        return eagerly(self, batch)
+
+    monkeypatch.setattr(GraphRunner, "_run_eagerly", logged)
+    return Captured.log
+
+
+def freeze(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    model[0].requires_grad_(False)
+
+
+def evaluate(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    model[1].eval()
+
+
+def put_another(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    model[1] = nn.Tanh()
+
+
+def put_weight(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    model[0].weight = nn.Parameter(torch.ones(4, 4))
+
+
+def set_momentum(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["momentum"] = 0.9
+
+
+def add_group(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    model.append(nn.Linear(4, 4))
+    optimizer.add_param_group({"params": list(model[3].parameters()), "lr": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (freeze, "parameters were frozen or released"),
+        (evaluate, "a training flag changed"),
+        (put_another, "a module was replaced"),
+        (put_weight, "a parameter was replaced"),
+        (set_momentum, "an optimizer setting changed"),
+        (add_group, "an optimizer setting changed"),
+    ],
+)
+def test_what_changes_the_step_is_captured_again(
+    change: Callable[[nn.Sequential, torch.optim.Optimizer], None], why: str, log: list[str]
+) -> None:
+    """After one eager step, which makes what optimizer state is new; the note says why."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    cpu = torch.device("cpu")
+    body = StepBody(
+        model,
+        lambda model, batch: model(batch[0]).square().mean(),
+        optimizer,
+        Plan(execution="graph"),
+        None,
+        clip_norm=None,
+        device=cpu,
+    )
+    recorder, notes = Recorder(HostClock()), list[str]()
+    runner = GraphRunner(body, recorder, World(0, 1, 0, cpu), notes)
+    batch = (torch.ones(2, 4),)
+    for _ in range(5):
+        runner(batch)
+    usual = ["eager"] * 3 + ["capture", "replay", "replay"]
+    assert log == usual
+    change(model, optimizer)
+    for _ in range(3):
+        runner(batch)
+    assert log == [*usual, "close", "eager", "capture", "replay", "replay"]
+    assert recorder.counts["recaptures"] == 1
+    assert [note for note in notes if note.startswith("captured")] == [
+        f"captured again because {why}"
+    ]
+    optimizer.param_groups[0]["lr"] = 0.05
+    runner(batch)
+    assert log[-1] == "replay", "a learning rate is no constant"
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.05)
+    runner.close()

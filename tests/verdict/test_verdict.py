@@ -285,6 +285,16 @@ def test_compute_and_memory_bound() -> None:
     assert verify(predicted, predicted).verdict.startswith("MEMORY-BOUND: ")
 
 
+def test_workers_are_advised_where_there_is_room() -> None:
+    """Two workers fill a machine of two cores."""
+    machine, workload = make_machine(), make_workload()
+    for workers, is_advised in ((1, True), (2, False)):
+        timeline = simulate(machine, workload, Plan(workers=workers, threads=1))
+        verdict = verify(timeline, timeline, machine=machine, workload=workload)
+        assert verdict.verdict.startswith("COMPUTE-BOUND")
+        assert ("add workers" in verdict.next) == is_advised
+
+
 def test_no_gain_is_claimed_within_the_error() -> None:
     """A loss smaller than the prediction error is no promise."""
     spans = [("wait", "compute", 0, 60), ("forward", "compute", 60, 100)]

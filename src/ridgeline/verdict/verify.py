@@ -134,6 +134,7 @@ def verify(
         steps=len(measured.steps_ns),
         predicted_ns=predicted.step_ns,
         is_compiled="compile_s" in predicted.counters,
+        is_full=machine is not None and measured.workers >= _most_workers(machine),
     )
     overhead = measured.counters.get("overhead_ns")
     notes = (
@@ -301,3 +302,8 @@ def _time(value_ns: int | None) -> str:
 
 def _signed(error: float | None) -> str:
     return "-" if error is None else f"{100 * error:+.1f} %"
+
+
+def _most_workers(machine: Machine) -> int:
+    """Workers that do not share a device, or on a CPU a core."""
+    return machine.num_gpus if machine.device_kind == "cuda" else machine.host.cores

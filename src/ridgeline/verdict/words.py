@@ -32,6 +32,8 @@ class _Kind(NamedTuple):
     advice: str
     advice_compiled: str = ""
     """What is left to advise where the step is compiled already; empty: the same."""
+    advice_full: str = ""
+    """What is left to advise where every device, or every core, has a worker; empty: the same."""
 
 
 _KINDS = (
@@ -42,6 +44,7 @@ _KINDS = (
         (KERNEL,),
         "let operators do more at once (a larger batch per worker), add workers, or allow a lower "
         "precision",
+        advice_full="let operators do more at once (a larger batch per worker), or allow a lower precision",
     ),
     _Kind(
         "MEMORY-BOUND",
@@ -94,6 +97,7 @@ def words_for(
     steps: int,
     predicted_ns: int,
     is_compiled: bool = False,
+    is_full: bool = False,
 ) -> Words:
     """Three lines about a measured step.
 
@@ -105,6 +109,7 @@ def words_for(
         steps: Number of measured steps.
         predicted_ns: The predicted step.
         is_compiled: Whether its elementwise operators are fused already.
+        is_full: Whether the machine has no room for a further worker.
     """
     length = {part.name: part.ns for part in parts}
     kind = max(_KINDS, key=lambda k: sum(length[name] for name in k.parts))
@@ -120,7 +125,7 @@ def words_for(
             f"; the largest loss is {worst.name}, {units.nanoseconds(worst.ns)} or "
             f"{units.percent(worst.ns / step_ns)}"
         )
-    advice = (is_compiled and kind.advice_compiled) or kind.advice
+    advice = (is_compiled and kind.advice_compiled) or (is_full and kind.advice_full) or kind.advice
     return Words(
         f"{kind.name}: {units.percent(share)} of the step is {kind.what}",
         why,

@@ -141,9 +141,9 @@ class Reducer:
 
         Cost: On the CPU, blocks until the means are there; on GPUs, only the stream waits.
         """
-        self._is_armed = False
         missing = self._launch_rest()
         self._check_sent()
+        self._is_armed = False
         self._departures.end()
         if self._buffers.flats and self._buffers.versions != self._sent_versions:
             self._engine.wait(self._buffers_done)
@@ -201,7 +201,7 @@ class Reducer:
         self._launch_full()
 
     def _take(self, index: int) -> int:
-        """Note a gradient; nanoseconds spent copying it."""
+        """Note a gradient, and on the CPU copy it into its place; nanoseconds spent copying."""
         bucket, position = self._layout.places[index]
         gradient = bucket.parameters[position].grad
         if gradient is None or gradient.is_sparse:
@@ -216,14 +216,6 @@ class Reducer:
             bucket.ready.append(told)
         if not self._order_is_measured:
             self._arrivals.append((told, index))
-        return self._accept(bucket, position)
-
-    def _launch_full(self) -> None:
-        while self._next < len(self.buckets) and self.buckets[self._next].num_missing == 0:
-            self._launch(self.buckets[self._next], ())
-
-    def _accept(self, bucket: Bucket, position: int) -> int:
-        """Note a gradient, and on the CPU copy it into its place; nanoseconds spent copying."""
         bucket.arrived[position] = True
         bucket.num_missing -= 1
         if self._on_device:
@@ -246,6 +238,10 @@ class Reducer:
                 missing[bucket.index] = positions
             self._launch(bucket, positions)
         return missing
+
+    def _launch_full(self) -> None:
+        while self._next < len(self.buckets) and self.buckets[self._next].num_missing == 0:
+            self._launch(self.buckets[self._next], ())
 
     def _launch(self, bucket: Bucket, missing: Sequence[int]) -> None:
         self._next += 1

@@ -6,7 +6,6 @@ none is left waiting.
 """
 
 import contextlib
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from ridgeline.errors import CheckpointError, NonFiniteError, TaskError
+from ridgeline.errors import CheckpointError, NonFiniteError
 from ridgeline.history import History
 from ridgeline.plan import Plan
-from ridgeline.runtime import checkpoint, random_state, training_state
+from ridgeline.runtime import checkpoint, random_state, schedule, training_state
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
 from ridgeline.runtime.engine import Engine
@@ -130,7 +127,7 @@ class _Run:
         random_state.seed_all(self.seed)
         model = move(self.task.model(), self.world.device)
         optimizer = self.task.optimizer(model)
-        scheduler = _scheduler(self.task, optimizer, self.journal.total_steps)
+        scheduler = schedule.make(self.task, optimizer, self.journal.total_steps)
         random_state.seed_worker(self.seed, self.world.rank)
         self.trained = Trained(
             model=model,
@@ -280,27 +277,3 @@ class _Run:
             f"{cause}. Last good checkpoint: {last_good or 'none'}; lower the learning rate, clip the "
             "gradients (clip_norm), or mend what is named here"
         )
-
-
-def _scheduler(task: Task, optimizer: Optimizer, steps: int) -> LRScheduler | None:
-    """The task's scheduler.
-
-    Raises:
-        TaskError: it cannot be stepped after every step, without arguments.
-    """
-    if task.scheduler is None:
-        return None
-    scheduler = task.scheduler(optimizer, steps)
-    wanted = [
-        name
-        for name, parameter in inspect.signature(scheduler.step).parameters.items()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    ]
-    if wanted:
-        raise TaskError(
-            "wanted a scheduler that is stepped after every training step, got "
-            f"{type(scheduler).__name__} in task {task.name}, whose step() needs {', '.join(wanted)}; give "
-            "another, or none"
-        )
-    return scheduler

@@ -20,23 +20,11 @@ from ridgeline.codec import Value
 from ridgeline.errors import CheckpointError
 from ridgeline.history import EpochPoint, StepPoint
 from ridgeline.plan import Plan
-from ridgeline.runtime import checkpoint, random_state
+from ridgeline.runtime import checkpoint, random_state, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes, share_tensors
 from ridgeline.runtime.saver import Saver
 from ridgeline.runtime.state_tree import flatten, like_parameters, restore
 from ridgeline.runtime.world import World
-
-_PROGRESS = frozenset(
-    (
-        "last_epoch",
-        "_step_count",
-        "_last_lr",
-        "_get_lr_called_within_step",
-        "_is_initial",
-        "base_lrs",
-    )
-)
-"""What a scheduler's state says of how far it has come, and of the rates that the optimizer began with."""
 
 
 class Identity(Value, frozen=True, kw_only=True):
@@ -152,60 +140,17 @@ def load(path: Path, trained: Trained, identity: Identity, world: World) -> Cour
             f"wanted a checkpoint that fits the task, got a mismatch in {path}: {error}; go on with the "
             "task as it was, or train into another run directory"
         ) from error
-    _load_scheduler(trained, header.state, tensors, path)
+    saved = None
+    if "scheduler" in header.state:
+        saved = restore(header.state["scheduler"], tensors)
+    planned = header.state.get("total_steps", trained.total_steps)
+    schedule.load(trained.scheduler, saved, steps=trained.total_steps, planned=planned, path=path)
     course = msgspec.convert(header.state["course"], Course, strict=False)
     if world.rank < header.workers:
         random_state.apply(tensors[f"random.{world.rank}"].numpy().tobytes(), world)
     else:
         random_state.seed_worker(identity.seed, world.rank, step=course.position.step)
     return course
-
-
-def _load_scheduler(
-    trained: Trained, state: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path
-) -> None:
-    """Put the schedule where it was.
-
-    Raises:
-        CheckpointError: it is another one: there was none, or there is none, or it is planned for a run of
-            another length.
-    """
-    if (trained.scheduler is None) == ("scheduler" in state):
-        here, there = ("no", "one") if trained.scheduler is None else ("a", "none")
-        raise CheckpointError(
-            f"wanted the task as it was, got {here} scheduler where the run had {there} in {path}; go on "
-            "with the task as it was, or train into another run directory"
-        )
-    if trained.scheduler is None:
-        return
-    saved = restore(state["scheduler"], tensors)
-    planned = state.get("total_steps", trained.total_steps)
-    if planned != trained.total_steps:
-        differing = settings_that_differ(trained.scheduler.state_dict(), saved)
-        if differing:
-            raise CheckpointError(
-                f"wanted a run of {planned} steps, for which its schedule was planned, got one of "
-                f"{trained.total_steps} ({', '.join(differing)} would differ) in {path}; go on with the "
-                "epochs of that run, or train into another run directory"
-            )
-    trained.scheduler.load_state_dict(saved)
-
-
-def settings_that_differ(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of what two schedulers' states differ in, besides how far they have come."""
-    names = sorted({*mine, *other} - _PROGRESS)
-    return tuple(name for name in names if not _is_alike(mine.get(name), other.get(name)))
-
-
-def _is_alike(mine: Any, other: Any) -> bool:
-    if isinstance(mine, Mapping) and isinstance(other, Mapping):
-        return not settings_that_differ(mine, other)
-    if isinstance(mine, (list, tuple)) and isinstance(other, (list, tuple)):
-        pairs = zip(mine, other, strict=False)
-        return len(mine) == len(other) and all(_is_alike(a, b) for a, b in pairs)
-    if isinstance(mine, Tensor) or isinstance(other, Tensor):
-        return bool(torch.equal(torch.as_tensor(mine), torch.as_tensor(other).to(mine)))
-    return bool(mine == other)
 
 
 def model_state(path: Path) -> dict[str, Any]:

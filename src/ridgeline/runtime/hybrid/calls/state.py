@@ -28,7 +28,8 @@ MOST_ELEMENTS = 512
 """Elements of lists and dictionaries that are watched for one callable; each takes 0.05 us of every call."""
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps its hooks."""
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
@@ -87,7 +88,7 @@ class CallState(Watched):
             self._seen.add(id(part))
             for store in (part._parameters, part._buffers):  # noqa: SLF001 - read at C speed
                 self._add_tensors(store, type(part).__name__)
-            hooks += [part._modules, *(vars(part)[name] for name in _HOOKS)]  # noqa: SLF001
+            hooks += [part._modules, *(vars(part)[name] for name in MODULE_HOOKS)]  # noqa: SLF001
             self._read_code(type(part).forward, part)
         self.empty += [store for store in hooks if not store]
         self.containers += [store.values() for store in hooks if store]

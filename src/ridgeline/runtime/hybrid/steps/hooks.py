@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
 from ridgeline.runtime.entries import Entries
+from ridgeline.runtime.hybrid.calls.state import MODULE_HOOKS
 from ridgeline.runtime.step_hooks import step_hooks
 
-_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _of_gradient = attrgetter("_backward_hooks")
 _of_accumulation = attrgetter("_post_accumulate_grad_hooks")
 
@@ -49,8 +49,8 @@ class HookGuard:
     def __init__(
         self, modules: Iterable[nn.Module], parameters: Iterable[Tensor], optimizer: Optimizer
     ) -> None:
-        stores = [vars(module)[kind] for module in modules for kind in _KINDS]
-        stores += [getattr(registered, f"_global{kind}") for kind in _KINDS]
+        stores = [vars(module)[kind] for module in modules for kind in MODULE_HOOKS]
+        stores += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
         self._parameters = list(parameters)
         self._present = Entries(store for store in stores if store)
         self._empty = [store for store in stores if not store] + step_hooks(optimizer)

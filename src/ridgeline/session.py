@@ -14,6 +14,7 @@ from ridgeline.errors import PlanError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
+from ridgeline.planner.staleness import choose_by_profile, remembered
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.closing import Closing
@@ -146,17 +147,8 @@ class TrainStep(Closing):
         self._example = batch
         if self._step is None:
             self._describe()
-            assert self.machine is not None
-            assert self.workload is not None
-            self.ranking = choose(
-                self.machine,
-                self.workload,
-                world_size=self.world.size,
-                fixed={"workers": self.world.size, "threads": self.world.threads},
-                allow=self._allow,
-                steps=self._num_steps,
-                trial=self._try,
-            )
+            self._choose()
+            assert self.ranking is not None
             self._step = self._planned(self.ranking.best.plan)
         return self._step.plan
 
@@ -171,7 +163,8 @@ class TrainStep(Closing):
         """
         step = self._ready()
         self._describe()
-        assert self.machine is not None
+        if self.machine is None:
+            self.machine = self._measured()
         assert self.workload is not None
         plan = step.plan
         if not plan.threads:  # those that torch has here, not a share of the cores
@@ -231,7 +224,7 @@ class TrainStep(Closing):
         )
 
     def _describe(self) -> None:
-        """Trace and measure, once; all workers take worker 0's trace."""
+        """Trace, once; all workers take worker 0's trace."""
         if self._example is None:
             raise PlanError(
                 "wanted an example batch to trace, got none yet; call step(batch) or step.prepare(batch) "
@@ -248,8 +241,35 @@ class TrainStep(Closing):
             )
             agreed = share_bytes(msgspec.json.encode(mine), self.world)
             self.workload = msgspec.json.decode(agreed, type=Workload)
-        if self.machine is None:
-            self.machine = measure(workload=self.workload, settings=(self._setting(),))
+
+    def _measured(self, refresh: bool = False) -> Machine:
+        """This machine, measured where its saved profile has gaps; with `refresh` all of it."""
+        return measure(workload=self.workload, settings=(self._setting(),), refresh=refresh)
+
+    def _choose(self) -> None:
+        """Rank the plans, by a new profile where trials contradict the saved one."""
+        trial = remembered(self._try)
+
+        def rank(machine: Machine) -> Ranking:
+            assert self.workload is not None
+            return choose(
+                machine,
+                self.workload,
+                world_size=self.world.size,
+                fixed={"workers": self.world.size, "threads": self.world.threads},
+                allow=self._allow,
+                steps=self._num_steps,
+                trial=trial,
+            )
+
+        if self.machine is not None:  # the user's
+            self.ranking = rank(self.machine)
+            return
+        self.machine, self.ranking = choose_by_profile(
+            self._measured,
+            rank,
+            agree=lambda why: share_bytes(why.encode(), self.world).decode(),
+        )
 
     def _setting(self) -> Setting:
         return Setting(

@@ -103,6 +103,44 @@ def test_settings_that_change_are_not_baked_in() -> None:
         torch.testing.assert_close(graph, eager, rtol=2e-3, atol=2e-4)
 
 
+def freeze_the_convolution(model: nn.Module) -> None:
+    model[0].requires_grad_(False)  # type: ignore[index]
+
+
+def freeze_the_statistics(model: nn.Module) -> None:
+    model[1].eval()  # type: ignore[index]
+
+
+def replace_the_activation(model: nn.Module) -> None:
+    model[2] = nn.Tanh()  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (freeze_the_convolution, "parameters were frozen or released"),
+        (freeze_the_statistics, "a training flag changed"),
+        (replace_the_activation, "a module was replaced"),
+    ],
+)
+def test_a_model_that_changes_is_captured_anew(change: Any, why: str) -> None:
+    """What is frozen, set to evaluate or replaced between steps trains on as it does in eager steps."""
+    results = []
+    for execution in ("eager", "graph"):
+        model = make()
+        with TrainStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
+            for index in range(14):
+                if index == 8:
+                    change(model)
+                step(batch_of(16, index))
+            results.append([t.detach().clone() for t in model.state_dict().values()])
+            if execution == "graph":
+                assert step.timeline().counters["recaptures"] == 1
+                assert f"captured again because {why}" in step.notes
+    for eager, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, eager, rtol=2e-3, atol=2e-4)
+
+
 def test_a_constant_baked_in_is_caught() -> None:
     """A loss that depends on a Python counter trains differently when replayed: refused, not used."""
     calls = [0]

@@ -151,3 +151,26 @@ def test_a_plan_without_threads_is_predicted_with_those_that_run() -> None:
         predicted = step.predicted()
         assert step.workload is not None
         assert predicted.spans == rl.simulate(machine, step.workload, here).spans
+
+
+def test_a_saved_profile_that_trials_contradict_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One old and a thousand times too slow is replaced; one that the user gave is not questioned."""
+    asked: list[bool] = []
+    threads = torch.get_num_threads()
+    here = [rl.machine.Setting(device="cpu", workers=1, threads=threads)]
+    saved = make_machine(rate=1e3, settings=here)
+
+    def measured(*, refresh: bool, **_: object) -> rl.Machine:
+        asked.append(refresh)
+        return saved
+
+    monkeypatch.setattr("ridgeline.session.measure", measured)
+    for given, wanted in ((None, [False, True]), (saved, [])):
+        asked.clear()
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with rl.TrainStep(model, loss_fn, optimizer, machine=given, device="cpu") as step:
+            step.prepare(torch.ones(8, 4))
+        assert asked == wanted

@@ -20,6 +20,7 @@ from ridgeline.errors import PlanError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
+from ridgeline.planner.staleness import choose_by_profile, remembered
 from ridgeline.simulator.compile_time import compile_seconds
 from ridgeline.simulator.model import setting_of
 from ridgeline.simulator.step import simulate
@@ -84,19 +85,24 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     from ridgeline.tasks.step import step_workload
 
     wishes = settled(wishes)
-    machine = Machine.load(wishes.machine_file) if wishes.machine_file else measure(settings=())
-    device = machine.device_kind
+    blank = Machine.load(wishes.machine_file) if wishes.machine_file else measure(settings=())
+    device = blank.device_kind
     workloads: dict[int, Workload] = {}
-    counts = worker_counts(machine, task.batch_size, wished=wishes.workers, threads=wishes.threads)
+    counts = worker_counts(blank, task.batch_size, wished=wishes.workers, threads=wishes.threads)
     for count in counts if wishes.workers is None else (wishes.workers,):
         say(f"tracing the step of {task.name} with {count} worker{'s' * (count > 1)}")
         workloads[count] = step_workload(
             task, workers=count, device=device, precisions=_precisions(wishes)
         )
-        if wishes.machine_file is None:
+
+    def profile(refresh: bool) -> Machine:
+        machine = blank
+        for count, workload in workloads.items() if wishes.machine_file is None else ():
             shape = wishes.plan or Plan(workers=count, threads=wishes.threads or 0)
-            setting = setting_of(machine, workloads[count], shape)
-            machine = measure(workload=workloads[count], settings=(setting,), progress=say)
+            setting = setting_of(machine, workload, shape)
+            machine = measure(workload=workload, settings=(setting,), refresh=refresh, progress=say)
+            refresh = False  # what was measured for the first is kept for the others
+        return machine
 
     def attempt(plan: Plan) -> Timeline:
         from ridgeline.probe.group import run_in_group
@@ -114,7 +120,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         say(f"  took {trial_words(measured)}")
         return measured
 
-    decision = _choose(machine, workloads, wishes, steps=steps, attempt=attempt)
+    decision = _choose(profile, workloads, wishes, steps=steps, attempt=attempt, say=say)
     _announce(decision, say)
     return decision
 
@@ -153,12 +159,13 @@ def decide_in_group(
     )
     traced = share_bytes(msgspec.json.encode(mine), world)
     workload = msgspec.json.decode(traced, type=Workload)
-    if wishes.machine_file is not None:
-        machine = Machine.load(wishes.machine_file)
-    else:
+
+    def profile(refresh: bool) -> Machine:
+        if wishes.machine_file is not None:
+            return Machine.load(wishes.machine_file)
         kind: Literal["cpu", "cuda"] = "cuda" if world.device.type == "cuda" else "cpu"
         here = Setting(device=kind, workers=world.size, threads=world.threads)
-        machine = measure(workload=workload, settings=(here,), progress=quiet)
+        return measure(workload=workload, settings=(here,), refresh=refresh, progress=quiet)
 
     def attempt(plan: Plan) -> Timeline:
         quiet(f"trying {plan!r}{_warning(plan, workload)}")
@@ -169,7 +176,15 @@ def decide_in_group(
         return agreed
 
     here_only = replace(wishes, workers=world.size, threads=world.threads)
-    decision = _choose(machine, {world.size: workload}, here_only, steps=steps, attempt=attempt)
+    decision = _choose(
+        profile,
+        {world.size: workload},
+        here_only,
+        steps=steps,
+        attempt=attempt,
+        say=quiet,
+        agree=lambda why: share_bytes(why.encode(), world).decode(),
+    )
     _announce(decision, quiet)
     return decision
 
@@ -222,15 +237,28 @@ def _warning(plan: Plan, workload: Workload) -> str:
 
 
 def _choose(
-    machine: Machine,
+    profile: Callable[[bool], Machine],
     workloads: Mapping[int, Workload],
     wishes: Wishes,
     *,
     steps: int,
     attempt: Callable[[Plan], Timeline],
+    say: Say,
+    agree: Callable[[str], str] = str,
 ) -> Decision:
+    """The user's plan, or the best.
+
+    Args:
+        profile: See `choose_by_profile`.
+        workloads: By number of workers.
+        wishes: See `Wishes`.
+        steps: Steps of the whole training.
+        attempt: Runs a trial.
+        say: Takes lines of progress.
+        agree: Takes rank 0's word, where there are several workers.
+    """
     if wishes.plan is not None:
-        workload = workloads[wishes.plan.workers]
+        machine, workload = profile(False), workloads[wishes.plan.workers]
         return Decision(
             machine=machine,
             workload=workload,
@@ -242,14 +270,16 @@ def _choose(
         fixed["workers"] = wishes.workers
     if wishes.threads is not None:
         fixed["threads"] = wishes.threads
-    ranking = choose(
-        machine,
-        workloads,
-        fixed=fixed,
-        steps=steps,
-        trial=attempt if wishes.tries else None,
-        tries=wishes.tries,
-    )
+    trial = remembered(attempt) if wishes.tries else None
+
+    def rank(machine: Machine) -> Ranking:
+        return choose(machine, workloads, fixed=fixed, steps=steps, trial=trial, tries=wishes.tries)
+
+    if wishes.machine_file is None:
+        machine, ranking = choose_by_profile(profile, rank, agree=agree, say=say)
+    else:  # measuring here would tell nothing about it
+        machine = profile(False)
+        ranking = rank(machine)
     best = ranking.best
     return Decision(
         machine=machine,

@@ -184,7 +184,7 @@ def test_memory_decides_on_micro_batches() -> None:
             "cpu",
             4,
             (
-                "4 workers x 1 thread, eager, 8 micro-batches, buckets 4.00 MiB needs 9.12 MiB of memory per "
+                "4 workers x 1 thread, eager, 8 micro-batches, buckets 4.00 MiB, 25.0 MiB needs 9.12 MiB of memory per "
                 "worker, of which 225 B are usable; reduce the batch size, or the number of workers, which share "
                 "the host's memory"
             ),
@@ -193,7 +193,7 @@ def test_memory_decides_on_micro_batches() -> None:
             "cuda",
             2,
             (
-                "2 workers, eager, 8 micro-batches, buckets 4.00 MiB needs 9.12 MiB of memory per worker, of "
+                "2 workers, eager, 8 micro-batches, buckets 4.00 MiB, 25.0 MiB needs 9.12 MiB of memory per worker, of "
                 "which 900 B are usable; reduce the batch size or use more devices"
             ),
         ),
@@ -213,7 +213,7 @@ def test_micro_batches_need_samples() -> None:
     ranking = choose(make_machine(), loads, fixed={"accumulate": 64})
     assert {c.plan.workers for c in ranking.candidates} == {1}
     assert (
-        "left out: 2 workers x 1 thread, eager, 64 micro-batches, buckets 4.00 MiB: has accumulate=64, more "
+        "left out: 2 workers x 1 thread, eager, 64 micro-batches, buckets 4.00 MiB, 25.0 MiB: has accumulate=64, more "
         "than the 32 samples of a worker's batch"
     ) in ranking.notes
     with pytest.raises(PlanError) as error:
@@ -230,7 +230,7 @@ def test_plans_that_cannot_be_predicted_are_noted() -> None:
     ranking = choose(machine, make_loads())
     assert {c.plan.workers for c in ranking.candidates} == {1}
     assert ranking.notes[0].startswith(
-        "left out: 2 workers x 1 thread, eager, buckets 4.00 MiB: wanted"
+        "left out: 2 workers x 1 thread, eager, buckets 4.00 MiB, 25.0 MiB: wanted"
     )
     with pytest.raises(MachineError):
         choose(machine, make_loads(), fixed={"workers": 2})

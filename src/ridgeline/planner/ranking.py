@@ -142,9 +142,8 @@ def label(plan: Plan) -> str:
     if plan.accumulate > 1:
         words.append(f"{plan.accumulate} micro-batches")
     if plan.workers > 1:
-        limits = plan.sync.bucket_bytes
-        size = units.num_bytes(limits[0])
-        words.append(f"buckets {size}" if len(limits) == 1 else f"{len(limits)} buckets")
+        sizes = [units.num_bytes(limit) for limit in plan.sync.bucket_bytes]
+        words.append(f"buckets {', '.join(sizes)}" if len(sizes) < 3 else f"{len(sizes)} buckets")
     return ", ".join(words)
 
 

@@ -113,7 +113,9 @@ def test_the_copy_of_an_input_is_no_launch_of_its_own() -> None:
     """One launch a call, whatever the address."""
     with hybridize(mlp(), draw(), "graph") as hybrid:
         inputs = [draw() for _ in range(5)]
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        with profile(
+            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True
+        ) as profiler:
             for x in inputs:
                 hybrid(x)
             torch.cuda.synchronize()

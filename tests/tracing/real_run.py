@@ -16,7 +16,7 @@ def profile_step(
 ) -> list[Any]:
     """The outermost profiler events of one training step, in order."""
     optimizer.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         loss_fn(model, batch).backward()
         type(optimizer).step(optimizer)
     outermost = [event for event in profiler.events() if event.cpu_parent is None]

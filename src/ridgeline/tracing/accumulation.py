@@ -6,8 +6,9 @@ trace has one. So the engine's own rule is applied here, and the recorder issues
 
 Source: `can_accumulate_inplace` and `accumulate` in pytorch/torch/csrc/autograd/input_buffer.cpp.
 """
-# ruff: noqa: SLF001 - reference counts, which torch keeps under underscores
+# ruff: noqa: SLF001 - reference counts and frames, which are kept under underscores
 
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import _engine_run_backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -72,6 +75,22 @@ def may_add_in_place(
         and _is_dense(first)
         and references(first) == alone
     )
+
+
+def runs_python_backward() -> bool:
+    """Whether the backward of a user's `autograd.Function` is running, innermost.
+
+    The engine adds up what such a function returned while the function is still its current node, and torch
+    2.11 counts no holder more while it runs: only the call stack tells a user's sum from the engine's.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is BackwardCFunction.apply.__code__:
+            return True
+        if frame.f_code is _engine_run_backward.__code__:
+            return False
+        frame = frame.f_back
+    return False
 
 
 class _Probe(TorchDispatchMode):

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import BackwardCFunction
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.errors import WorkloadError
-from ridgeline.tracing.accumulation import References, may_add_in_place
+from ridgeline.tracing.accumulation import (
+    References,
+    may_add_in_place,
+    runs_python_backward,
+)
 from ridgeline.tracing.arguments import dtype_name, encode
 from ridgeline.tracing.family import family, is_uncounted
 from ridgeline.tracing.flops import flops
@@ -196,6 +201,8 @@ class Recorder(TorchDispatchMode):
             return len(self.records) in self._given_in_place
         node = torch._C._current_autograd_node()
         if node is None or not may_add_in_place(func, args, kwargs, self._alone):
+            return False
+        if isinstance(node, BackwardCFunction) and runs_python_backward():
             return False
         # What the running node has made is an intermediate of its formula, not a gradient that waits,
         # unless the node hands two gradients to one tensor.

@@ -29,6 +29,9 @@ def compiler_settings(program: StepProgram) -> dict[str, Any]:
     settings: dict[str, Any] = dict(inductor.PLAIN)
     if program.num_random_ops > 1:
         settings["reorder_for_peak_memory"] = False
+        if not _is_on_gpu(program) and torch.__version__ < "2.12":
+            # In that order torch 2.11 joins what reads random numbers with what makes room for them.
+            settings["max_fusion_size"] = 1
     if all(tensor.numel() <= SMALL for tensor in program.arguments()):
         settings["cpp.threads"] = 1
     if _is_on_gpu(program):

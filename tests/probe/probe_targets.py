@@ -79,19 +79,22 @@ def small_survey(request: bytes) -> bytes:
 
 
 def measure_in_place(request: bytes) -> bytes:
-    """What `measure` returns on every rank of a group, with nothing left to measure but collectives."""
+    """What `measure` returns on every rank of a group, what it says, and whether it drew random numbers."""
     content = json.loads(request)
     os.environ["XDG_CACHE_HOME"] = content["cache"]
     collectives.QUICK_BYTES = (1 << 10, 1 << 20)
     overlap.ROUNDS = 1
     ceilings.QUICK_S = ceilings.SLOW_S = 0.002  # a few points of every curve will do
     lines = []
+    torch.manual_seed(dist.get_rank())
+    drawn = torch.get_rng_state()
     for hosts in content["hosts"]:
         os.environ["GROUP_WORLD_SIZE"] = str(hosts)
         machine = measure(progress=lines.append)
     text = msgspec.json.encode(machine).decode()
     everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (text, lines))
+    has_drawn = not torch.equal(drawn, torch.get_rng_state())
+    dist.all_gather_object(everyone, (text, lines, has_drawn))
     for hosts in content["hosts"]:
         assert fingerprint.cache_path(machine.fingerprint, hosts).exists()
     return json.dumps(everyone).encode()

@@ -306,12 +306,13 @@ def test_group_measures_collectives_overlap_and_operators() -> None:
 
 
 def test_measure_under_a_process_group_agrees_on_all_ranks(tmp_path: Path) -> None:
-    """In a group every rank gets rank 0's machine, measured for that number of workers only."""
+    """Every rank gets rank 0's machine, of that number of workers only, and keeps its random numbers."""
     request = json.dumps({"cache": str(tmp_path), "hosts": [1]}).encode()
     reply = run_in_group(
         "probe_targets:measure_in_place", request, workers=2, threads=1, device="cpu"
     )
-    (first, lines), (second, silent) = json.loads(reply)
+    (first, lines, *drawn), (second, silent, *drawn_too) = json.loads(reply)
+    assert [*drawn, *drawn_too] == [False, False]
     assert first == second
     assert len(lines) == 1
     assert silent == []
@@ -329,7 +330,7 @@ def test_transfers_between_hosts_are_measured_every_time(tmp_path: Path) -> None
     reply = run_in_group(
         "probe_targets:measure_in_place", request, workers=2, threads=1, device="cpu"
     )
-    (_, lines), _ = json.loads(reply)
+    (_, lines, _), _ = json.loads(reply)
     parts = [line.split(" at ")[0] for line in lines]
     assert parts == [
         "measuring ceilings, dispatch, collectives and overlap",

@@ -77,34 +77,41 @@ def survey(request: bytes) -> bytes:
 def measure_here(request: Request) -> Findings:
     """Measure in this process and its peers of the default process group; the same call on every rank.
 
-    Threads are set for each setting and put back afterwards.
+    Threads are set for each setting and put back afterwards, and so are torch's random generators.
 
     Cost: Blocks until all ranks are done.
     """
+    device = _device(request)
+    threads = torch.get_num_threads()
+    drawn_from = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=drawn_from):
+        try:
+            return _measured(request, device)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _measured(request: Request, device: torch.device) -> Findings:
+    """What every rank measures, with threads and generators left as the last setting needed them."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     size = dist.get_world_size() if dist.is_initialized() else 1
-    threads = torch.get_num_threads()
     findings = Findings()
-    device = _device(request)
     if (request.dispatch or request.links) and rank == 0:
         torch.set_num_threads(1)
         findings += _alone(request, device)
-    try:
-        for setting in request.settings:
-            # Every rank must take part in making a group, also those that are not in it.
-            group = None
-            if 1 < setting.workers < size:
-                made = dist.new_group(list(range(setting.workers)))
-                group = made if isinstance(made, dist.ProcessGroup) else None
-            if rank < setting.workers:
-                if setting.threads:
-                    torch.set_num_threads(setting.threads)
-                peers = Peers(rank=rank, size=setting.workers, device=device, group=group)
-                findings += _at(setting, peers, request)
-            if size > 1:
-                Peers(rank=rank, size=size, device=device).barrier()
-    finally:
-        torch.set_num_threads(threads)
+    for setting in request.settings:
+        # Every rank must take part in making a group, also those that are not in it.
+        group = None
+        if 1 < setting.workers < size:
+            made = dist.new_group(list(range(setting.workers)))
+            group = made if isinstance(made, dist.ProcessGroup) else None
+        if rank < setting.workers:
+            if setting.threads:
+                torch.set_num_threads(setting.threads)
+            peers = Peers(rank=rank, size=setting.workers, device=device, group=group)
+            findings += _at(setting, peers, request)
+        if size > 1:
+            Peers(rank=rank, size=size, device=device).barrier()
     return findings
 
 

@@ -27,6 +27,9 @@ Output = tuple[int, int]
 
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
 
+_WITH_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
+"""Operators that make the workspace of their backward only where gradients are on, as in a real step."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -39,13 +42,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One op, ready to be issued."""
+    """One op, ready to be issued; `workspaces` are the sources that only a real run can fill."""
 
     op: Op
     call: Callable[..., Any]
     args: list[Any]
     kwargs: dict[str, Any]
     sources: tuple[Source, ...]
+    workspaces: tuple[Source, ...]
 
 
 class Replay:
@@ -86,7 +90,7 @@ class Replay:
         taken: dict[int, tuple[Any, Any]] = {}
         values = self._values
         for index, step in enumerate(self._program):
-            if step is None or step.op.key in self.failures or not wanted(index):
+            if step is None or not self._can_issue(step) or not wanted(index):
                 self._stand_in(index)
                 continue
             try:
@@ -100,24 +104,39 @@ class Replay:
                 # Freeing is part of a step's time, so it is part of the op after which it happens.
                 for dead in self._dead[index]:
                     values.pop(dead, None)
-                taken[index] = (begin, mark())
+                end = mark()
+                made = _tensors(result)
+                if index in self._read and len(made) != len(step.op.outputs):
+                    raise ValueError(
+                        f"{len(step.op.outputs)} tensors were traced, {len(made)} made"
+                    )
             except _FAILURES as error:
                 self.failures[step.op.key] = f"{type(error).__name__}: {error}".splitlines()[0]
                 self._stand_in(index)
                 continue
-            if index in self._read:
-                made = _tensors(result)
-                values.update({(index, output): made[output] for output in self._read[index]})
-                del made
-            del result
+            taken[index] = (begin, end)
+            for output in self._read.get(index, ()):
+                values[index, output] = made[output]
+            del made, result
         values.clear()
         return taken
 
+    def _can_issue(self, step: Instruction) -> bool:
+        """Whether the op did not fail before, and the workspaces that it reads are filled."""
+        if step.op.key in self.failures:
+            return False
+        for source in step.workspaces:
+            if source.op < 0 or self._ops[source.op].key in self.failures:
+                self.failures[step.op.key] = "the op that fills its workspace cannot be issued"
+                return False
+        return all((source.op, source.output) in self._values for source in step.workspaces)
+
     def _stand_in(self, index: int) -> None:
-        """Outputs of an op that is not issued."""
+        """Outputs of an op that is not issued; nothing can stand in for a workspace."""
         for output in self._read.get(index, ()):
             spec = self._ops[index].outputs[output]
-            self._values[index, output] = rebuild.empty(spec, self._device)
+            if not _is_workspace(spec):
+                self._values[index, output] = rebuild.empty(spec, self._device)
         for dead in self._dead[index]:
             self._values.pop(dead, None)
 
@@ -141,6 +160,8 @@ class Replay:
         tensor = self._values[source.op, source.output]
         if tuple(tensor.shape) == spec.shape and tuple(tensor.stride()) == spec.stride:
             return tensor
+        if _is_workspace(spec):
+            return tensor
         return tensor.as_strided(spec.shape, spec.stride)
 
     def _compile(self, ops: Sequence[Op]) -> list[Instruction | None]:
@@ -151,6 +172,8 @@ class Replay:
             try:
                 args, kwargs = rebuild.parse(op)
                 call = rebuild.resolve(op.name)
+                if op.name in _WITH_GRAD_MODE:
+                    call = torch.enable_grad()(call)
             except WorkloadError as error:
                 self.failures[op.key] = str(error)
                 program.append(None)
@@ -161,7 +184,12 @@ class Replay:
             for source in sources:
                 if source.op >= 0:
                     last_read[source.op, source.output] = index
-            program.append(Instruction(op, call, args, kwargs, sources))
+            workspaces = tuple(
+                source
+                for source, spec in zip(sources, op.inputs, strict=True)
+                if _is_workspace(spec)
+            )
+            program.append(Instruction(op, call, args, kwargs, sources, workspaces))
         for made, reader in last_read.items():
             self._read[made[0]].append(made[1])
             self._dead[reader].append(made)
@@ -222,8 +250,18 @@ class _Places:
 
 
 def _tensors(result: Any) -> list[Tensor]:
-    values: Any = result if isinstance(result, (tuple, list)) else (result,)
-    return [value for value in values if isinstance(value, Tensor)]
+    """The tensors of a result in the order in which tracing lists them."""
+    if isinstance(result, (tuple, list)):
+        return [tensor for value in result for tensor in _tensors(value)]
+    return [result] if isinstance(result, Tensor) else []
+
+
+def _is_workspace(spec: TensorSpec) -> bool:
+    """Whether a tensor is bytes for a later kernel, of a size that only the kernel knows: traced as none.
+
+    A kernel that is handed an empty one reads past its end.
+    """
+    return spec.shape == (0,) and spec.dtype == "uint8"
 
 
 def _same(one: TensorSpec, other: TensorSpec) -> bool:

@@ -8,8 +8,9 @@ worker 0, whose order all take) and the buckets are cut again by it.
 On GPUs a bucket leaves where its gradients are ready, which `departures` knows; and once the order is known,
 only the last gradient of a bucket is listened to, until one is not the last (see `hooks`).
 
-The mean is exact up to one rounding: NCCL divides the sum; over gloo a power-of-two number of workers is
-folded into the copy (scaling by a power of two is exact), any other number divides the sum once.
+The mean is the sum rounded once more, and the sum never leaves the range of the mean: NCCL scales what it
+sums; over gloo the copy divides by the power of two that is no less than the number of workers, which is
+exact, and what that is too much is taken back by one division of the sum.
 """
 
 import time
@@ -74,9 +75,8 @@ class Reducer:
         self._bucket_bytes = tuple(bucket_bytes)
         self._on_device = world.device.type == "cuda"
         self._collectives = Collectives(engine, on_device=self._on_device)
-        is_power_of_two = world.size & (world.size - 1) == 0
-        self._scale = 1.0 / world.size if is_power_of_two else 1.0
-        self._divide_after = not self._on_device and not is_power_of_two
+        self._scale = 0.5 ** (world.size - 1).bit_length()
+        self._excess = world.size * self._scale  # above 1/2, and exact
         self._is_armed = False
         self._order_is_measured = False
         self._arrivals: list[tuple[Ready | None, int]] = []
@@ -151,8 +151,8 @@ class Reducer:
         self._recorder.mark("wait")
         for bucket in self.buckets:
             self._engine.wait(self._done[bucket.index])
-            if self._divide_after:
-                bucket.flat.div_(self._world.size)
+            if not self._on_device and self._excess != 1.0:
+                bucket.flat.div_(self._excess)
         if self._buffers.flats:
             self._engine.wait(self._buffers_done)
             if self._world.rank:

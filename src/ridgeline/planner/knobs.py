@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ridgeline import units
 from ridgeline.errors import MachineError, PlanError
 from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered
 from ridgeline.machine import Machine
@@ -19,8 +18,8 @@ from ridgeline.plan import (
     is_whole,
 )
 from ridgeline.planner.buckets import searched_bucket_bytes
+from ridgeline.planner.pruning import Pruned, exchanging, fitting
 from ridgeline.simulator.fusion import blocks_of
-from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.workload import Workload
 
@@ -44,14 +43,6 @@ class Request(NamedTuple):
     device: str
     fixed: Mapping[str, Any]
     allow: tuple[str, ...]
-
-
-class Pruned(NamedTuple):
-    """A plan that was ruled out before it was simulated, why, and what would let it in."""
-
-    plan: Plan
-    reason: str
-    advice: str
 
 
 def make_request(
@@ -109,7 +100,9 @@ def make_request(
 
 
 def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
-    """Every plan worth simulating, and those ruled out by memory or for lack of blocks to compile.
+    """Every plan worth simulating, and those ruled out.
+
+    By memory, by gradients that workers cannot exchange, or for lack of blocks to compile.
 
     Raises:
         MachineError: the profile lacks what the bucket search needs.
@@ -118,18 +111,25 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
     pruned: list[Pruned] = []
     for plan in _frames(request):
         workload = request.workloads[plan.workers]
+        refused = exchanging(workload, plan)
+        if refused is not None:
+            if all(known.plan.workers != plan.workers for known in pruned):
+                pruned.append(refused)  # the same for every plan of as many workers
+            continue
         is_regional = MODES[plan.execution].form == "regional"
         if is_regional and "execution" not in request.fixed and not blocks_of(workload):
             reason = "no module path names numbered blocks to compile one by one"
             pruned.append(Pruned(plan, reason, "fix another execution"))
             continue
-        fitting = _fitting(request, workload, plan)
-        if isinstance(fitting, Pruned):
-            pruned.append(fitting)
+        found = fitting(
+            request.machine, workload, plan, may_split="accumulate" not in request.fixed
+        )
+        if isinstance(found, Pruned):
+            pruned.append(found)
             continue
-        for bucket_bytes in _bucket_choices(request, workload, fitting):
+        for bucket_bytes in _bucket_choices(request, workload, found):
             sync = Sync(bucket_bytes=bucket_bytes)
-            plans.append(msgspec.structs.replace(fitting, sync=sync))
+            plans.append(msgspec.structs.replace(found, sync=sync))
     return plans, pruned
 
 
@@ -205,40 +205,6 @@ def _threads(request: Request, workers: int) -> tuple[int, ...]:
     if request.device == "cuda":
         return (0,)
     return (max(1, request.machine.host.cores // workers),)
-
-
-def _fitting(request: Request, workload: Workload, plan: Plan) -> Plan | Pruned:
-    """The plan with as many micro-batches as its memory needs, unless the user fixed them."""
-    samples = max(1, workload.samples)
-    if plan.accumulate > samples:
-        return Pruned(
-            plan,
-            f"has accumulate={plan.accumulate}, more than the {samples} samples of a worker's batch",
-            "lower accumulate",
-        )
-    candidate = plan
-    while not fits(request.machine, workload, candidate):
-        parts = candidate.accumulate * 2
-        if "accumulate" in request.fixed or parts > workload.samples:
-            need = peak_memory_bytes(workload, candidate)
-            room = memory_capacity_bytes(request.machine, workload, candidate)
-            return Pruned(
-                candidate,
-                f"needs {units.num_bytes(need)} of memory per worker, of which {units.num_bytes(room)} are "
-                "usable",
-                _roomier(candidate, request.device),
-            )
-        candidate = msgspec.structs.replace(candidate, accumulate=parts)
-    return candidate
-
-
-def _roomier(plan: Plan, device: str) -> str:
-    """What leaves a worker more memory: on a CPU never more workers, since all share that of one host."""
-    if device == "cuda":
-        return "reduce the batch size or use more devices"
-    if plan.workers == 1:
-        return "reduce the batch size"
-    return "reduce the batch size, or the number of workers, which share the host's memory"
 
 
 def _bucket_choices(request: Request, workload: Workload, plan: Plan) -> list[tuple[int, ...]]:

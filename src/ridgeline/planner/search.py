@@ -9,7 +9,6 @@ from ridgeline.errors import MachineError, PlanError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import (
-    Pruned,
     Request,
     enumerate_plans,
     make_request,
@@ -21,6 +20,7 @@ from ridgeline.planner.preparation import (
     is_compiled,
     with_kin,
 )
+from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking, label
 from ridgeline.planner.reasons import make_choices, why
 from ridgeline.planner.trials import (

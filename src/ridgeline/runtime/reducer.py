@@ -207,7 +207,7 @@ class Reducer:
         if gradient is None or gradient.is_sparse:
             raise WorkloadError(
                 f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one; make its "
-                "layer with sparse=False"
+                "layer with sparse=False, or train on one worker (--workers 1)"
             )
         if bucket.arrived[position]:
             raise _second(self._parameters[index][0])

@@ -80,4 +80,6 @@ def test_a_batch_of_more_than_there_is_is_noted() -> None:
     workload = step_workload(load_task("mlp", batch_size=1 << 20), device="cpu")
     note = f"the data has {workload.samples} samples, so that a batch of {1 << 20} is one of {workload.samples}"
     assert note in workload.notes
+    shared = step_workload(load_task("mlp", batch_size=1 << 20), workers=2, device="cpu")
+    assert (shared.samples, note in shared.notes) == (workload.samples // 2, True)
     assert not any("samples" in n for n in step_workload(load_task("mlp"), device="cpu").notes)

@@ -30,7 +30,8 @@ def step_workload(
 
     Args:
         task: Its batch size is that of all workers together.
-        workers: The global batch is divided by this number, rounding down, as in training.
+        workers: The global batch, or the data where that is less, is divided by this number, rounding down,
+            as in training.
         device: `cpu` or `cuda`; None takes the GPU where there is one. `cuda` on a host without a GPU
             describes the step as well as it can be known here, and notes it.
         precisions: Also trace the step in these, see `trace`.
@@ -42,8 +43,7 @@ def step_workload(
 
     Cost: Makes the model (on a GPU: moves it there) and loads one batch; the random state stays.
     """
-    share = task.batch_size // workers
-    if share < 1:
+    if task.batch_size < workers:
         raise TaskError(
             f"wanted at least one sample per worker, got batch_size={task.batch_size} over "
             f"workers={workers} in task {task.name}; raise the batch size or take fewer workers"
@@ -56,7 +56,8 @@ def step_workload(
         if not isinstance(made, nn.Module):
             raise TypeError(f"it returned {type(made).__name__}, which is no torch module")
         model = move(made, place)
-    samples = min(share, length(task.train_data, "training"))
+    available = length(task.train_data, "training")
+    samples = max(1, min(task.batch_size, available) // workers)
     batch = fetch(task.train_data, torch.arange(samples))
     with _blamed(task, "optimizer"):
         optimizer = task.optimizer(model)
@@ -68,8 +69,8 @@ def step_workload(
         workload = trace(
             model, task.loss_fn, optimizer, batch, name=task.name, precisions=precisions
         )
-    if samples < share:
-        note = f"the data has {samples} samples, so that a batch of {share} is one of {samples}"
+    if available < task.batch_size:
+        note = f"the data has {available} samples, so that a batch of {task.batch_size} is one of {available}"
         workload = msgspec.structs.replace(workload, notes=(*workload.notes, note))
     return workload if wanted == place else _as_on_gpu(workload)
 

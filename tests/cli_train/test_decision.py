@@ -1,11 +1,18 @@
 """`decide`: a saved profile that the trial contradicts is measured again, and nothing is tried twice."""
 
+import dataclasses
+
 import msgspec
 import pytest
+import torch
 
 from ridgeline.cli.decision import Wishes, decide
+from ridgeline.cli.train import num_steps
 from ridgeline.cli.worker import Job
+from ridgeline.errors import DataError
 from ridgeline.machine import Machine
+from ridgeline.runtime.sampler import Sampler
+from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 from strategies import make_machine
 
@@ -42,3 +49,17 @@ def test_a_profile_that_the_trial_contradicts_is_measured_again(
     assert asked == ([] if is_given else [False, False, True])
     reasons = [line for line in said if line.endswith("the trial took 50.0 ms: measuring again")]
     assert len(reasons) == (0 if is_given else 1)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("samples", [3, 60, 64, 66, 1437])
+def test_a_run_has_as_many_steps_as_training_takes(samples: int, workers: int) -> None:
+    """The last batch of every epoch is a step where each worker gets a sample of it."""
+    data = torch.utils.data.TensorDataset(torch.zeros(samples, 1))
+    task = dataclasses.replace(Job(task="mlp").load(0), train_data=data, batch_size=64)
+    try:
+        world = World(0, workers, 0, torch.device("cpu"))
+        each = Sampler(data, task.batch_size, world, seed=0).steps_per_epoch
+    except DataError:
+        each = 0
+    assert num_steps(task, 8, workers=workers) == max(1, 8 * each)

@@ -88,7 +88,7 @@ class Command:
             order.job,
             wishes,
             seed=order.seed,
-            steps=num_steps(task, order.epochs),
+            steps=num_steps(task, order.epochs, workers=wishes.workers or 1),
             say=output.progress,
         )
         check_plan(decision.plan, decision.workload.device)
@@ -97,15 +97,17 @@ class Command:
         return conclude(Path(order.run_dir), task.name, decision, output)
 
 
-def num_steps(task: "Task", epochs: int) -> int:
-    """Steps of a whole run, about.
+def num_steps(task: "Task", epochs: int, *, workers: int = 1) -> int:
+    """Steps of a whole run, as training counts them with so many workers.
 
     Raises:
         DataError: the training data is empty or has no length.
     """
-    from ridgeline.runtime.sampler import length
+    from ridgeline.runtime import sampler
 
-    return max(1, length(task.train_data, "training data") * epochs // task.batch_size)
+    count = sampler.length(task.train_data, "training data")
+    each = sampler.num_steps(count, batch_size=task.batch_size, workers=workers)
+    return max(1, each * epochs)
 
 
 def prepare(order: Order, decision: Decision, output: Output) -> None:

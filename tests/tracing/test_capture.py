@@ -266,10 +266,24 @@ def test_loss_must_use_the_model_it_is_given() -> None:
     model, _, optimizer, batch = step()
     assert message_of(model, lambda m, b: image_loss(model, b), optimizer, batch) == (
         "wanted a step that trains only the model it is given, got a tensor of shape (5, 6) that requires "
-        "grad and is not in that model, in aten.t.default; use the model that is passed to loss_fn, and "
-        "make a trained loss its submodule"
+        "grad and is not in that model, in aten.t.default; use the model that is passed to loss_fn, make a "
+        "trained loss its submodule, and freeze another network (a GAN's) with requires_grad_(False) while "
+        "this step is called"
     )
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_another_network_may_be_frozen_for_a_step() -> None:
+    """As the message says: a GAN's other network computes and passes gradients on, and gets none."""
+    model, other = nn.Linear(6, 5), nn.Linear(5, 1)
+    trained = nn.ModuleList([model])
+    other.requires_grad_(False)
+    workload = rl.trace(
+        trained, lambda m, b: other(m[0](b)).mean(), sgd(trained), torch.randn(4, 6)
+    )
+    assert [parameter.name for parameter in workload.gradients] == ["0.bias", "0.weight"]
+    assert len([op for op in workload.phase("forward") if op.name == "aten.addmm.default"]) == 2
+    assert all(parameter.grad is None for parameter in other.parameters())
 
 
 def test_models_optimizers_and_batches_must_fit() -> None:

@@ -232,7 +232,8 @@ class Recorder(TorchDispatchMode):
                 raise WorkloadError(
                     "wanted a step that trains only the model it is given, got a tensor of shape "
                     f"{tuple(value.shape)} that requires grad and is not in that model, in {func}; "
-                    "use the model that is passed to loss_fn, and make a trained loss its submodule"
+                    "use the model that is passed to loss_fn, make a trained loss its submodule, and freeze "
+                    "another network (a GAN's) with requires_grad_(False) while this step is called"
                 )
 
 

@@ -123,6 +123,43 @@ def test_products_cost_two_mnk(m: int, k: int, n: int, b: int) -> None:
     assert flops(aten.linear.default, linear, {}, meta(b, m, n)) == 2 * b * m * n * k
 
 
+@settings(max_examples=25, deadline=None)
+@given(batch=sizes, left=sizes, right=sizes, outputs=sizes)
+def test_three_factors_cost_two_for_each_combination(
+    batch: int, left: int, right: int, outputs: int
+) -> None:
+    """A bilinear layer costs 2 FLOP for each sample and weight, as much for its gradient."""
+    model = nn.Bilinear(left, right, outputs)
+    both = (torch.zeros(batch, left), torch.zeros(batch, right))
+    workload = rl.trace(model, lambda m, b: m(*b).sum(), sgd(model), both)
+    assert sum(op.flops for op in workload.phase("forward")) == 2 * batch * left * right * outputs
+    (backward,) = (op for op in workload.phase("backward") if "_trilinear" in op.name)
+    assert backward.flops == 2 * batch * left * right * outputs
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=sizes, k=sizes, b=sizes, d=sizes)
+def test_dense_systems_and_pairs_cost_what_the_textbook_says(
+    n: int, k: int, b: int, d: int
+) -> None:
+    """LU 2/3 n^3, Cholesky n^3/3, each triangle n^2 for each right-hand side; distances as their product."""
+
+    def meta(*shape: int) -> Any:
+        return torch.empty(*shape, device="meta")
+
+    a, x = meta(b, n, n), meta(b, n, k)
+    assert flops(aten.linalg_cholesky_ex.default, (a,), {}, (a, None)) == b * n**3 // 3
+    assert flops(aten.linalg_lu_factor_ex.default, (a,), {}, (a, None, None)) == 2 * b * n**3 // 3
+    assert flops(aten.linalg_lu_solve.default, (a, None, x), {}, x) == 2 * b * n**2 * k
+    assert flops(aten.linalg_solve_triangular.default, (a, x), {"upper": True}, x) == b * n**2 * k
+    solved = flops(aten._linalg_solve_ex.default, (a, x), {}, (x, a, None, None))
+    assert solved == 2 * b * n**3 // 3 + 2 * b * n**2 * k
+    pairs = (meta(n, d), meta(k, d))
+    assert flops(aten._euclidean_dist.default, pairs, {}, meta(n, k)) == 2 * n * k * d
+    addr = (meta(n, k), meta(n), meta(k))
+    assert flops(aten.addr.default, addr, {}, meta(n, k)) == 2 * n * k
+
+
 @settings(max_examples=5, deadline=None)
 @given(words=st.integers(9, 50), width=st.integers(1, 4), depth=st.integers(1, 3), size=sizes)
 def test_transformers_cost_six_flop_for_each_weight_and_token(

@@ -64,12 +64,12 @@ _UNCOUNTED = (
     "linalg_",
     "_linalg_",
     "_cdist_",
-    "_trilinear",
     "cholesky",
     "conv_tbc",
     "_ctc",
 )
-"""How the names of operators begin that compute much and have no FLOP formula here."""
+"""How the names of operators begin that compute much, unless there is a FLOP formula for them."""
+_COMPUTING_LITTLE = ("linalg_vector_norm", "_linalg_check_errors")
 
 
 def family(func: OpOverload, *, is_view: bool) -> Family:
@@ -96,4 +96,6 @@ def family(func: OpOverload, *, is_view: bool) -> Family:
 def is_uncounted(func: OpOverload) -> bool:
     """Whether the operator computes more than its bytes tell, without a FLOP formula here."""
     name = func.overloadpacket.__name__
-    return name.startswith(_UNCOUNTED) and not name.startswith("linalg_vector_norm")
+    if func.overloadpacket in FORMULAS or name.startswith(_COMPUTING_LITTLE):
+        return False
+    return name.startswith(_UNCOUNTED)

@@ -1,7 +1,8 @@
 """FLOP of operators; a multiply-add counts as 2.
 
-Only contractions are counted (matrix products, convolutions, attention, recurrent layers), as is
-the custom for model FLOP counts; pointwise work, normalisation and pooling are 0 and show as bytes.
+Only contractions (matrix products, convolutions, attention, recurrent layers) and the solving of dense
+systems are counted, as is the custom for model FLOP counts; pointwise work, normalisation and pooling are
+0 and show as bytes.
 """
 # ruff: noqa: SLF001 - operators whose names begin with an underscore
 
@@ -136,6 +137,56 @@ def _cudnn_rnn(factor: int) -> Formula:
     return formula
 
 
+def _trilinear(get: Get, result: Any) -> int:
+    """2 for each combination of all indices: the larger of the two products that three factors take.
+
+    Source: nn.Bilinear, y_bo = sum_ij x_bi w_oij z_bj; the factors are broadcast as `expand1` ... say.
+    """
+    shapes = []
+    for number in (1, 2, 3):
+        shape = list(get(f"i{number}").shape)
+        for dim in sorted(get(f"expand{number}")):
+            shape.insert(dim, 1)
+        shapes.append(shape)
+    return 2 * prod(max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+def _distances(get: Get, result: Any) -> int:
+    """By the product of all pairs: |x - y|^2 = |x|^2 - 2 x y + |y|^2."""
+    return 2 * result.numel() * get("x1").shape[-1]
+
+
+def _outer(get: Get, result: Any) -> int:
+    return 2 * result.numel()
+
+
+def _factoring(name: str, thirds: int) -> Formula:
+    """n^3 x `thirds` / 3 for each matrix: LU 2, Cholesky 1.
+
+    Source: Golub and Van Loan, Matrix Computations (4th edition), sections 3.2 and 4.2.
+    """
+
+    def formula(get: Get, result: Any) -> int:
+        rows = get(name).shape[-1]
+        return thirds * rows * get(name).numel() // 3
+
+    return formula
+
+
+def _substituting(name: str, triangles: int) -> Formula:
+    """n^2 for each triangle and right-hand side. Source: as for factoring, section 3.1."""
+
+    def formula(get: Get, result: Any) -> int:
+        solution = result[0] if isinstance(result, (tuple, list)) else result
+        return triangles * get(name).shape[-1] * solution.numel()
+
+    return formula
+
+
+def _solve(get: Get, result: Any) -> int:
+    return _factoring("A", 2)(get, result) + _substituting("A", 2)(get, result)
+
+
 FORMULAS: dict[OpOverloadPacket, Formula] = {
     aten.mm: _product("self", "mat2"),
     aten.bmm: _product("self", "mat2"),
@@ -152,6 +203,14 @@ FORMULAS: dict[OpOverloadPacket, Formula] = {
     aten.addmv: _product("mat", "vec"),
     aten.dot: _product("self", "tensor"),
     aten.vdot: _product("self", "other"),
+    aten.addr: _outer,
+    aten._trilinear: _trilinear,
+    aten._euclidean_dist: _distances,
+    aten.linalg_lu_factor_ex: _factoring("A", 2),
+    aten.linalg_cholesky_ex: _factoring("self", 1),
+    aten.linalg_lu_solve: _substituting("LU", 2),
+    aten.linalg_solve_triangular: _substituting("self", 1),
+    aten._linalg_solve_ex: _solve,
     aten.matmul: _matmul,
     aten.linear: _linear,
     aten.linear_backward: _linear_backward,

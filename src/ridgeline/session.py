@@ -18,6 +18,7 @@ from ridgeline.planner.staleness import choose_by_profile, remembered
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.closing import Closing
+from ridgeline.runtime.hybrid.calls.state import networks_preserved
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.step import check_optimizer, move
@@ -231,14 +232,15 @@ class TrainStep(Closing):
                 "first"
             )
         if self.workload is None:
-            mine = trace(
-                self.model,
-                self.loss_fn,
-                self.optimizer,
-                self._example,
-                name=self.name,
-                precisions=self._allow if self._step is None else (self._step.plan.precision,),
-            )
+            with networks_preserved(self.loss_fn):
+                mine = trace(
+                    self.model,
+                    self.loss_fn,
+                    self.optimizer,
+                    self._example,
+                    name=self.name,
+                    precisions=self._allow if self._step is None else (self._step.plan.precision,),
+                )
             agreed = share_bytes(msgspec.json.encode(mine), self.world)
             self.workload = msgspec.json.decode(agreed, type=Workload)
 
@@ -280,7 +282,7 @@ class TrainStep(Closing):
 
     def _try(self, plan: Plan) -> Timeline:
         """Run a plan for some steps on the example batch and undo them; the slowest worker counts."""
-        before = Snapshot(self.model, self.optimizer)
+        before = Snapshot(self.model, self.optimizer, self.loss_fn)
         step = self._planned(plan)
         try:
             for _ in range(TRIAL_STEPS):

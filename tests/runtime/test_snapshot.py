@@ -1,5 +1,6 @@
 """Snapshots: trials leave no trace."""
 
+import copy
 import random
 from collections.abc import Callable
 
@@ -73,3 +74,35 @@ def test_what_the_first_step_makes_is_made_again() -> None:
     snapshot.restore()
     assert "mean" not in dict(model.named_buffers())
     assert train(model, optimizer, 3) == first
+
+
+def test_networks_that_the_loss_reads_are_put_back() -> None:
+    """A teacher, a criterion and a default argument: parameters, buffers and gradients, old ones and new."""
+    torch.manual_seed(0)
+    model, teacher, norm, critic = (
+        nn.Linear(4, 3),
+        nn.Linear(4, 3),
+        nn.BatchNorm1d(3),
+        nn.Linear(3, 1),
+    )
+    critic.bias.grad = torch.ones(1)
+    others = (teacher, norm, critic)
+
+    def loss_fn(model: nn.Module, x: torch.Tensor, critic: nn.Module = critic) -> torch.Tensor:
+        with torch.no_grad():
+            for slow, fast in zip(teacher.parameters(), model.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        return critic(norm(model(x)) - teacher(x)).mean()
+
+    before = [copy.deepcopy(other.state_dict()) for other in others]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    snapshot = Snapshot(model, optimizer, loss_fn)
+    loss_fn(model, torch.randn(8, 4)).backward()
+    assert norm.num_batches_tracked == 1
+    snapshot.restore()
+    for other, state in zip(others, before, strict=True):
+        assert all(torch.equal(state[name], now) for name, now in other.state_dict().items())
+    assert critic.weight.grad is None
+    assert norm.weight.grad is None
+    assert torch.equal(critic.bias.grad, torch.ones(1))
+    assert model.weight.grad is None

@@ -1,5 +1,6 @@
 """The public TrainStep: the loop closed around a user's own script, alone and with two workers."""
 
+import copy
 import json
 import os
 import socket
@@ -122,6 +123,25 @@ def test_a_given_plan_runs_without_measuring() -> None:
         ),
     ):
         _ = step.plan
+
+
+def test_choosing_leaves_no_trace_in_other_networks() -> None:
+    """A teacher that the loss updates, and a norm that is not in the model, are as before `prepare`."""
+    model, teacher = nn.Linear(4, 2), nn.Linear(4, 2).requires_grad_(False)
+    norm = nn.BatchNorm1d(2, affine=False)
+
+    def follow(model: nn.Module, batch: Any) -> Tensor:
+        with torch.no_grad():
+            for slow, fast in zip(teacher.parameters(), model.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        return (norm(model(batch)) - norm(teacher(batch))).square().mean()
+
+    before = copy.deepcopy((teacher.state_dict(), norm.state_dict()))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with rl.TrainStep(model, follow, optimizer, machine=make_machine(), device="cpu") as step:
+        step.prepare(torch.randn(8, 4))
+    for network, state in zip((teacher, norm), before, strict=True):
+        assert all(torch.equal(state[name], now) for name, now in network.state_dict().items())
 
 
 def test_what_is_no_plan_and_who_needs_a_closure_are_refused() -> None:

@@ -69,10 +69,10 @@ def check_replay(
         EquivalenceError: they differ by more than the tolerance.
 
     Cost: Six steps (nine when compiled in 16 bits, or where rounding may explain a difference) and
-    three copies of parameters, buffers and optimizer state.
+    three copies of parameters, buffers and optimizer state (one of other networks that the loss reads).
     """
     originals = [tensor.clone() for tensor in inputs]
-    start = Snapshot(body.model, body.optimizer)
+    start = Snapshot(body.model, body.optimizer, body.loss_fn)
     trial = _Trial(body, batch, start, rates, replay, stream, world)
     try:
         gaps = []

@@ -4,6 +4,7 @@ Trials, warm-up and equivalence checks run real steps; a snapshot makes them lea
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,55 +12,98 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from ridgeline.runtime.hybrid.calls.state import CallState, overlaps
 from ridgeline.runtime.random_state import HostGenerators
+
+Name = tuple[int, str]
+"""The number of a network, the model first, and a path in it."""
 
 
 class Snapshot:
     """A copy of parameters, buffers, optimizer state and settings, and random state.
 
+    Args:
+        model: Its gradients become None when it is put back.
+        optimizer: Made from the model's parameters.
+        loss_fn: Other networks that it reads (a teacher, say) are copied too, with their gradients.
+
+    Raises:
+        CaptureError: a network that the loss function reads has parameters without shapes yet.
+
     Cost: Doubles the memory of what it copies, as long as it lives.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        others = () if loss_fn is None else CallState(loss_fn).modules
+        self._networks = (model, *(other for other in others if other is not model))
         self._optimizer = optimizer
-        self._tensors = {name: tensor.detach().clone() for name, tensor in _named(model)}
+        self._tensors = {name: tensor.detach().clone() for name, tensor in self._named()}
+        self._gradients = [(p, _copy(p.grad)) for p in self._parameters_outside()]
         self._state = {p: _copy(state) for p, state in optimizer.state.items()}
         self._groups = [
             {key: _copy(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        self._paths = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        self._paths = {
+            (number, path)
+            for number, network in enumerate(self._networks)
+            for path, _ in network.named_buffers(remove_duplicate=False)
+        }
         self._cpu_rng = torch.get_rng_state()
         self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         self._host_rng = HostGenerators.now()
 
     def restore(self, *, keep_settings: bool = False) -> None:
-        """Put everything back, in place wherever a tensor still exists; gradients become None.
+        """Put everything back, in place wherever a tensor still exists; the model's gradients become None.
 
         Args:
             keep_settings: Leave the optimizer's settings (learning rate and so on) as they are now.
         """
         with torch.no_grad():
             self._forget_new_buffers()
-            for name, tensor in _named(self._model):
+            for name, tensor in self._named():
                 tensor.copy_(self._tensors[name])
             self._restore_state()
             if not keep_settings:
                 self._restore_groups()
+            for parameter, saved in self._gradients:
+                parameter.grad = _put_back({"": parameter.grad}, {"": saved})[""]
         self._optimizer.zero_grad(set_to_none=True)
         torch.set_rng_state(self._cpu_rng)
         if self._cuda_rng is not None:
             torch.cuda.set_rng_state(self._cuda_rng)
         self._host_rng.restore()
 
+    def _named(self) -> list[tuple[Name, Tensor]]:
+        """Parameters and buffers, each tensor once; nobody writes one whose elements share memory."""
+        found = {
+            id(tensor): ((number, path), tensor)
+            for number, network in reversed([*enumerate(self._networks)])
+            for path, tensor in (*network.named_parameters(), *network.named_buffers())
+            if not overlaps(tensor)
+        }
+        return [*found.values()]
+
+    def _parameters_outside(self) -> list[nn.Parameter]:
+        """Those in which a backward pass adds gradients that no step forgets."""
+        model, *others = self._networks
+        inside = set(model.parameters())
+        return [p for other in others for p in other.parameters() if p not in inside]
+
     def _forget_new_buffers(self) -> None:
-        """Buffers that the model registered in a step since: it will do so again."""
-        for prefix, module in self._model.named_modules(remove_duplicate=False):
-            for name in list(module._buffers):  # noqa: SLF001 - there is no public list of one module's
-                path = f"{prefix}.{name}" if prefix else name
-                if module._buffers[name] is not None and path not in self._paths:  # noqa: SLF001
-                    delattr(module, name)
+        """Buffers that a network registered in a step since: it will do so again."""
+        for number, network in enumerate(self._networks):
+            for prefix, module in network.named_modules(remove_duplicate=False):
+                buffers = module._buffers  # noqa: SLF001 - there is no public list of one module's
+                for name in list(buffers):
+                    path = f"{prefix}.{name}" if prefix else name
+                    if buffers[name] is not None and (number, path) not in self._paths:
+                        delattr(module, name)
 
     def _restore_state(self) -> None:
         state = self._optimizer.state
@@ -75,10 +119,6 @@ class Snapshot:
                 del group[key]
             for key, value in saved.items():
                 group[key] = _put_back({"": group.get(key)}, {"": value})[""]
-
-
-def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _copy(value: Any) -> Any:

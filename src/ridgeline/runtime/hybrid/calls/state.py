@@ -139,6 +139,8 @@ class CallState(Watched):
             return
         reads, writes = _names(function.__code__)
         only_read = reads - writes
+        if not _is_torchs(function):
+            self._read_defaults(function)
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         for name in sorted(only_read):
             if name in free:
@@ -170,6 +172,12 @@ class CallState(Watched):
                 self._seen.add(hash(key))
                 self._read_code(found.fget if isinstance(found, property) else found, owner)
 
+    def _read_defaults(self, function: types.FunctionType) -> None:
+        """Networks and functions among the defaults of arguments, read where no caller gives any."""
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            if isinstance(default, (nn.Module, types.FunctionType)):
+                self._enter(default, function.__name__, frozenset(), depth=0)
+
     def _read_attributes(self, own: dict[str, Any], names: frozenset[str], depth: int) -> None:
         """Attributes of an object, and of plain objects among them (a configuration, say)."""
         if not isinstance(own, dict):  # a class, of which nothing is watched
@@ -194,6 +202,12 @@ class CallState(Watched):
                 self._enter(value, name, names, depth)
 
 
+def networks_preserved(fn: Callable[..., Any]) -> contextlib.AbstractContextManager["SavedState"]:
+    """Whatever happens inside, networks that `fn` reads, and random state, are afterwards as they were."""
+    networks = CallState(fn).modules
+    return preserved([t for n in networks for t in (*n.parameters(), *n.buffers())])
+
+
 class SavedState:
     """Tensors and random state as they are now, to be put back bitwise.
 
@@ -202,7 +216,7 @@ class SavedState:
 
     def __init__(self, tensors: list[Tensor]) -> None:
         # An expanded tensor shares memory between its elements, so nobody writes it: nothing to save.
-        self.tensors = [tensor for tensor in tensors if not _overlaps(tensor)]
+        self.tensors = [tensor for tensor in tensors if not overlaps(tensor)]
         self._copies = [tensor.detach().clone() for tensor in self.tensors]
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -223,7 +237,8 @@ class SavedState:
         self._host.restore()
 
 
-def _overlaps(tensor: Tensor) -> bool:
+def overlaps(tensor: Tensor) -> bool:
+    """Whether elements share memory, as in an expanded tensor."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in pairs)
 

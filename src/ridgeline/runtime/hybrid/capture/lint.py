@@ -92,7 +92,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     seen.ignores_torch_optimizers = kind != "cuda"
     recorder = Recorder(HostClock())
     recorder.listener = functools.partial(setattr, seen.lines, "phase")
-    before = Snapshot(body.model, optimizer)
+    before = Snapshot(body.model, optimizer, body.loss_fn)
     try:
         with _random_state_kept(), _buffers_attached(body.model), body.as_written():
             if kind == "cuda" and not judged:

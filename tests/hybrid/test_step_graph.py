@@ -9,10 +9,11 @@ from step_pairs import STEP_GRAPH, Pair, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
 from torch._inductor import config
 
-from ridgeline.errors import BatchError, EquivalenceError, PlanError
+from ridgeline.errors import BatchError, CaptureError, EquivalenceError, PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.hybrid.steps import runner
 from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
 from ridgeline.runtime.hybrid.steps.runner import (
     EAGER_STEPS,
@@ -133,6 +134,30 @@ def test_a_constant_baked_in_is_caught(interpreted: None) -> None:
         ):
             step(batch_of(EAGER_STEPS))
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_what_torch_raises_in_the_first_run_is_a_refusal() -> None:
+    """Of whatever type: it names the mode to use, leaves no trace, and the step goes on."""
+
+    def fail(_: list[Tensor]) -> Any:
+        raise TypeError("expected Tensor()\nand much more")
+
+    model = make()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "compile_graph", lambda *_: fail)
+        with TrainStep(model, loss_fn, sgd(model), STEP_GRAPH, device="cpu") as step:
+            for index in range(EAGER_STEPS):
+                step(batch_of(index))
+            before = [p.detach().clone() for p in model.parameters()]
+            with pytest.raises(CaptureError) as caught:
+                step(batch_of(EAGER_STEPS))
+            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+            step(batch_of(EAGER_STEPS))
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert str(caught.value) == (
+        "wanted the step's program run, got TypeError: expected Tensor(); use another mode of execution, such "
+        "as execution='eager'"
+    )
 
 
 def test_several_workers_are_refused() -> None:

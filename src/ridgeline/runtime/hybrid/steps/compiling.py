@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.runtime.hybrid import inductor
+from ridgeline.runtime.hybrid.calls.forms import brief
 from ridgeline.runtime.hybrid.packages.aot import compile_program
 from ridgeline.runtime.hybrid.packages.package import load_compiled
 from ridgeline.runtime.hybrid.steps.binding import Call
@@ -53,7 +54,7 @@ def compile_graph(program: StepProgram, notes: list[str]) -> Call:
     Cost: 5 to 60 seconds of compiling, unless the compiler's cache knows the program.
     """
     inputs, settings = program.arguments(), compiler_settings(program)
-    with _compiling():
+    with accepted("compiled"), torch.no_grad():
         graph = inductor.copy_of(program.graph)  # the compiler changes the graph that it is given
         compiled = (
             inductor.compile_replayed(graph, inputs, notes=notes, settings=settings)
@@ -68,17 +69,20 @@ def compile_graph(program: StepProgram, notes: list[str]) -> Call:
 
 
 @contextlib.contextmanager
-def _compiling() -> Iterator[None]:
+def accepted(done: str) -> Iterator[None]:
+    """What torch raises inside, of whatever type, says that it cannot have the step's program `done`.
+
+    Raises:
+        CaptureError: instead; the first line of what torch said follows, all of it is the cause.
+    """
     try:
-        with torch.no_grad():
-            yield
-    except (RuntimeError, AssertionError) as error:
-        if isinstance(error, RidgelineError):
-            raise
-        reason = (str(error).strip() or "no message").splitlines()[0]
+        yield
+    except RidgelineError:
+        raise
+    except Exception as error:
         raise CaptureError(
-            f"wanted the step's program compiled, got {type(error).__name__}: {reason}; use another "
-            "mode of execution, such as 'eager'"
+            f"wanted the step's program {done}, got {brief(error)}; use another mode of execution, such as "
+            "execution='eager'"
         ) from error
 
 
@@ -121,7 +125,7 @@ def compile_file(program: StepProgram) -> ProgramFile:
 
     directory = tempfile.TemporaryDirectory(prefix="ridgeline-step-")
     try:
-        with _compiling(), config.patch(compiler_settings(program)):
+        with accepted("compiled"), torch.no_grad(), config.patch(compiler_settings(program)):
             graph = inductor.copy_of(program.graph)
             path = compile_program(graph, program.arguments(), Path(directory.name))
     except BaseException:

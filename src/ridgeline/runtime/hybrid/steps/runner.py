@@ -21,7 +21,12 @@ from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
 from ridgeline.runtime.hybrid.steps.binding import BoundStep, ReplayedStep, bind
-from ridgeline.runtime.hybrid.steps.compiling import ProgramFile, compile_file, compile_graph
+from ridgeline.runtime.hybrid.steps.compiling import (
+    ProgramFile,
+    accepted,
+    compile_file,
+    compile_graph,
+)
 from ridgeline.runtime.hybrid.steps.guards import StepGuards
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, place_state
 from ridgeline.runtime.hybrid.steps.program import StepProgram, trace_body
@@ -101,7 +106,7 @@ class StepGraphRunner:
 
         Raises:
             BatchError: the batch differs from the first one in more than a shorter leading dimension.
-            CaptureError: the step cannot be written as one program, compiled or captured.
+            CaptureError: the step cannot be written as one program, compiled, run or captured.
             EquivalenceError: the program differs from the eager step.
 
         Cost: The second call traces, compiles and checks, which takes seconds to minutes.
@@ -225,7 +230,8 @@ class StepGraphRunner:
             call = file.load()
         else:
             call = compile_graph(program, self._notes)
-        step = bind(call, [entry.tensor for entry in program.state], program.inputs)
+        with accepted("bound to its state"):
+            step = bind(call, [entry.tensor for entry in program.state], program.inputs)
         seconds = time.perf_counter() - begin
         self._recorder.counts["compile_s"] = self._recorder.counts.get("compile_s", 0.0) + seconds
         return Prepared(BatchPattern(program.batch), program, step, file)
@@ -236,7 +242,8 @@ class StepGraphRunner:
         def replay() -> Tensor:
             program.lifted.is_current()  # takes over what the eager step put into new tensors
             program.lifted.rates.refresh()
-            return prepared.step(program.inputs)
+            with accepted("run"):
+                return prepared.step(program.inputs)
 
         check_replay(
             self._body,

@@ -88,7 +88,8 @@ def check_replay(
         raise EquivalenceError(
             f"wanted execution={body.plan.execution!r} to equal the eager step within "
             f"{widest.allowed:.2g} of the update, got a difference of {widest.size:.3g} over {len(gaps)} "
-            "perturbed steps; something in the step is baked in (a Python number, host randomness): use "
+            "perturbed steps; something in the step is baked in (a Python number, host randomness), or "
+            "random numbers are drawn in another order (dropout of a transposed tensor): use "
             "execution='eager'"
         )
     notes.append(

@@ -21,7 +21,7 @@ from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.calls.state import networks_preserved
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import TrainStep as PlannedStep
-from ridgeline.runtime.step import check_optimizer, move
+from ridgeline.runtime.step import check_clip_norm, check_optimizer, move
 from ridgeline.runtime.world import World
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
@@ -54,7 +54,7 @@ class TrainStep(Closing):
             any nest of tuples, lists and dicts of tensors.
         optimizer: Made from the model's parameters.
         plan: `"auto"`, a `Plan`, or the path of a saved one.
-        clip_norm: Clip the averaged gradients to this total norm.
+        clip_norm: Clip the averaged gradients to this total norm, above 0; None leaves them.
         allow: Changes of the maths that `"auto"` may make, e.g. `("bf16",)`; none by default.
         machine: Use this profile instead of measuring.
         device: `cpu` or `cuda`; None takes the GPU where there is one.
@@ -64,7 +64,7 @@ class TrainStep(Closing):
 
     Raises:
         PlanError: a given plan asks for what this release or this world does not offer, or there is none;
-            or the optimizer calls the model itself (LBFGS).
+            or the optimizer calls the model itself (LBFGS); or `clip_norm` is no finite number above 0.
 
     Example:
         >>> step = rl.TrainStep(model, loss_fn, optimizer)  # doctest: +SKIP
@@ -100,6 +100,7 @@ class TrainStep(Closing):
         self._example: Any = None
         self._step: PlannedStep | None = None
         check_optimizer(optimizer)
+        check_clip_norm(clip_norm)
         if plan != "auto":
             self._step = self._planned(_given(plan))
 

@@ -1,6 +1,7 @@
 """A step under a plan: what it refuses, what it records, and that it equals the loop by hand."""
 
 import itertools
+import math
 import re
 from typing import Any
 
@@ -169,3 +170,15 @@ def test_clipping_counts_parameters_that_were_added_later() -> None:
     squares = [float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None]
     assert len(squares) == 4
     assert sum(squares) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, math.inf, math.nan, True, "1.0"])
+def test_a_norm_that_cannot_be_clipped_to_is_refused(norm: Any) -> None:
+    """0 would train nothing and a negative one uphill."""
+    model, optimizer = make()
+    with pytest.raises(PlanError) as caught:
+        TrainStep(model, loss_fn, optimizer, Plan(), clip_norm=norm, device="cpu")
+    assert str(caught.value) == (
+        f"wanted clip_norm as a finite number above 0, or None, got {norm!r}; give the largest total norm that "
+        "gradients may have, or None to leave them as they are"
+    )

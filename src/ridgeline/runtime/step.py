@@ -5,6 +5,7 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 """
 
 import inspect
+import math
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,7 +75,7 @@ class TrainStep(Closing):
         loss_fn: `loss_fn(model, batch)` returns the mean loss as a scalar tensor.
         optimizer: Any torch optimizer.
         plan: A `Plan`, or the path of a saved one.
-        clip_norm: Clip the (averaged) gradients to this total norm.
+        clip_norm: Clip the (averaged) gradients to this total norm, above 0; None leaves them.
         device: `cpu` or `cuda`; None takes the GPU where there is one.
         order: Expected gradient-ready order, e.g. `workload.ready_order`; measured anyway.
         world: This worker's place, if not that of the environment: a world of one trains alone even
@@ -88,7 +89,8 @@ class TrainStep(Closing):
         notes: What could not be done as planned, each with its reason.
 
     Raises:
-        PlanError: the plan asks for what this release or this world does not offer.
+        PlanError: the plan asks for what this release or this world does not offer, or `clip_norm` is no
+            finite number above 0.
         WorkloadError: there are several workers, and the optimizer has parameters that are not the model's.
     """
 
@@ -109,6 +111,7 @@ class TrainStep(Closing):
         self.world = world or World.join(threads=self.plan.threads, device=device)
         check_supported(self.plan, self.world)
         check_optimizer(optimizer)
+        check_clip_norm(clip_norm)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
         self.name = name
@@ -274,6 +277,22 @@ def check_optimizer(optimizer: Optimizer) -> None:
         raise PlanError(
             f"wanted an optimizer whose step() needs nothing, got {type(optimizer).__name__}, which calls "
             "the model itself (closure); train with that one in a loop of your own"
+        )
+
+
+def check_clip_norm(clip_norm: float | None) -> None:
+    """A norm of 0 would train nothing, and a negative one uphill.
+
+    Raises:
+        PlanError: it is neither None nor a finite number above 0.
+    """
+    if clip_norm is None:
+        return
+    is_number = isinstance(clip_norm, int | float) and not isinstance(clip_norm, bool)
+    if not is_number or not 0.0 < clip_norm < math.inf:
+        raise PlanError(
+            f"wanted clip_norm as a finite number above 0, or None, got {clip_norm!r}; give the largest "
+            "total norm that gradients may have, or None to leave them as they are"
         )
 
 

@@ -20,8 +20,8 @@ from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.calls.state import networks_preserved
 from ridgeline.runtime.snapshot import Snapshot
+from ridgeline.runtime.step import CLOSED, check_clip_norm, check_optimizer, move
 from ridgeline.runtime.step import TrainStep as PlannedStep
-from ridgeline.runtime.step import check_clip_norm, check_optimizer, move
 from ridgeline.runtime.world import World
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
@@ -99,6 +99,7 @@ class TrainStep(Closing):
         self._allow = tuple(allow)
         self._example: Any = None
         self._step: PlannedStep | None = None
+        self._is_closed = False
         check_optimizer(optimizer)
         check_clip_norm(clip_norm)
         if plan != "auto":
@@ -130,6 +131,7 @@ class TrainStep(Closing):
             WorkloadError: the loss is not a scalar that depends on the parameters.
             BatchError: the batch does not fit the step.
             EngineError: a collective failed, most likely because another worker died.
+            PlanError: the step was closed.
 
         Cost: Does not wait for a GPU. With `plan="auto"` the first call measures and tries plans, which
         takes seconds to minutes; call `prepare(batch)` to do that ahead.
@@ -145,7 +147,12 @@ class TrainStep(Closing):
 
         Under several workers all must call it with batches of the same shape; all take the choice that
         worker 0's measurements lead to.
+
+        Raises:
+            PlanError: the step was closed.
         """
+        if self._is_closed:
+            raise PlanError(CLOSED)
         self._example = batch
         if self._step is None:
             self._describe()
@@ -201,7 +208,8 @@ class TrainStep(Closing):
         return self._ready().save(path, self._example)
 
     def close(self) -> None:
-        """Release hooks, graphs and threads; model and optimizer stay usable."""
+        """Release hooks, graphs and threads; model and optimizer stay usable, and so do the reports."""
+        self._is_closed = True
         if self._step is not None:
             self._step.close()
 

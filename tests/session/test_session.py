@@ -125,6 +125,24 @@ def test_a_given_plan_runs_without_measuring() -> None:
         _ = step.plan
 
 
+def test_a_closed_step_is_refused_by_name() -> None:
+    """Calls and `prepare`, whether it has run or not; what it measured can still be read."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    planned = rl.TrainStep(model, loss_fn, optimizer, rl.Plan(), device="cpu")
+    planned(torch.ones(8, 4))
+    unused = rl.TrainStep(model, loss_fn, optimizer, device="cpu")
+    for step in (planned, unused):
+        step.close()
+        for call in (step, step.prepare):
+            with pytest.raises(PlanError) as caught:
+                call(torch.ones(8, 4))
+            assert str(caught.value) == (
+                "wanted an open step, got one that was closed; make a new TrainStep to train on"
+            )
+    assert planned.timeline().frames
+
+
 def test_choosing_leaves_no_trace_in_other_networks() -> None:
     """A teacher that the loss updates, and a norm that is not in the model, are as before `prepare`."""
     model, teacher = nn.Linear(4, 2), nn.Linear(4, 2).requires_grad_(False)

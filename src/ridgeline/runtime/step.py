@@ -36,6 +36,8 @@ from ridgeline.timeline import Timeline
 WARMUP_STEPS = 3
 """First steps kept out of the timeline: allocations, algorithm choice, the second cut of buckets."""
 
+CLOSED = "wanted an open step, got one that was closed; make a new TrainStep to train on"
+
 
 class Runner(Protocol):
     """An execution mode: runs batches, and is closed once."""
@@ -117,6 +119,7 @@ class TrainStep(Closing):
         self.name = name
         self.notes: list[str] = []
         self.num_steps = 0
+        self._is_closed = False
         on_device = self.world.device.type == "cuda"
         self.recorder = Recorder(DeviceClock() if on_device else HostClock())
         self._engine = self._make_engine()
@@ -148,10 +151,13 @@ class TrainStep(Closing):
             EquivalenceError: the planned execution gives other results than the eager step.
             WorkloadError: the loss is not a scalar that depends on the parameters.
             EngineError: a collective failed, most likely because another worker died.
+            PlanError: the step was closed.
 
         Cost: Does not synchronise the host with a GPU, once the first calls have compiled, captured and
         checked what the plan says.
         """
+        if self._is_closed:
+            raise PlanError(CLOSED)
         begin = time.perf_counter_ns()
         recorder = self.recorder
         recorder.begin_step()
@@ -200,6 +206,7 @@ class TrainStep(Closing):
 
     def close(self) -> None:
         """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice."""
+        self._is_closed = True
         self._runner.close()
         if self._reducer is not None:
             self._reducer.close()

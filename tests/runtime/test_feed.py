@@ -262,14 +262,22 @@ def test_the_report_says_what_was_hidden_and_what_bounds() -> None:
 
 def test_what_cannot_be_fed_is_refused() -> None:
     """Checked at the call, before anything is loaded."""
-    with pytest.raises(PlanError, match=r"wanted depth >= 0, got -1 in feed\(\.\.\.\); 2 serves"):
-        feed([], "cpu", -1)
     with pytest.raises(
-        PlanError, match="wanted depth >= 1 with fixed_addresses=True, got 0 in feed"
+        PlanError, match=r"wanted a whole depth >= 0, got -1 in feed\(\.\.\.\); 2 serves"
+    ):
+        feed([], "cpu", -1)
+    with pytest.raises(PlanError, match=r"wanted a whole depth >= 0, got 1\.5 in feed"):
+        feed([], "cpu", 1.5)  # type: ignore[arg-type]
+    with pytest.raises(
+        PlanError, match="wanted a whole depth >= 1 with fixed_addresses=True, got 0 in feed"
     ):
         feed([], "cpu", 0, fixed_addresses=True)
     with pytest.raises(PlanError, match="wanted a CPU or CUDA device, got meta in feed"):
         feed([], "meta")
+    with pytest.raises(
+        PlanError, match=r"wanted a CPU or CUDA device, got 'nonsense' in feed.*; name it 'cpu'"
+    ):
+        feed([], "nonsense")
     with pytest.raises(PlanError, match="wanted an iterable of batches, got int in feed"):
         feed(5, "cpu")  # type: ignore[arg-type]
 

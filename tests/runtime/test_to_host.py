@@ -99,6 +99,6 @@ def test_gradients_stay_behind() -> None:
 def test_a_negative_depth_is_refused() -> None:
     """Checked at the call."""
     with pytest.raises(
-        PlanError, match=r"wanted depth >= 0, got -1 in to_host\(\.\.\.\); 2 serves"
+        PlanError, match=r"wanted a whole depth >= 0, got -1 in to_host\(\.\.\.\); 2 serves"
     ):
         to_host([], -1)

@@ -54,8 +54,8 @@ def feed(
         devices, sparse ones, subclasses and those that require gradients are copied when handed over.
 
     Raises:
-        PlanError: `loader` cannot be iterated; `depth` is negative, or 0 with fixed addresses; the
-            device is neither CPU nor CUDA, or torch cannot use it.
+        PlanError: `loader` cannot be iterated; `depth` is no whole number, negative, or 0 with fixed
+            addresses; the device is neither CPU nor CUDA, or torch cannot use it.
         Exception: in the iteration, whatever the loader raises, unchanged, at the batch where it
             happened.
 
@@ -68,9 +68,11 @@ def feed(
             "a generator"
         )
     least = 1 if fixed_addresses else 0
-    if depth < least:
-        wanted = f"depth >= {least}{' with fixed_addresses=True' if fixed_addresses else ''}"
-        raise PlanError(f"wanted {wanted}, got {depth} in feed(...); 2 serves most loaders")
+    if not isinstance(depth, int) or depth < least:
+        wanted = (
+            f"a whole depth >= {least}{' with fixed_addresses=True' if fixed_addresses else ''}"
+        )
+        raise PlanError(f"wanted {wanted}, got {depth!r} in feed(...); 2 serves most loaders")
     place = _place(device)
     channel: Channel | None = None
     if place.type == "cuda":
@@ -233,7 +235,12 @@ class Feed(Stream):
 def _place(device: torch.device | str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device)
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:  # no such name, no name at all
+        raise PlanError(
+            f"wanted a CPU or CUDA device, got {device!r} in feed(...); name it 'cpu', 'cuda' or 'cuda:0'"
+        ) from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise PlanError(
             f"wanted a CUDA device that torch can use for feed(...), got {place} without one; feed to 'cpu', "

@@ -37,15 +37,17 @@ def to_host(tensors: Iterable[Any], depth: int = 2) -> "ToHost":
         `close()` and `report()`. A result stays valid as long as it, or a view of it, is referenced.
 
     Raises:
-        PlanError: `depth` is negative; in the iteration: results come from several GPUs, or in memory
-            whose copy is not over yet.
+        PlanError: `depth` is no whole number or negative; in the iteration: results come from several
+            GPUs, or in memory whose copy is not over yet.
         Exception: in the iteration, whatever the iterable raises, unchanged, at its place.
 
     Cost: `depth + 2` results of pinned memory, and one more for each that is held: to keep many large
         results, copy them out of it. The host waits for the copy of the result that it is given.
     """
-    if depth < 0:
-        raise PlanError(f"wanted depth >= 0, got {depth} in to_host(...); 2 serves most programs")
+    if not isinstance(depth, int) or depth < 0:
+        raise PlanError(
+            f"wanted a whole depth >= 0, got {depth!r} in to_host(...); 2 serves most programs"
+        )
     return ToHost(tensors, depth)
 
 

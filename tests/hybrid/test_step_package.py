@@ -1,6 +1,7 @@
 """A whole training step in a file: another process goes on training, without the model's source."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,10 @@ def test_learning_rates_can_be_read_and_set(trained: Trained) -> None:
         PackageError, match="wanted a learning rate for each of 1 parameter groups, got 2"
     ):
         step.lr = (0.1, 0.2)
+    for rate in (math.nan, math.inf, -0.1):
+        with pytest.raises(PackageError, match=f"wanted finite learning rates >= 0, got {rate}"):
+            step.lr = rate
+    assert step.lr == (0.0,)
 
 
 def test_a_loaded_step_is_saved_again(trained: Trained, tmp_path: Path) -> None:

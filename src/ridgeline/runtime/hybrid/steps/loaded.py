@@ -1,5 +1,6 @@
 """A training step loaded from a file: it trains on without the model, the loss or the optimizer's source."""
 
+import math
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -108,7 +109,7 @@ class LoadedStep:
         """Set the learning rate of each group, or one for all.
 
         Raises:
-            PackageError: another number of rates than there are groups.
+            PackageError: another number of rates than there are groups, or one negative or not finite.
         """
         tensors = list(self._of_role("rate").values())
         values = [rates] * len(tensors) if isinstance(rates, int | float) else list(rates)
@@ -117,6 +118,12 @@ class LoadedStep:
                 f"wanted a learning rate for each of {len(tensors)} parameter groups, got {len(values)} for "
                 f"the step in {self._path}; give one number, or one for each group"
             )
+        for value in values:
+            if not 0.0 <= value < math.inf:
+                raise PackageError(
+                    f"wanted finite learning rates >= 0, got {value!r} for the step in {self._path}; its "
+                    "rates are as they were"
+                )
         for tensor, value in zip(tensors, values, strict=True):
             tensor.fill_(value)
 

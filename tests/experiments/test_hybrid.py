@@ -178,6 +178,7 @@ def test_text() -> None:
         "ridgeline script failed no source",
         "ridgeline static 5.00 us 4.75 us .. 5.25 us 20.00 500 ms 0 a later call overwrites the output",
         "bare graph replay 10.0 us 9.50 us .. 10.5 us 10.00 500 ms 0",
+        "warm cache: break-even counts the seconds of the first that compiled, if those were more",
         "ridgeline graph: 5.00 times eager, 5.00 times the fastest peer (eager)",
         "50.0 % of bare graph replay, which copies no inputs and keeps no outputs",
         "20.0 % of the limit, 4.00 us: 328 kFLOP",

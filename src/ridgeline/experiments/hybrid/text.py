@@ -8,6 +8,7 @@ from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridExperime
 from ridgeline.reporting.text import table, title
 
 _NAMES = {"callable": "inference", "step": "training"}
+WARM = "warm cache: break-even counts the seconds of the first that compiled, if those were more"
 _KINDS = ("peer", "ridgeline", "bound")
 
 
@@ -40,7 +41,8 @@ def case_text(case: CaseResult) -> RenderableType:
         f"{case.title}; {case.turns} turns of {case.calls} {unit}",
     )
     notes = [Text(f"! {line}", style="yellow") for line in (*_skipped(case), *case.notes)]
-    return Group(heading, rows, *(Text(line) for line in conclusions(case)), *notes)
+    legend = [Text(WARM, style="dim")] if any(row.is_warm for row in shown) else []
+    return Group(heading, rows, *legend, *(Text(line) for line in conclusions(case)), *notes)
 
 
 def conclusions(case: CaseResult) -> list[str]:

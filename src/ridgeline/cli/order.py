@@ -43,19 +43,19 @@ class Order(Value, frozen=True, kw_only=True):
         )
 
 
-def order_from(args: argparse.Namespace, say: Say) -> Order:
+def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
     """The arguments; a resumed run keeps its own wherever one was left out.
 
     Args:
         args: Of `ridgeline train`.
+        run_dir: Claimed for this run.
         say: Told when there is nothing yet to resume from.
 
     Raises:
-        RidgelineError: the run directory is in use, or holds a run of another task.
-        CheckpointError: there is nothing to resume, nothing left to train, or an argument asks for another
+        RidgelineError: the run directory holds a run of another task.
+        CheckpointError: nothing is left to train, or an argument asks for another
             run than that which is resumed.
     """
-    run_dir = run_directory.choose(args.task, args.output, resume=args.resume)
     before: TrainRequest | None = None
     if args.resume:
         before = TrainRequest.load(run_dir / run_directory.REQUEST)

@@ -7,7 +7,7 @@ history.json trace.json.gz report.html request.json checkpoints/ logs/ blackbox/
 import datetime
 from pathlib import Path
 
-from ridgeline.errors import CheckpointError, RidgelineError
+from ridgeline.errors import CheckpointError
 
 HOME = Path("runs")
 MACHINE = "machine.json"
@@ -19,6 +19,8 @@ MEASURED = "measured.json"
 VERDICT = "verdict.json"
 HISTORY = "history.json"
 REQUEST = "request.json"
+PENDING = "request.pending.json"
+"""What a resumed run is asked for, until its workers have taken it up; then it is `REQUEST`."""
 
 
 def fresh(task: str) -> Path:
@@ -44,26 +46,16 @@ def newest(task: str) -> Path:
     return max(runs, key=lambda path: (path / REQUEST).stat().st_mtime_ns)
 
 
-def choose(task: str, given: Path | None, *, resume: bool) -> Path:
-    """The directory of this run; nothing is made yet.
+def of_run(task: str, given: Path | None) -> Path:
+    """The directory of the run that is to be resumed.
 
     Args:
         task: Name or file of the task.
         given: The directory that the user named, or None.
-        resume: Go on with a run that is there.
 
     Raises:
-        CheckpointError: a run is to be resumed where there is none.
-        RidgelineError: the directory already holds something.
+        CheckpointError: there is no run.
     """
-    if not resume:
-        path = given or fresh(task)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RidgelineError(
-                f"wanted a new or empty run directory, got {path}, which holds something already; name "
-                "another with -o, or go on with that run by --resume"
-            )
-        return path
     path = given or newest(task)
     if not (path / REQUEST).is_file():
         raise CheckpointError(

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ridgeline import units
 from ridgeline.cli import run_directory
+from ridgeline.cli.claim import claimed
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.decision import Decision, decide
 from ridgeline.cli.drift import with_drift, with_stale_profile
@@ -76,25 +77,31 @@ class Command:
             from ridgeline.cli.train_in_group import train_in_group
 
             return train_in_group(args, output)
-        from ridgeline.runtime.launch import check_plan
+        with claimed(args.task, args.output, resume=args.resume) as run_dir:
+            return _train(args, run_dir, output)
 
-        order = order_from(args, output.progress)
-        wishes = wishes_from(args)
-        if wishes.plan is not None:
-            check_plan(wishes.plan)
-        task = order.job.load(order.seed)
-        decision = order.decided or decide(
-            task,
-            order.job,
-            wishes,
-            seed=order.seed,
-            steps=num_steps(task, order.epochs, workers=wishes.workers or 1),
-            say=output.progress,
-        )
-        check_plan(decision.plan, decision.workload.device)
-        prepare(order, decision, output)
-        _launch(Path(order.run_dir), decision, output)
-        return conclude(Path(order.run_dir), task.name, decision, output)
+
+def _train(args: argparse.Namespace, run_dir: Path, output: Output) -> int:
+    """Close the loop around one training run in worker processes of this host."""
+    from ridgeline.runtime.launch import check_plan
+
+    order = order_from(args, run_dir, output.progress)
+    wishes = wishes_from(args)
+    if wishes.plan is not None:
+        check_plan(wishes.plan)
+    task = order.job.load(order.seed)
+    decision = order.decided or decide(
+        task,
+        order.job,
+        wishes,
+        seed=order.seed,
+        steps=num_steps(task, order.epochs, workers=wishes.workers or 1),
+        say=output.progress,
+    )
+    check_plan(decision.plan, decision.workload.device)
+    prepare(order, decision, output)
+    _launch(Path(order.run_dir), decision, output)
+    return conclude(Path(order.run_dir), task.name, decision, output)
 
 
 def num_steps(task: "Task", epochs: int, *, workers: int = 1) -> int:

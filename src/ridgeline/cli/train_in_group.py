@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ridgeline.cli.claim import claimed
 from ridgeline.cli.command import FINE, USER_ERROR, Output
 from ridgeline.cli.decision import Say, decide_in_group
 from ridgeline.cli.order import Order, order_from, wishes_from
@@ -52,8 +53,8 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
     wishes = wishes_from(args)
     planned = wishes.plan.threads if wishes.plan is not None else 0
     world = World.join(threads=args.threads or planned)
-    with _ending_at_once(world):
-        order = _agreed_order(args, world, output.progress)
+    with _ending_at_once(world), contextlib.ExitStack() as stack:
+        order = _agreed_order(args, world, stack, output.progress)
         shown = output if world.rank == 0 else Output(is_quiet=True)
         if wishes.plan is not None:
             check_plan(wishes.plan, world.device.type)
@@ -76,14 +77,17 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
     return FINE
 
 
-def _agreed_order(args: argparse.Namespace, world: "World", say: Say) -> Order:
-    """The order as rank 0 reads it."""
+def _agreed_order(
+    args: argparse.Namespace, world: "World", stack: contextlib.ExitStack, say: Say
+) -> Order:
+    """The order as rank 0 reads it, which claims the run directory until `stack` is closed."""
     from ridgeline.runtime.agree import share_bytes
 
     start = _Start()
     if world.rank == 0:
         try:
-            start = _Start(order=order_from(args, say))
+            claim = claimed(args.task, args.output, resume=args.resume)
+            start = _Start(order=order_from(args, stack.enter_context(claim), say))
         except (RidgelineError, OSError) as error:
             start = _Start(error=str(error))
     start = msgspec.json.decode(share_bytes(msgspec.json.encode(start), world), type=_Start)

@@ -1,0 +1,56 @@
+"""The directory of a run belongs to one process at a time, from the choice of its name on."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.claim import claimed
+from ridgeline.errors import RidgelineError
+
+
+def test_runs_started_together_get_directories_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is taken as soon as it is chosen, though nothing was written there yet."""
+    monkeypatch.chdir(tmp_path)
+    with claimed("mlp", None, resume=False) as first, claimed("mlp", None, resume=False) as second:
+        assert first != second
+        assert first.is_dir()
+        assert second.is_dir()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_directory_that_is_being_written_is_refused(tmp_path: Path, resume: bool) -> None:
+    """By another start as by --resume, with the number of the process that writes it."""
+    run_dir = tmp_path / "run"
+    with claimed("mlp", run_dir, resume=False):
+        (run_dir / "request.json").touch()
+        with pytest.raises(RidgelineError) as error, claimed("mlp", run_dir, resume=resume):
+            pass
+        assert (run_dir / "lock").exists()
+    assert str(error.value) == (
+        f"wanted a run directory that nobody writes, got {run_dir}, which is being written by process "
+        f"{os.getpid()}; wait for it or name another directory with -o"
+    )
+    with claimed("mlp", run_dir, resume=True) as mine:
+        assert mine == run_dir
+
+
+def test_what_was_made_for_a_refused_run_goes_again(tmp_path: Path) -> None:
+    """With the parents that were made for it; a directory of the user stays."""
+    with claimed("mlp", tmp_path / "a" / "b", resume=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    with claimed("mlp", tmp_path / "mine", resume=False):
+        pass
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_the_lock_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
+    """What it left behind is no content."""
+    (tmp_path / "lock").write_text("1")
+    with claimed("mlp", tmp_path, resume=False) as mine:
+        (mine / "request.json").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["request.json"]

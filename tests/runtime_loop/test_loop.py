@@ -1,5 +1,6 @@
 """The training loop: parity with the plain loop, resuming, and stopping on bad losses."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from loop_tasks import Ask, Told
 
 from ridgeline.errors import PlanError, TaskError
+from ridgeline.history import History
 from ridgeline.plan import Plan
 from ridgeline.probe.group import run_in_group
 from ridgeline.runtime import checkpoint
@@ -143,8 +145,23 @@ def test_progress_is_told_at_every_reading(tmp_path: Path) -> None:
     seen: list[Progress] = []
     train(loop_tasks.task(), Plan(), ALONE, run_dir=tmp_path, epochs=1, on_progress=seen.append)
     assert seen[-1].step == seen[-1].total_steps == 6
-    assert seen[-1].metric is not None
-    assert seen[0].metric is None
+    assert len(seen[-1].metrics) == 1
+    assert seen[0].metrics == ()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_metric_that_is_not_finite_is_kept_as_none(tmp_path: Path, value: float) -> None:
+    """The files of the run can be read, and the run resumed from its checkpoint."""
+    task = dataclasses.replace(
+        loop_tasks.task(),
+        scheduler=None,
+        metric=lambda model, batch: model(batch[0]).sum() * value,
+    )
+    first = train(task, Plan(), ALONE, run_dir=tmp_path, epochs=1).history
+    assert [point.metric for point in first.epochs] == [None]
+    assert History.load(first.save(tmp_path / "history.json")) == first
+    again = train(task, Plan(), ALONE, run_dir=tmp_path, epochs=2, resume=True).history
+    assert [point.metric for point in again.epochs] == [None, None]
 
 
 def test_resume_refuses_other_arguments(tmp_path: Path) -> None:

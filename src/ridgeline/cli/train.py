@@ -23,8 +23,8 @@ from ridgeline.cli.drift import with_drift, with_stale_profile
 from ridgeline.cli.inputs import add_machine_argument, add_task_arguments, positive, seed
 from ridgeline.cli.order import EPOCHS, Order, order_from, wishes_from
 from ridgeline.cli.report import PAGE_NAME, write_report
-from ridgeline.cli.watch import Watch, metric_text
-from ridgeline.history import History
+from ridgeline.cli.watch import Watch
+from ridgeline.history import History, metric_text
 from ridgeline.reporting.text import ranking_text, title
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
@@ -196,11 +196,13 @@ def _summary(
     task: str, history: History, verdict: Verdict, overhead_ns: float | None, page: Path
 ) -> list[RenderableType]:
     last = history.epochs[-1]
+    metric = metric_text(last.metric, (point.metric for point in history.epochs))
+    done = last.epoch + 1
     overhead = "not measured" if overhead_ns is None else f"{units.nanoseconds(overhead_ns)} a step"
     if verdict.hides_overhead:
         overhead += " on the host, hidden behind the device"
     return [
-        title(task, f"test metric {metric_text(last.metric)} after {last.epoch + 1} epochs"),
+        title(task, f"test metric {metric} after {done} epoch{'s' * (done > 1)}"),
         Panel(Text(verdict.text), box=box.ROUNDED, expand=False),
         Text(
             f"predicted {units.nanoseconds(verdict.predicted_ns)} a step, measured "

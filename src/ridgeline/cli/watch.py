@@ -11,6 +11,7 @@ from rich.progress import Progress as Bar
 
 from ridgeline import units
 from ridgeline.cli.command import Output
+from ridgeline.history import metric_text
 from ridgeline.reporting.text import console
 from ridgeline.runtime.progress import Progress
 
@@ -29,7 +30,7 @@ class Watch:
     def __init__(self, output: Output, *, limit_samples_per_s: float | None) -> None:
         self._output = output
         self._limit = limit_samples_per_s
-        self._metric: float | None = None
+        self._num_metrics = 0
         self._next_line_s = 0.0
         self._bar: Bar | None = None
         terminal = console(sys.stderr)
@@ -75,9 +76,9 @@ class Watch:
                 description=f"epoch {reading.epoch + 1}/{reading.epochs}",
             )
             return
-        is_new_metric = reading.metric is not None and reading.metric != self._metric
+        is_new_metric = len(reading.metrics) > self._num_metrics
         if is_new_metric or time.monotonic() >= self._next_line_s:
-            self._metric = reading.metric
+            self._num_metrics = len(reading.metrics)
             self._next_line_s = time.monotonic() + LINE_EVERY_S
             self._output.progress(f"step {reading.step}/{reading.total_steps}: {text}")
 
@@ -92,11 +93,6 @@ def describe(reading: Progress, limit_samples_per_s: float | None) -> str:
         parts.append(f"{units.percent(reading.samples_per_s / limit_samples_per_s)} of the ceiling")
     if reading.exposed_s is not None:
         parts.append(f"{units.seconds(reading.exposed_s)} of communication exposed")
-    if reading.metric is not None:
-        parts.append(f"test {metric_text(reading.metric)}")
+    if reading.metrics:
+        parts.append(f"test {metric_text(reading.metrics[-1], reading.metrics)}")
     return ", ".join(parts)
-
-
-def metric_text(value: float) -> str:
-    """A mean metric: shares (accuracies) as a percentage, anything else as a number."""
-    return units.percent(value) if 0.0 <= value <= 1.0 else units.digits3(value)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ridgeline import units
 from ridgeline.codec import Noun, encode
-from ridgeline.history import History
+from ridgeline.history import NOT_FINITE, History
 from ridgeline.machine import Ceiling, Machine, Setting
 from ridgeline.reporting.chart_rates import collectives_figure, efficiency_figure, links_figure
 from ridgeline.reporting.charts import training_figures
@@ -43,12 +43,14 @@ def training_reading(history: History) -> str:
         )
     if history.epochs:
         last_epoch = history.epochs[-1]
-        best = max(point.metric for point in history.epochs)
+        finite = [point.metric for point in history.epochs if point.metric is not None]
+        highest = f" (highest {units.digits3(max(finite))})" if finite else ""
+        metric = NOT_FINITE if last_epoch.metric is None else units.digits3(last_epoch.metric)
         train_s = sum(point.train_s for point in history.epochs)
         count = len(history.epochs)
         parts.append(
             f"after {count} epoch{'s' if count > 1 else ''} and {units.seconds(train_s)} of training the "
-            f"metric is {units.digits3(last_epoch.metric)} (highest {units.digits3(best)})"
+            f"metric is {metric}{highest}"
         )
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

@@ -88,7 +88,7 @@ class Journal:
         point = EpochPoint(
             epoch=self.epoch,
             step=self.step,
-            metric=metric,
+            metric=metric if math.isfinite(metric) else None,
             mean_loss=self._loss_sum / self._sampler.steps_per_epoch,
             train_s=self._train_s,
         )
@@ -119,6 +119,6 @@ class Journal:
             total_steps=self.total_steps,
             loss=self._loss,
             samples_per_s=self._speed,
-            metric=self._epoch_points[-1].metric if self._epoch_points else None,
+            metrics=tuple(point.metric for point in self._epoch_points),
             exposed_s=self.exposed_s,
         )

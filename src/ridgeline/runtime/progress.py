@@ -6,8 +6,8 @@ from ridgeline.codec import Value
 class Progress(Value, frozen=True, kw_only=True):
     """The state of a run at a reading, for people to watch.
 
-    `metric` is that of the last finished epoch; `exposed_s` is the exposed communication of the median
-    step, as far as it was looked at. `total_steps` are those of the whole run.
+    `metrics` are those of the finished epochs, None where one was not finite; `exposed_s` is the exposed
+    communication of the median step, as far as it was looked at. `total_steps` are those of the whole run.
     """
 
     epoch: int
@@ -16,5 +16,5 @@ class Progress(Value, frozen=True, kw_only=True):
     total_steps: int
     loss: float
     samples_per_s: float
-    metric: float | None = None
+    metrics: tuple[float | None, ...] = ()
     exposed_s: float | None = None

@@ -1,6 +1,8 @@
 """What a training run is asked for: its arguments, with those of the run that it goes on with."""
 
 import argparse
+import dataclasses
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -19,7 +21,20 @@ EPOCHS = 3
 
 
 class Order(Value, frozen=True, kw_only=True):
-    """What is to be trained, whatever the plan; `decided` is what a resumed run decided before."""
+    """What is to be trained, whatever the plan.
+
+    Attributes:
+        run_dir: Claimed for this run.
+        job: Its paths are absolute.
+        epochs: In all.
+        seed: Of everything random.
+        resume: Go on with the run that is there.
+        checkpoint_every: Steps.
+        task_digest: See `TrainRequest`.
+        is_task_changed: See `TrainRequest`.
+        planned: The plan of the run that is resumed.
+        decided: All that it decided; None where it lost a part of that.
+    """
 
     run_dir: str
     job: Job
@@ -27,6 +42,9 @@ class Order(Value, frozen=True, kw_only=True):
     seed: int
     resume: bool
     checkpoint_every: int | None
+    task_digest: str | None = None
+    is_task_changed: bool = False
+    planned: Plan | None = None
     decided: Decision | None = None
 
     def request(self, plan: Plan, device: str) -> TrainRequest:
@@ -40,6 +58,8 @@ class Order(Value, frozen=True, kw_only=True):
             seed=self.seed,
             resume=self.resume,
             checkpoint_every=self.checkpoint_every,
+            task_digest=self.task_digest,
+            is_task_changed=self.is_task_changed,
         )
 
 
@@ -56,38 +76,81 @@ def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
         CheckpointError: nothing is left to train, or an argument asks for another
             run than that which is resumed.
     """
-    before: TrainRequest | None = None
     if args.resume:
-        before = TrainRequest.load(run_dir / run_directory.REQUEST)
-        if before.job.task != args.task:
-            raise RidgelineError(
-                f"wanted to resume {args.task}, got a run of {before.job.task} in {run_dir}; name another "
-                "directory with -o"
-            )
-        _check_unchanged(args, before, run_dir)
-    job = before.job if before is not None else Job(task=args.task)
+        return _resumed(args, run_dir, say)
+    task = _task_place(args.task)
+    return Order(
+        run_dir=str(run_dir),
+        job=Job(task=task, data_dir=_place(args.data), batch_size=args.batch_size),
+        epochs=args.epochs or EPOCHS,
+        seed=args.seed or 0,
+        resume=False,
+        checkpoint_every=args.checkpoint_every,
+        task_digest=_digest(task),
+    )
+
+
+def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
+    before = TrainRequest.load(run_dir / run_directory.REQUEST)
+    task = _task_place(args.task)
+    if not _is_same_place(before.job.task, task):
+        raise RidgelineError(
+            f"wanted to resume {args.task}, got a run of {before.job.task} in {run_dir}; name another "
+            "directory with -o"
+        )
+    _check_unchanged(args, before, run_dir)
+    job = msgspec.structs.replace(before.job, task=task)
     if args.data is not None:
-        job = msgspec.structs.replace(job, data_dir=args.data)
-    if args.batch_size is not None:
-        job = msgspec.structs.replace(job, batch_size=args.batch_size)
-    epochs = args.epochs or (before.epochs if before is not None else EPOCHS)
-    seed = before.seed if before is not None else 0
-    every = before.checkpoint_every if before is not None else None
-    if args.resume and run_directory.check_unfinished(run_dir, epochs) is None:
+        job = msgspec.structs.replace(job, data_dir=_place(args.data))
+    epochs = args.epochs or before.epochs
+    if run_directory.check_unfinished(run_dir, epochs) is None:
         say(f"no checkpoint was written in {run_dir}: starting from the beginning")
+    digest = _digest(task)
+    is_changed = before.task_digest is not None and digest != before.task_digest
+    if is_changed:
+        say(
+            f"{task} has changed since the run in {run_dir} was last started: going on with it as it is now"
+        )
     return Order(
         run_dir=str(run_dir),
         job=job,
         epochs=epochs,
-        seed=seed if args.seed is None else args.seed,
-        resume=args.resume,
-        checkpoint_every=args.checkpoint_every or every,
-        decided=decided_before(run_dir) if args.resume else None,
+        seed=before.seed,
+        resume=True,
+        checkpoint_every=args.checkpoint_every or before.checkpoint_every,
+        task_digest=digest,
+        is_task_changed=before.is_task_changed or is_changed,
+        planned=before.plan,
+        decided=_decided_before(run_dir, say),
     )
 
 
+def _task_place(task: str) -> str:
+    """A task's file from any working directory; a built-in name as it is."""
+    from ridgeline.tasks.load import is_path
+
+    return str(Path(task).absolute()) if is_path(task) else task
+
+
+def _place(data_dir: str | None) -> str | None:
+    """A directory from any working directory; what is none is left to the task."""
+    if data_dir is None or not Path(data_dir).exists():
+        return data_dir
+    return str(Path(data_dir).absolute())
+
+
+def _is_same_place(mine: str, its_own: str) -> bool:
+    return mine == its_own or Path(mine).resolve() == Path(its_own).resolve()
+
+
+def _digest(task: str) -> str | None:
+    """Of a task file's text; None for a built-in task."""
+    path = Path(task)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
 def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Path) -> None:
-    """A resumed run keeps its plan, seed and batch size; other ones are refused, not left out silently."""
+    """A resumed run keeps its plan, seed, batch size and data; others are refused, not left out silently."""
     plan = before.plan
     wanted: list[tuple[str, object, object]] = [
         ("--seed", args.seed, before.seed),
@@ -99,8 +162,17 @@ def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Pa
         wanted.append(("--batch-size", args.batch_size, own))
     if args.plan is not None:
         wanted.append(("--plan", repr(Plan.load(args.plan).settings), repr(plan.settings)))
+    data_dir = before.job.data_dir
+    if args.data is not None and not (data_dir and _is_same_place(args.data, data_dir)):
+        wanted.append(
+            ("--data", args.data, f"that in {data_dir}" if data_dir else "the task's own data")
+        )
     own_profile = run_dir / run_directory.MACHINE
-    if args.machine is not None and Machine.load(args.machine) != Machine.load(own_profile):
+    if (
+        args.machine is not None
+        and own_profile.is_file()
+        and Machine.load(args.machine) != Machine.load(own_profile)
+    ):
         wanted.append(("--machine", str(args.machine), f"its profile in {own_profile}"))
     for option, mine, its_own in wanted:
         if mine not in (None, its_own):
@@ -125,15 +197,24 @@ def wishes_from(args: argparse.Namespace) -> Wishes:
     )
 
 
-def decided_before(run_dir: Path) -> Decision | None:
-    """What the run in a directory decided; None if it did not come that far."""
+def resumed_wishes(wishes: Wishes, order: Order) -> Wishes:
+    """The wishes; a resumed run that lost a part of its decision keeps its plan all the same."""
+    if order.decided is not None or order.planned is None:
+        return wishes
+    return dataclasses.replace(wishes, plan=order.planned)
+
+
+def _decided_before(run_dir: Path, say: Say) -> Decision | None:
+    """What the run in a directory decided; None where a part of that is missing."""
     names = (
         run_directory.MACHINE,
         run_directory.WORKLOAD,
         run_directory.PLAN,
         run_directory.PREDICTED,
     )
-    if not all((run_dir / name).is_file() for name in names):
+    missing = [name for name in names if not (run_dir / name).is_file()]
+    if missing:
+        say(f"no {', '.join(missing)} in {run_dir}: predicting the plan of that run again")
         return None
     return Decision(
         machine=Machine.load(run_dir / run_directory.MACHINE),

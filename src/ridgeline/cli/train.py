@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich import box
 from rich.console import RenderableType
 from rich.panel import Panel
@@ -21,9 +22,10 @@ from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.decision import Decision, decide
 from ridgeline.cli.drift import with_drift, with_stale_profile
 from ridgeline.cli.inputs import add_machine_argument, add_task_arguments, positive, seed
-from ridgeline.cli.order import EPOCHS, Order, order_from, wishes_from
+from ridgeline.cli.order import EPOCHS, Order, order_from, resumed_wishes, wishes_from
 from ridgeline.cli.report import PAGE_NAME, write_report
 from ridgeline.cli.watch import Watch
+from ridgeline.cli.worker import TrainRequest
 from ridgeline.history import History, metric_text
 from ridgeline.reporting.text import ranking_text, title
 from ridgeline.timeline import Timeline
@@ -93,15 +95,15 @@ def _train(args: argparse.Namespace, run_dir: Path, output: Output) -> int:
     decision = order.decided or decide(
         task,
         order.job,
-        wishes,
+        resumed_wishes(wishes, order),
         seed=order.seed,
         steps=num_steps(task, order.epochs, workers=wishes.workers or 1),
         say=output.progress,
     )
     check_plan(decision.plan, decision.workload.device)
-    prepare(order, decision, output)
-    _launch(Path(order.run_dir), decision, output)
-    return conclude(Path(order.run_dir), task.name, decision, output)
+    request = prepare(order, decision, output)
+    _launch(run_dir, request, decision, output)
+    return conclude(run_dir, task.name, decision, output)
 
 
 def num_steps(task: "Task", epochs: int, *, workers: int = 1) -> int:
@@ -117,8 +119,11 @@ def num_steps(task: "Task", epochs: int, *, workers: int = 1) -> int:
     return max(1, each * epochs)
 
 
-def prepare(order: Order, decision: Decision, output: Output) -> None:
+def prepare(order: Order, decision: Decision, output: Output) -> Path:
     """Write down what was decided and what the workers are to do, and show the plan.
+
+    Returns:
+        The workers' request. That of a resumed run lies beside the one before until it was taken up.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -132,18 +137,20 @@ def prepare(order: Order, decision: Decision, output: Output) -> None:
         decision.ranking.save(run_dir / run_directory.RANKING)
         if not output.is_json:
             output.result({}, ranking_text(decision.ranking))
-    order.request(decision.plan, decision.workload.device).save(run_dir / run_directory.REQUEST)
+    name = run_directory.PENDING if order.resume else run_directory.REQUEST
+    request = order.request(decision.plan, decision.workload.device).save(run_dir / name)
     output.progress(f"training with {decision.plan!r} into {run_dir}")
+    return request
 
 
-def _launch(run_dir: Path, decision: Decision, output: Output) -> None:
+def _launch(run_dir: Path, request: Path, decision: Decision, output: Output) -> None:
     """Train in worker processes of this host."""
     from ridgeline.runtime.launch import launch
 
     with Watch(output, limit_samples_per_s=limit_samples_per_s(decision)) as watch:
         launch(
             "ridgeline.cli.worker",
-            run_dir / run_directory.REQUEST,
+            request,
             workers=decision.plan.workers,
             threads=decision.plan.threads,
             run_dir=run_dir,
@@ -167,6 +174,7 @@ def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> in
     trial = decision.ranking.best.measured if decision.ranking else None
     measured = with_drift(Timeline.load(run_dir / run_directory.MEASURED), trial)
     measured = with_stale_profile(measured, trial, decision.predicted)
+    measured = _with_changed_task(measured, TrainRequest.load(run_dir / run_directory.REQUEST))
     measured.save(run_dir / run_directory.MEASURED)
     history = History.load(run_dir / run_directory.HISTORY)
     verdict = verify(
@@ -190,6 +198,14 @@ def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> in
         *_summary(task, history, verdict, overhead_ns, page),
     )
     return FINE
+
+
+def _with_changed_task(measured: Timeline, request: TrainRequest) -> Timeline:
+    """The measured timeline, with a note when no single text of the task file made the run."""
+    if not request.is_task_changed:
+        return measured
+    note = f"{request.job.task} was changed before the run was resumed: its parts were trained by other code"
+    return msgspec.structs.replace(measured, notes=(note, *measured.notes))
 
 
 def _summary(

@@ -18,7 +18,7 @@ import msgspec
 from ridgeline.cli.claim import claimed
 from ridgeline.cli.command import FINE, USER_ERROR, Output
 from ridgeline.cli.decision import Say, decide_in_group
-from ridgeline.cli.order import Order, order_from, wishes_from
+from ridgeline.cli.order import Order, order_from, resumed_wishes, wishes_from
 from ridgeline.cli.train import (
     conclude,
     limit_samples_per_s,
@@ -62,7 +62,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
         decision = order.decided or decide_in_group(
             task,
             world,
-            wishes,
+            resumed_wishes(wishes, order),
             seed=order.seed,
             steps=num_steps(task, order.epochs),
             say=shown.progress,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TRIAL_STEPS = 15
 """Measured steps of a trial: enough for a median with quartiles, few enough to try several plans."""
+REQUEST_FILE = "request.json"
 HISTORY_FILE = "history.json"
 MEASURED_FILE = "measured.json"
 PROGRESS_FILE = "progress.jsonl"
@@ -54,7 +55,20 @@ class Job(Value, frozen=True, kw_only=True):
 
 
 class TrainRequest(Noun, frozen=True, kw_only=True):
-    """What the workers of a run are to do; `request.json` in the run directory."""
+    """What the workers of a run are to do; `request.json` in the run directory.
+
+    Attributes:
+        job: Which task.
+        plan: Without its reasons.
+        device: `cpu` or `cuda`.
+        run_dir: Gets all files.
+        epochs: In all.
+        seed: Of everything random.
+        resume: Go on from the newest checkpoint.
+        checkpoint_every: Steps.
+        task_digest: SHA-256 of the task file's text; None for a built-in task.
+        is_task_changed: That text has changed between the starts of this run.
+    """
 
     kind: ClassVar[str] = "train-request"
 
@@ -66,6 +80,8 @@ class TrainRequest(Noun, frozen=True, kw_only=True):
     seed: int
     resume: bool
     checkpoint_every: int | None = None
+    task_digest: str | None = None
+    is_task_changed: bool = False
 
 
 class TrialRequest(Value, frozen=True, kw_only=True):
@@ -135,6 +151,9 @@ def try_plan(task: "Task", plan: Plan, world: "World", *, seed: int) -> Timeline
 def work(request: TrainRequest, on_progress: Callable[[Progress], None] | None = None) -> History:
     """Train on this worker; rank 0 writes history and measured timeline into the run directory.
 
+    The request of a resumed run becomes that of the run once its checkpoint was taken up, not before: a
+    refused one must not stand in the way of the next.
+
     Raises:
         RidgelineError: see `ridgeline.runtime.loop.train`.
     """
@@ -143,6 +162,11 @@ def work(request: TrainRequest, on_progress: Callable[[Progress], None] | None =
 
     world = World.join(threads=request.plan.threads, device=request.device)
     run_dir = Path(request.run_dir)
+
+    def accept() -> None:
+        if world.rank == 0 and request.resume:
+            request.save(run_dir / REQUEST_FILE)
+
     result = train(
         request.job.load(request.seed),
         request.plan,
@@ -152,6 +176,7 @@ def work(request: TrainRequest, on_progress: Callable[[Progress], None] | None =
         seed=request.seed,
         resume=request.resume,
         checkpoint_every=request.checkpoint_every,
+        on_start=accept,
         on_progress=on_progress,
     )
     if world.rank == 0:

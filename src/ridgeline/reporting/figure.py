@@ -51,7 +51,9 @@ def layout(height: int, **settings: Any) -> dict[str, Any]:
     } | settings
 
 
-def line(x: Sequence[float], y: Sequence[float | None], colour: str, **settings: Any) -> dict[str, Any]:
+def line(
+    x: Sequence[float], y: Sequence[float | None], colour: str, **settings: Any
+) -> dict[str, Any]:
     """A line trace; Plotly's `settings` win."""
     return {
         "type": "scatter",

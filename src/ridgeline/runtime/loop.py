@@ -57,6 +57,7 @@ def train(
     seed: int = 0,
     resume: bool = False,
     checkpoint_every: int | None = None,
+    on_start: Callable[[], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainResult:
     """Train a task under a plan; every worker calls this alike.
@@ -73,6 +74,7 @@ def train(
         seed: Of the model, the order of the data, and everything random.
         resume: Go on from the newest checkpoint in `run_dir`, if there is one.
         checkpoint_every: Steps between checkpoints, beside those at the end of every epoch.
+        on_start: Called once the model and its step are there, with what was resumed.
         on_progress: Called on rank 0 at every reading.
 
     Raises:
@@ -87,6 +89,8 @@ def train(
     run.checkpoint_every = checkpoint_every
     try:
         run.start(resume=resume)
+        if on_start is not None:
+            on_start()
         while run.journal.epoch < epochs:
             run.train_epoch()
         run.settle(wait=True)

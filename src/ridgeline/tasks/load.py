@@ -55,7 +55,7 @@ def load_task(
     if batch_size is not None and batch_size < 1:
         raise TaskError(f"wanted batch_size >= 1, got {batch_size} for {name_or_path}; raise it")
     text = str(name_or_path)
-    if _is_path(text):
+    if is_path(text):
         task = _from_file(Path(text), data_dir)
     elif text in BUILT_IN:
         task = BUILT_IN[text](data_dir=data_dir)
@@ -83,7 +83,8 @@ def _check(task: Task, where: str) -> None:
             )
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
+    """Whether a task is named by its file, not by a built-in name."""
     return text.endswith(".py") or len(Path(text).parts) > 1
 
 

@@ -1,0 +1,102 @@
+"""What a resumed run keeps of the run before, and what a refused one leaves as it was."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.cli.worker import TrainRequest
+from ridgeline.plan import Plan
+from ridgeline.timeline import Timeline
+from ridgeline.verdict import Verdict
+from strategies import make_machine
+
+SOURCE = Path(__file__).with_name("training_tasks.py").read_text()
+SCHEDULED = """
+def schedule(optimizer, steps):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a task file, its data, and a run of one epoch with a schedule."""
+    home = tmp_path_factory.mktemp("finished")
+    source = (
+        SOURCE.replace("batch_size=8,", "batch_size=8,\n        scheduler=schedule,") + SCHEDULED
+    )
+    (home / "a_task.py").write_text(source)
+    (home / "data").mkdir()
+    (home / "other").mkdir()
+    profile = make_machine().save(home / "profile.json")
+    plan = Plan(workers=1, threads=1).save(home / "given.json")
+    words = ["train", str(home / "a_task.py"), "--machine", str(profile), "--plan", str(plan)]
+    assert (
+        main([*words, "--data", str(home / "data"), "--epochs", "1", "-o", str(home / "run")]) == 0
+    )
+    return home
+
+
+@pytest.fixture
+def home(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it whose schedule does not depend on the epochs, as the working directory."""
+    place = tmp_path / "home"
+    shutil.copytree(finished, place)
+    monkeypatch.chdir(place)
+    request = TrainRequest.load(place / "run" / "request.json")
+    assert request.job.task == str(finished / "a_task.py")
+    job = {"task": str(place / "a_task.py"), "data_dir": str(place / "data")}
+    text = (place / "run" / "request.json").read_text()
+    for name, old in (("task", request.job.task), ("data_dir", request.job.data_dir)):
+        text = text.replace(str(old), job[name])
+    (place / "run" / "request.json").write_text(text)
+    return place
+
+
+def test_a_refused_resume_leaves_the_request(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The workers refuse other epochs; the request of the run stays what it was."""
+    before = (home / "run" / "request.json").read_bytes()
+    assert main(["train", "a_task.py", "--resume", "-o", "run", "--epochs", "2"]) == 1
+    assert "wanted a run of 8 steps, for which its schedule was planned" in capsys.readouterr().err
+    assert (home / "run" / "request.json").read_bytes() == before
+    assert not (home / "run" / "request.pending.json").exists()
+
+
+def test_other_data_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Though it may be of equal size; the same directory by another name is the same data."""
+    words = ["train", "a_task.py", "--resume", "-o", "run", "--epochs", "1"]
+    assert main([*words, "--data", "other"]) == 1
+    assert capsys.readouterr().err == (
+        f"ridgeline: wanted to go on with the run in run, which has that in {home / 'data'}, got --data "
+        "other; leave it out, or start another run with -o\n"
+    )
+    assert main([*words, "--data", "other/../data"]) == 1
+    assert "wanted epochs left to train, got all 1 done" in capsys.readouterr().err
+
+
+def test_a_changed_task_and_a_lost_prediction(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A changed file is said and noted in the report, the plan is that of the run all the same."""
+    file = home / "a_task.py"
+    file.write_text(file.read_text().replace("T_max=steps", "T_max=8"))
+    (home / "run" / "predicted.json").unlink()
+    (home / "run" / "plan.json").unlink()
+    shutil.rmtree(home / "run" / "checkpoints")
+    assert main(["train", "a_task.py", "--resume", "-o", "run", "--machine", "profile.json"]) == 0
+    error = capsys.readouterr().err
+    changed = (
+        f"{file} has changed since the run in run was last started: going on with it as it is now"
+    )
+    assert changed in error.splitlines()
+    assert "no plan.json, predicted.json in run: predicting the plan of that run again" in error
+    note = f"{file} was changed before the run was resumed: its parts were trained by other code"
+    assert Timeline.load(home / "run" / "measured.json").notes[0] == note
+    assert note in Verdict.load(home / "run" / "verdict.json").notes
+    assert Plan.load(home / "run" / "plan.json").settings == Plan(workers=1, threads=1).settings
+    request = TrainRequest.load(home / "run" / "request.json")
+    assert request.resume
+    assert request.is_task_changed

@@ -241,6 +241,21 @@ def test_built_in_with_missing_data(tmp_path: Path) -> None:
                 "model=lambda: torch.nn.Linear(16, 1)"
             ),
         ),
+        *(
+            (
+                "batch_size=4",
+                f"batch_size=4, clip_norm={norm}",
+                f"wanted clip_norm as a finite number above 0 or None, got {shown} in {{path}}; correct it",
+            )
+            for norm, shown in (
+                ("-1.0", "-1.0"),
+                ("0", "0"),
+                ("float('nan')", "nan"),
+                ("float('inf')", "inf"),
+                ("True", "True"),
+                ("'1'", "'1'"),
+            )
+        ),
     ],
 )
 def test_fields_are_checked(tmp_path: Path, old: str, new: str, message: str) -> None:

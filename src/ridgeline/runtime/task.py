@@ -25,7 +25,7 @@ class Task:
             (correct predictions, say), as a scalar tensor.
         batch_size: Samples per step over all workers together, so that the maths does not depend on
             the number of workers.
-        clip_norm: Gradients are scaled down to this total norm; None leaves them.
+        clip_norm: Gradients are scaled down to this total norm, finite and above 0; None leaves them.
         scheduler: Makes the learning-rate scheduler from the optimizer and the number of steps of the
             whole run; stepped after every step. None: constant.
     """

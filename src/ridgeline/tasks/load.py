@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import importlib.util
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -73,6 +74,12 @@ def _check(task: Task, where: str) -> None:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise TaskError(
             f"wanted batch_size as a whole number >= 1, got {size!r} in {where}; correct it"
+        )
+    norm = task.clip_norm
+    is_number = isinstance(norm, int | float) and not isinstance(norm, bool)
+    if norm is not None and not (is_number and 0.0 < norm < math.inf):
+        raise TaskError(
+            f"wanted clip_norm as a finite number above 0 or None, got {norm!r} in {where}; correct it"
         )
     for name in ("model", "loss_fn", "optimizer", "metric"):
         made = getattr(task, name)

@@ -61,7 +61,8 @@ def read_split(directory: Path, split: Split) -> tuple[Tensor, Tensor]:
         first = int(outside[0])
         raise DataError(
             f"wanted labels 0 to {NUM_CLASSES - 1}, got label {int(labels[first])} at index {first} "
-            f"in {labels_path}; {_FETCH_AGAIN}"
+            f"in {labels_path}; the built-in tasks know {NUM_CLASSES} classes: write a task file for "
+            "more, or fetch the file again if it is damaged"
         )
     return images, labels.to(torch.int64)
 

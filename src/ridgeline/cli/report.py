@@ -11,6 +11,7 @@ from ridgeline.history import History
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Candidate, Ranking
+from ridgeline.reporting.page_plan import GIVEN
 from ridgeline.reporting.report import TRACE_NAME, report
 from ridgeline.reporting.text import title
 from ridgeline.reporting.trace_json import write_trace
@@ -89,8 +90,6 @@ def _ranking(
     plan = _load(Plan, run_dir / "plan.json")
     if ranking is not None or plan is None or predicted is None:
         return ranking
-    only = Candidate(
-        plan=plan, timeline=predicted, why="the plan that was given", measured=measured
-    )
+    only = Candidate(plan=plan, timeline=predicted, why=GIVEN, measured=measured)
     miss = abs(predicted.step_ns / measured.step_ns - 1.0) if measured and measured.step_ns else 0.0
     return Ranking(candidates=(only,), error=miss)

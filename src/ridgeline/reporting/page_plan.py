@@ -12,6 +12,8 @@ from ridgeline.reporting.sections import Bar, as_sentence, bars, section
 MOST_PLANS = 12
 """Plans drawn as bars; the embedded ranking has all."""
 MOST_NOTES = 4
+GIVEN = "the plan that was given"
+"""Why the only candidate of a run stands where it stands if its user gave the plan."""
 
 
 def plan_section(ranking: Ranking | None) -> Markup | None:
@@ -41,6 +43,8 @@ def plan_section(ranking: Ranking | None) -> Markup | None:
 def plan_reading(ranking: Ranking) -> str:
     """One sentence on how far ahead the chosen plan is, and whether anybody measured it."""
     best, *others = ranking.candidates
+    if _is_given(ranking):
+        return "The plan was given: nothing was searched or tried."
     tried = sum(candidate.measured is not None for candidate in ranking.candidates)
     count = len(ranking.candidates)
     text = f"{count} plan{'s were' if count > 1 else ' was'} simulated and {tried or 'none'} tried for real"
@@ -61,6 +65,10 @@ def plan_reading(ranking: Ranking) -> str:
     sure = f"; predictions are taken to be right within {units.percent(ranking.error)}"
     end = sure if how == "predicted" else ""
     return f"{text}; the chosen one is {units.percent(abs(gap))} {word} the next as {how}{end}."
+
+
+def _is_given(ranking: Ranking) -> bool:
+    return [candidate.why for candidate in ranking.candidates] == [GIVEN]
 
 
 def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
@@ -117,7 +125,8 @@ def _legend(ranking: Ranking) -> Markup | None:
     if any(candidate.compile_s for candidate in ranking.candidates):
         parts.append("To prepare: compiling and capturing before the first step, not in the bar.")
     if any(candidate.measured is not None for candidate in ranking.candidates):
-        parts.append("Tick: measured step of the plans that were tried.")
+        whose = "run" if _is_given(ranking) else "plans that were tried"
+        parts.append(f"Tick: measured step of the {whose}.")
     if hidden > 0:
         parts.append(f"{hidden} slower plans are not drawn.")
     parts += [as_sentence(note) for note in ranking.notes[:MOST_NOTES]]

@@ -15,6 +15,19 @@ from ridgeline.verdict import Verdict
 from ridgeline.workload import Workload
 
 
+def test_what_a_task_prints_is_no_part_of_the_json(run, machine_file, task_file) -> None:
+    """Neither while its file is loaded nor while its step is traced; it goes to stderr."""
+    path = Path(task_file)
+    text = path.read_text().replace(
+        "    return nn.functional", "    print('step')\n    return nn.functional"
+    )
+    path.write_text(f"print('loading')\n{text}")
+    ran = run("trace", task_file, "--machine", machine_file, "--json")
+    assert ran.status == 0
+    assert decode(Workload, ran.out.encode(), where="stdout").samples == 8
+    assert {"loading", "step"} <= set(ran.err.splitlines())
+
+
 def test_measure_passes_its_flags_on(run, monkeypatch, machine_file, tmp_path) -> None:
     """`--full` and `--refresh` reach the probe; the profile is written and printed."""
     machine = Machine.load(machine_file)

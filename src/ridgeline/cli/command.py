@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import msgspec
 from rich.console import RenderableType
@@ -40,10 +40,12 @@ class Output:
     Attributes:
         is_json: The result is one JSON document instead of text for people.
         is_quiet: No progress.
+        stdout: Where the result goes; None: what is `sys.stdout` then.
     """
 
     is_json: bool = False
     is_quiet: bool = False
+    stdout: TextIO | None = None
 
     def progress(self, line: str) -> None:
         """One line about what happens now, on stderr."""
@@ -58,11 +60,13 @@ class Output:
             shown: What people see instead.
         """
         if self.is_json:
-            sys.stdout.write(json_text(value))
+            target = self.stdout or sys.stdout
+            target.write(json_text(value))
+            target.flush()
             return
-        target = console()
+        terminal = console()
         for part in shown:
-            target.print(part)
+            terminal.print(part)
 
 
 def json_text(value: Noun | dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ by more than the tolerance.
 """
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -46,10 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(words)
     except SystemExit as leaving:  # argparse leaves after help (0) and wrong usage (2)
         return leaving.code if isinstance(leaving.code, int) else USER_ERROR
-    output = Output(is_json=args.json, is_quiet=args.quiet)
+    output = Output(is_json=args.json, is_quiet=args.quiet, stdout=sys.stdout)
+    # What a task file prints while it runs in this process would be in the middle of the document.
+    aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
     verb: Verb = args.command
     try:
-        return verb.run(args, output)
+        with aside:
+            return verb.run(args, output)
     except VerificationError as error:
         return _fail(str(error), NOT_VERIFIED)
     except RidgelineError as error:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ridgeline.machine import Setting
 from ridgeline.reporting import chart_timeline
 from ridgeline.reporting.chart_rates import collectives_figure, efficiency_figure
-from ridgeline.reporting.chart_roofline import placed, roofline_figure
 from ridgeline.reporting.chart_timeline import timeline_figure
 from ridgeline.reporting.charts import memory_figure, parity_figure, smooth, training_figures
 from ridgeline.reporting.operators import group_ops, short_name, times_from_timeline
@@ -88,32 +87,6 @@ def test_only_the_longest_details_are_drawn(predicted, monkeypatch) -> None:
     monkeypatch.setattr(chart_timeline, "MOST_DETAILS", 10)
     figure = timeline_figure([predicted])
     assert sum(len(trace["x"]) for trace in figure["data"]) == len(predicted.frames) + 10
-
-
-def test_roofline_dots_stand_at_intensity_and_rate(machine, groups) -> None:
-    """Each group that computes is one dot; its area is in proportion to its time."""
-    figure = roofline_figure(machine, SETTING, groups)
-    dots = [
-        (x, y, size)
-        for trace in figure["data"]
-        if trace["mode"] == "markers"
-        for x, y, size in zip(trace["x"], trace["y"], trace["marker"]["size"], strict=True)
-    ]
-    assert len(dots) == len(placed(groups))
-    longest = max(placed(groups), key=lambda group: group.seconds)
-    largest = max(dots, key=lambda dot: dot[2])
-    assert largest[:2] == (longest.intensity, longest.rate)
-    half = next(g for g in placed(groups) if g.seconds < longest.seconds / 1.5)
-    sizes = {dot[:2]: dot[2] for dot in dots}
-    ratio = (sizes[half.intensity, half.rate] / largest[2]) ** 2
-    assert ratio == pytest.approx(half.seconds / longest.seconds)
-
-
-def test_roofline_meets_at_the_ridge(machine, groups) -> None:
-    """The memory slope ends where it reaches the highest ceiling."""
-    slope = roofline_figure(machine, SETTING, groups)["data"][0]
-    assert slope["y"][1] == pytest.approx(machine.ceilings[1].rate.value)
-    assert slope["y"][1] / slope["x"][1] == pytest.approx(machine.ceilings[4].rate.value)
 
 
 def test_memory_stacks_to_the_live_bytes(workload) -> None:

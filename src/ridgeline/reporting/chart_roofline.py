@@ -23,10 +23,10 @@ _SYMBOLS = {
 _LARGEST = 36.0
 """Diameter in pixels of the group that takes the longest; the area of the others is in proportion."""
 
-_CROWDED = 1.5
-"""Roofs closer than this factor would have their names on each other."""
-_PLACES = ((0.0, "bottom"), (0.0, "top"), (0.4, "bottom"), (0.4, "top"))
-"""Where a roof's name stands: share of the line left of it, and the edge of the text on the line."""
+_ROW = 17
+"""Height in pixels of a roof's name."""
+_SOLID, _DOTTED, _SLOPE = "\u2500", "\u2504", "\u2571"
+"""What a roof looks like, before its name."""
 
 
 def roofs(machine: Machine, setting: Setting) -> tuple[list[Ceiling], Ceiling | None]:
@@ -57,7 +57,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
     ridge = compute[0].rate.value / memory.rate.value if compute and memory else 1.0
     left = 10 ** math.floor(math.log10(min(*intensities, ridge) / 1.5))
     right = 10 ** math.ceil(math.log10(max(*intensities, ridge) * 1.5))
-    data, annotations = _roof_lines(compute, memory, {group.dtype for group in shown}, left, right)
+    data, names = _roof_lines(compute, memory, {group.dtype for group in shown}, left, right)
     data.extend(_dots(shown))
     rates = [group.rate for group in shown] + [ceiling.rate.value for ceiling in compute]
     scale = {"type": "log", "exponentformat": "SI", "dtick": 1}
@@ -65,7 +65,7 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
     return {
         "data": data,
         "layout": layout(
-            460,
+            460 + _ROW * len(names),
             xaxis=axis(
                 "intensity, FLOP per byte moved",
                 **scale,
@@ -74,9 +74,9 @@ def roofline_figure(machine: Machine, setting: Setting, groups: Sequence[OpGroup
             yaxis=axis("FLOP/s", **(scale | {"dtick": "D2"}), range=bounds),
             showlegend=True,
             legend=layout(0)["legend"] | {"y": -0.16, "yanchor": "top", "itemsizing": "constant"},
-            annotations=annotations,
+            annotations=[_names(names)],
             hovermode="closest",
-            margin={"l": 8, "r": 12, "t": 12, "b": 92},
+            margin={"l": 8, "r": 12, "t": 12 + _ROW * len(names), "b": 92},
         ),
     }
 
@@ -87,36 +87,44 @@ def _roof_lines(
     used: Collection[str],
     left: float,
     right: float,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The slope of memory up to the highest ceiling, and each compute ceiling from that slope on.
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The slope of memory up to the highest ceiling, each compute ceiling from that slope on, their names.
 
     Ceilings of dtypes that the step does not use (`used`) are dotted.
     """
     data: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
+    names: list[str] = []
     top = compute[0].rate.value if compute else None
     if memory is not None:
         slope = memory.rate.value
         end = top / slope if top else right
-        lowest = compute[-1].rate.value / slope if compute else end
         data.append(_roof([left, end], [left * slope, end * slope], "solid"))
-        label = f"memory {units.quantity(slope, memory.rate.unit)}"
-        # Level text below the slope: its angle on screen changes with the width of the page.
-        x = left * max(1.0, lowest / left) ** 0.3
-        annotations.append(_label(label, x * 1.1, x * slope, "left", "top"))
-    place = 0
-    for index, ceiling in enumerate(compute):
+    for ceiling in compute:
         value = ceiling.rate.value
         start = value / memory.rate.value if memory else left
-        dash = "solid" if ceiling.dtype in used else "dot"
-        data.append(_roof([start, right], [value, value], dash))
+        is_used = ceiling.dtype in used
+        data.append(_roof([start, right], [value, value], "solid" if is_used else "dot"))
         label = f"{ceiling.family} {ceiling.dtype} {units.quantity(value, ceiling.rate.unit)}"
-        # Names of roofs that lie close together go to different sides and places of their lines.
-        crowded = index > 0 and compute[index - 1].rate.value / value < _CROWDED
-        place = (place + 1) % len(_PLACES) if crowded else 0
-        shift, side = _PLACES[place]
-        annotations.append(_label(label, right / (right / start) ** shift, value, "right", side))
-    return data, annotations
+        names.append(f"{_SOLID if is_used else _DOTTED} {label}")
+    if memory is not None:
+        names.append(f"{_SLOPE} memory {units.quantity(memory.rate.value, memory.rate.unit)}")
+    return data, names
+
+
+def _names(rows: Sequence[str]) -> dict[str, Any]:
+    """The names of the roofs, the highest first, above the plot: within it roofs and dots are in the way."""
+    return {
+        "text": "<br>".join(rows),
+        "xref": "paper",
+        "yref": "paper",
+        "x": 0,
+        "y": 1,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "align": "left",
+        "showarrow": False,
+        "font": {"size": 12, "color": "@soft"},
+    }
 
 
 def _roof(x: Sequence[float], y: Sequence[float], dash: str) -> dict[str, Any]:
@@ -166,16 +174,3 @@ def _hover(group: OpGroup) -> str:
         f"{times}{units.seconds(group.seconds / group.count)}, bound by {plain(group.bound) or 'unknown'}<br>"
         f"{units.quantity(group.rate, 'FLOP/s')} at {units.digits3(group.intensity)} FLOP/B"
     )
-
-
-def _label(text: str, x: float, y: float, xanchor: str, yanchor: str) -> dict[str, Any]:
-    # Annotations on logarithmic axes are placed by exponent.
-    return {
-        "text": text,
-        "x": math.log10(x),
-        "y": math.log10(y),
-        "xanchor": xanchor,
-        "yanchor": yanchor,
-        "showarrow": False,
-        "font": {"size": 12, "color": "@soft"},
-    }

@@ -123,7 +123,7 @@ def _run_agent(module: str, request: Path, workers: int, run_dir: Path) -> None:
         if interrupted.sigval == signal.SIGINT:
             raise KeyboardInterrupt("the workers were ended, go on with --resume") from None
         raise LaunchError(
-            f"wanted all {workers} workers to finish, got {interrupted.sigval.name} for the launcher; the "
+            f"wanted {_count(workers)} to finish, got {interrupted.sigval.name} for the launcher; the "
             "workers were ended, go on with --resume"
         ) from None
 
@@ -145,7 +145,7 @@ def failure_of(run_dir: Path, codes: dict[int, int], workers: int) -> RidgelineE
         error: RidgelineError = kind(told.message)
         return error
     lines = [
-        f"wanted {workers} workers to finish, got {_cause(codes.get(rank, 0), told)} in rank {rank}"
+        f"wanted {_count(workers)} to finish, got {_cause(codes.get(rank, 0), told)} in rank {rank}"
     ]
     moment = read_moment(run_dir / "blackbox" / f"rank-{rank}.bin")
     if moment is not None:
@@ -159,6 +159,10 @@ def failure_of(run_dir: Path, codes: dict[int, int], workers: int) -> RidgelineE
     else:
         lines.append("  last checkpoint: none; start again")
     return LaunchError("\n".join(lines))
+
+
+def _count(workers: int) -> str:
+    return f"{workers} worker{'s' * (workers != 1)}"
 
 
 def _suspicion(code: int, told: LastWords | None) -> tuple[int, int]:
@@ -242,11 +246,17 @@ def _own_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
-    """Keep the agent's own account of a failure off the terminal; ours replaces it."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Keep the agent's own account of a failure or signal off the terminal; ours replaces it."""
+    from torch.distributed.elastic.agent.server import (
+        api,
+    )  # sets the level of its logger when imported
+
+    loggers = [logging.getLogger("torch.distributed.elastic"), api.logger]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -121,6 +121,19 @@ def test_wrong_usage_exits_with_2(run, words: list[str]) -> None:
     assert ran.err.startswith("usage: ridgeline")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("plan", "mlp", "--devices", "two"), "wanted a whole number, got 'two'"),
+        (("verify", "a", "b", "--tolerance", "x"), "wanted a number above 0, got 'x'"),
+        (("train", "mlp", "--seed", "x"), "wanted a whole number, got 'x'"),
+    ],
+)
+def test_words_that_are_no_numbers_are_named(run, words: tuple[str, ...], told: str) -> None:
+    """In words for people, not by the name of a function."""
+    assert run(*words).err.endswith(f": {told}\n")
+
+
 class Failing:
     """A verb that fails."""
 

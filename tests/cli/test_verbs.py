@@ -189,8 +189,15 @@ def test_verify_says_that_steps_differ(run, run_dir: Path, tmp_path: Path) -> No
     ran = run("verify", run_dir / "predicted.json", other)
     title = measured.title
     assert ran.err == (
-        f"! two different steps are compared: {title} with {measured.workers} workers, and {title} with "
-        f"{measured.workers + 1} workers\n"
+        f"! two different steps are compared: {title} with 1 worker, and {title} with 2 workers\n"
+    )
+
+
+def test_verify_says_what_the_causes_lack(run, run_dir: Path, machine_file: str) -> None:
+    """A profile alone, or a workload alone, tells no causes."""
+    files = [run_dir / "predicted.json", run_dir / "measured.json"]
+    assert run("verify", *files, "--machine", machine_file).err == (
+        "! --machine tells no causes without --workload: only the steps are compared\n"
     )
 
 

@@ -51,8 +51,8 @@ def test_a_profile_of_another_hour_is_named(predicted: int, is_stale: bool) -> N
     if is_stale:
         assert noted[0] == (
             f"trial (105 ns) and run (100 ns) agree that the saved profile ({units.nanoseconds(predicted)} "
-            "predicted) does not describe this machine as it is now: measure again with `ridgeline measure "
-            "--refresh`"
+            "predicted) does not describe this machine as it is now: measure again with ridgeline measure "
+            "--refresh"
         )
 
 

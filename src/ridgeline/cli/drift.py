@@ -29,7 +29,7 @@ def with_stale_profile(measured: Timeline, trial: Timeline | None, predicted: Ti
     note = (
         f"trial ({units.nanoseconds(trial.step_ns)}) and run ({units.nanoseconds(measured.step_ns)}) agree "
         f"that the saved profile ({units.nanoseconds(predicted.step_ns)} predicted) does not describe this "
-        "machine as it is now: measure again with `ridgeline measure --refresh`"
+        "machine as it is now: measure again with ridgeline measure --refresh"
     )
     return msgspec.structs.replace(measured, notes=(note, *measured.notes))
 

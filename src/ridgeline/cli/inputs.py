@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def positive(text: str) -> int:
     """A whole number of at least 1, for argparse."""
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"wanted a number of at least 1, got {value}")
     return value
@@ -24,7 +24,7 @@ def positive(text: str) -> int:
 
 def seed(text: str) -> int:
     """A whole number that generators can be seeded with, for argparse."""
-    value = int(text)
+    value = _whole(text)
     if not -(2**63) <= value < 2**63:
         raise argparse.ArgumentTypeError(f"wanted a number of 64 bits, got {value}")
     return value
@@ -32,10 +32,20 @@ def seed(text: str) -> int:
 
 def fraction(text: str) -> float:
     """A number above 0, for argparse."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"wanted a number above 0, got {text!r}") from None
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"wanted a number above 0, got {text}")
     return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"wanted a whole number, got {text!r}") from None
 
 
 def add_task_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +111,9 @@ def describe(
     is_given = args.machine is not None
     machine = Machine.load(args.machine) if is_given else measure(settings=())
     counts = worker_counts(machine, task.batch_size, wished=wished, most=most)
-    output.progress(f"tracing a step of {task.name} for {', '.join(map(str, counts))} workers")
+    output.progress(
+        f"tracing a step of {task.name} for {', '.join(map(str, counts))} worker{'s' * (counts != (1,))}"
+    )
     workloads = step_workloads(task, counts, device=machine.device_kind)
     if not is_given:
         for workers, workload in workloads.items():

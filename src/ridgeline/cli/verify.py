@@ -40,9 +40,19 @@ class Command:
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Compare, show."""
         predicted, measured = Timeline.load(args.predicted), Timeline.load(args.measured)
-        steps = [f"{one.title} with {one.workers} workers" for one in (predicted, measured)]
+        steps = [
+            f"{one.title} with {one.workers} worker{'s' * (one.workers != 1)}"
+            for one in (predicted, measured)
+        ]
         if steps[0] != steps[1]:
             output.progress(f"! two different steps are compared: {steps[0]}, and {steps[1]}")
+        if (args.machine is None) != (args.workload is None):
+            given, missing = "--machine", "--workload"
+            if args.machine is None:
+                given, missing = missing, given
+            output.progress(
+                f"! {given} tells no causes without {missing}: only the steps are compared"
+            )
         verdict = verify(
             predicted,
             measured,

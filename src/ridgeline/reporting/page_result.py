@@ -88,7 +88,11 @@ def result_tiles(
     if step is not None and workload is not None and step.step_ns:
         rate = workload.samples * step.workers / (step.step_ns * 1e-9)
         tiles.append(
-            ("Throughput", f"{units.digits3(rate)} /s", f"samples, {step.workers} workers")
+            (
+                "Throughput",
+                f"{units.digits3(rate)} /s",
+                f"samples, {step.workers} worker{'s' * (step.workers != 1)}",
+            )
         )
     if verdict is not None:
         within = f"tolerance {units.percent(verdict.tolerance)}"

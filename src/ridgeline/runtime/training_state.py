@@ -126,9 +126,10 @@ def load(path: Path, trained: Trained, identity: Identity, world: World) -> Cour
     header, tensors = _share(path, world)
     saved = msgspec.convert(header.state["identity"], Identity)
     if saved != identity:
+        mine, its_own = _differing(identity, saved), _differing(saved, identity)
         raise CheckpointError(
-            f"wanted to go on with {identity}, got a checkpoint of {saved} in {path}; use the same "
-            "arguments with --resume, or another run directory"
+            f"wanted to go on with {mine}, got a checkpoint of {its_own} in {path}; use the same "
+            "arguments, task and data with --resume, or another run directory"
         )
     try:
         trained.model.load_state_dict(restore(header.state["model"], tensors))
@@ -151,6 +152,22 @@ def load(path: Path, trained: Trained, identity: Identity, world: World) -> Cour
     else:
         random_state.seed_worker(identity.seed, world.rank, step=course.position.step)
     return course
+
+
+def _differing(one: Identity, other: Identity) -> str:
+    """What a run has and the other has not, for people."""
+    words = {
+        "task": "task",
+        "batch_size": "batch size",
+        "seed": "seed",
+        "num_samples": "training samples",
+    }
+    found = [(word, getattr(one, name)) for name, word in words.items()
+             if getattr(one, name) != getattr(other, name)]  # fmt: skip
+    return ", ".join(
+        f"{value} {word}" if word == "training samples" else f"{word} {value}"
+        for word, value in found
+    )
 
 
 def model_state(path: Path) -> dict[str, Any]:

@@ -249,6 +249,18 @@ def test_a_failed_capture_leaves_the_plain_plan() -> None:
     assert failed["step-graph"] == "no capture of step-graph"
     assert [c.plan.execution for c in ranking.candidates[-len(failed) :]] == list(failed)
 
+    def broken(plan: Plan) -> Timeline:
+        if plan.execution in ("eager", "graph"):
+            return Trial(machine, workload)(plan)
+        raise TypeError(f"no kernel of {plan.execution}\nmore of it")
+
+    ranking = choose(machine, workload, trial=broken, tries=9)
+    failed = {c.plan.execution: c.failure for c in ranking.candidates if c.failure}
+    assert failed["step-graph"] == "TypeError: no kernel of step-graph"
+    assert ranking.best.plan.execution == "graph"
+    with pytest.raises(TypeError, match="no kernel of compiled"):  # nothing else was to be compared
+        choose(machine, workload, trial=broken, fixed={"execution": "compiled"})
+
     def nothing(plan: Plan) -> Timeline:
         raise PlanError("out of order")
 

@@ -118,16 +118,17 @@ def test_worker_0_decides() -> None:
     assert machine is slow
 
 
-def test_a_failure_is_remembered_too() -> None:
-    """What cannot be captured is not captured again to learn that."""
+@pytest.mark.parametrize("kind", [CaptureError, TypeError])
+def test_a_failure_is_remembered_too(kind: type[Exception]) -> None:
+    """What cannot be captured or compiled is not tried again to learn that."""
     runs: list[Plan] = []
 
     def failing(plan: Plan) -> Timeline:
         runs.append(plan)
-        raise CaptureError("wanted a step that can be captured")
+        raise kind("wanted a step that can be captured")
 
     trial = remembered(failing)
     for _ in range(2):
-        with pytest.raises(CaptureError, match="wanted a step that can be captured"):
+        with pytest.raises(kind, match="wanted a step that can be captured"):
             trial(Plan())
     assert len(runs) == 1

@@ -128,7 +128,7 @@ def test_all_trials_failed() -> None:
 
 
 def test_other_errors_of_a_trial_are_not_swallowed() -> None:
-    """Only errors that Ridgeline raises on purpose are a reason to go on."""
+    """Those of plans that compile nothing are the user's: only what Ridgeline refuses is a reason to go on."""
 
     def trial(plan: Plan) -> Timeline:
         raise ZeroDivisionError

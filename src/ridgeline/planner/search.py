@@ -120,7 +120,12 @@ def _simulated(
 def _tried(
     candidates: Sequence[Candidate], picked: Collection[int], trial: Trial
 ) -> tuple[list[Candidate], float]:
-    """The candidates with what the trials measured, and the largest miss of their predictions."""
+    """The candidates with what the trials measured, and the largest miss of their predictions.
+
+    Compilers raise errors of any kind. Such a plan failed where a plainer one of the same single worker is
+    tried as well, which raises the user's own errors as they are; several workers would part ways.
+    """
+    has_plain = any(not is_compiled(candidates[index].plan) for index in picked)
     tried: list[Candidate] = []
     misses: list[float] = []
     for index, candidate in enumerate(candidates):
@@ -130,8 +135,13 @@ def _tried(
         try:
             measured = trial(candidate.plan)
             misses.append(abs(verify(candidate.timeline, measured).error))
-        except RidgelineError as error:
-            tried.append(msgspec.structs.replace(candidate, failure=str(error)))
+        except Exception as error:
+            is_ours = isinstance(error, RidgelineError)
+            plan = candidate.plan
+            if not is_ours and not (has_plain and plan.workers == 1 and is_compiled(plan)):
+                raise
+            failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
+            tried.append(msgspec.structs.replace(candidate, failure=failure))
         else:
             tried.append(msgspec.structs.replace(candidate, measured=measured))
     return with_kin(tried), max(misses, default=ASSUMED_ERROR)

@@ -9,7 +9,6 @@ import datetime
 from collections.abc import Callable
 
 from ridgeline import units
-from ridgeline.errors import RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.ranking import Ranking
@@ -48,17 +47,17 @@ def choose_by_profile(
 
 def remembered(trial: Trial) -> Trial:
     """A trial that runs each plan once and then tells what it found, be it a failure."""
-    found: dict[str, Timeline | RidgelineError] = {}
+    found: dict[str, Timeline | Exception] = {}
 
     def attempt(plan: Plan) -> Timeline:
         key = repr(plan)  # without the reasons
         if key not in found:
             try:
                 found[key] = trial(plan)
-            except RidgelineError as error:
+            except Exception as error:  # noqa: BLE001 - raised again below, each time it is asked for
                 found[key] = error
         result = found[key]
-        if isinstance(result, RidgelineError):
+        if isinstance(result, Exception):
             raise result
         return result
 

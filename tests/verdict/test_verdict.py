@@ -274,6 +274,21 @@ def test_the_largest_part_names_the_verdict(spans: list, head: str) -> None:
     assert verify(timeline, timeline).verdict.startswith(head)
 
 
+def test_time_between_steps_may_be_the_users_own() -> None:
+    """Nobody but the feed knows who was waited for; and it was measured, however wrong the prediction is."""
+    measured = make_timeline([("input", "host", 0, 90), ("forward", "compute", 90, 100)])
+    predicted = make_timeline([("forward", "compute", 0, 3)], origin="predicted")
+    verdict = verify(predicted, measured)
+    assert verdict.verdict == (
+        "INPUT-BOUND: 90.0 % of the step is spent between steps, waiting for input or in code of your own"
+    )
+    assert verdict.next == (
+        "see in the feed's report() how long it waited: if for most of that time, prepare input faster or further "
+        "ahead (more loader workers, a deeper feed); if not, do less between steps, or less often; at most 10.0 x "
+        "if all of it went away"
+    )
+
+
 def test_compute_and_memory_bound() -> None:
     """What binds computing is told by the operators."""
     predicted = simulate(make_machine(), make_workload(), Plan())

@@ -94,7 +94,11 @@ def waterfall(
         Part(name=KERNEL, ns=fitted[2], why="kernels below the roofline"),
         Part(name=LAUNCH, ns=fitted[3], why="issuing operators while nothing computes"),
         Part(name=EXPOSED, ns=communication, why="communication that computing does not hide"),
-        Part(name=INPUT, ns=waiting, why="waiting for the next batch"),
+        Part(
+            name=INPUT,
+            ns=waiting,
+            why="from a step's end to the next call: no batch yet, or code of your own",
+        ),
         Part(name=OTHER, ns=rest + unexplained, why=why_other if slowed > 0 else ""),
     )
     if limit is not None:

@@ -34,6 +34,8 @@ class _Kind(NamedTuple):
     """What is left to advise where the step is compiled already; empty: the same."""
     advice_full: str = ""
     """What is left to advise where every device, or every core, has a worker; empty: the same."""
+    is_measured: bool = False
+    """Whether it stands between the measured steps, so that no error of the prediction touches it."""
 
 
 _KINDS = (
@@ -74,9 +76,11 @@ _KINDS = (
     _Kind(
         "INPUT-BOUND",
         (INPUT,),
-        "waiting for input",
+        "spent between steps, waiting for input or in code of your own",
         (INPUT,),
-        "prepare input faster or further ahead: more loader workers or a deeper feed",
+        "see in the feed's report() how long it waited: if for most of that time, prepare input faster or "
+        "further ahead (more loader workers, a deeper feed); if not, do less between steps, or less often",
+        is_measured=True,
     ),
     _Kind(
         "UNEXPLAINED",
@@ -125,11 +129,12 @@ def words_for(
             f"; the largest loss is {worst.name}, {units.nanoseconds(worst.ns)} or "
             f"{units.percent(worst.ns / step_ns)}"
         )
+    doubt = spread if kind.is_measured else max(abs(error), spread)
     advice = (is_compiled and kind.advice_compiled) or (is_full and kind.advice_full) or kind.advice
     return Words(
         f"{kind.name}: {units.percent(share)} of the step is {kind.what}",
         why,
-        f"{advice}; {_gain(kind, length, step_ns, max(abs(error), spread))}",
+        f"{advice}; {_gain(kind, length, step_ns, doubt)}",
     )
 
 

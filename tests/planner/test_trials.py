@@ -81,6 +81,19 @@ def test_noise_does_not_decide() -> None:
     assert calm.best.plan.workers == 2
 
 
+def test_a_value_is_judged_by_what_was_measured_with_it() -> None:
+    """Not by a twin with other buckets that was not tried and is predicted to be faster."""
+    machine, loads = make_machine(latency_s=1e-5), make_loads(gradient_bytes=3 << 20)
+    trial = Trial(machine, loads, lambda plan: 3.0 if plan.workers == 2 else 1.0)
+    ranking = choose(machine, loads, trial=trial, tries=2)
+    two = [c for c in ranking.candidates if c.plan.workers == 2]
+    assert [c.measured is not None for c in two].count(True) == 1 < len(two)
+    assert min(two, key=lambda c: c.sample_s).measured is None
+    choice = ranking.choice("workers")
+    assert [(a.value, a.is_measured) for a in choice.alternatives] == [("2", True)]
+    assert choice.reason.startswith("measured ")
+
+
 def test_a_failed_trial_is_kept_with_its_reason() -> None:
     """What failed stands last and says why; the rest goes on."""
     machine, loads = make_machine(latency_s=1e-5), make_loads()

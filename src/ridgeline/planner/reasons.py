@@ -90,13 +90,18 @@ def _choice(
     steps: int | None,
 ) -> Choice:
     value = value_of(best.plan, knob)
+
+    def worth(candidate: Candidate) -> tuple[bool, float]:
+        """What was measured speaks for its value: before a twin that was not tried."""
+        return candidate.measured is None, candidate.cost_s(steps)
+
     others: dict[str, Candidate] = {}
     for candidate in candidates:
         other = value_of(candidate.plan, knob)
         if other == value or candidate.failure or not _is_comparable(knob, best, candidate):
             continue
         known = others.get(other)
-        if known is None or candidate.cost_s(steps) < known.cost_s(steps):
+        if known is None or worth(candidate) < worth(known):
             others[other] = candidate
     ordered = sorted(others.items(), key=lambda item: item[1].cost_s(steps))
     alternatives = tuple(

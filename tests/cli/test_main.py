@@ -171,6 +171,17 @@ def test_errors_become_exit_statuses(run, monkeypatch, error, status: int, messa
     assert (ran.status, ran.out, ran.err) == (status, "", message)
 
 
+def test_an_interrupt_while_a_verb_is_imported(run, monkeypatch) -> None:
+    """Ends like one while it runs."""
+
+    def interrupted(name: str) -> Failing:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main_module, "load_verb", interrupted)
+    ran = run("measure")
+    assert (ran.status, ran.out, ran.err) == (130, "", "ridgeline: interrupted\n")
+
+
 def test_our_own_mistakes_are_not_hidden(run, monkeypatch) -> None:
     """An error that nobody raised on purpose keeps its traceback."""
     monkeypatch.setattr(main_module, "load_verb", lambda name: Failing(ZeroDivisionError()))

@@ -70,7 +70,7 @@ def test_other_data_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -
     words = ["train", "a_task.py", "--resume", "-o", "run", "--epochs", "1"]
     assert main([*words, "--data", "other"]) == 1
     assert capsys.readouterr().err == (
-        f"ridgeline: wanted to go on with the run in run, which has that in {home / 'data'}, got --data "
+        f"ridgeline: wanted to go on with the run in run, which has its data in {home / 'data'}, got --data "
         "other; leave it out, or start another run with -o\n"
     )
     assert main([*words, "--data", "other/../data"]) == 1

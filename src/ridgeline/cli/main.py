@@ -42,11 +42,12 @@ _UNREAD = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: that of the process) and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = make_parser(words[0] if words and words[0] in VERBS else None)
     try:
-        args = parser.parse_args(words)
+        args = make_parser(words[0] if words and words[0] in VERBS else None).parse_args(words)
     except SystemExit as leaving:  # argparse leaves after help (0) and wrong usage (2)
         return leaving.code if isinstance(leaving.code, int) else USER_ERROR
+    except KeyboardInterrupt:  # while the verb is imported
+        return _fail("interrupted", _INTERRUPTED)
     output = Output(is_json=args.json, is_quiet=args.quiet, stdout=sys.stdout)
     # What a task file prints while it runs in this process would be in the middle of the document.
     aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()

@@ -165,7 +165,7 @@ def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Pa
     data_dir = before.job.data_dir
     if args.data is not None and not (data_dir and _is_same_place(args.data, data_dir)):
         wanted.append(
-            ("--data", args.data, f"that in {data_dir}" if data_dir else "the task's own data")
+            ("--data", args.data, f"its data in {data_dir}" if data_dir else "the task's own data")
         )
     own_profile = run_dir / run_directory.MACHINE
     if (

@@ -13,6 +13,7 @@ from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, MachineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.probe import fingerprint as identity
+from ridgeline.probe.doubts import doubts
 from ridgeline.probe.group import run_in_group
 from ridgeline.probe.links import every_link
 from ridgeline.probe.survey import Findings, Request, measure_here
@@ -126,19 +127,21 @@ def requests(
 
 
 def merge(machine: Machine, findings: Findings) -> Machine:
-    """The machine with the findings added; what was measured again replaces the old."""
+    """The machine with the findings added and doubted; what was measured again replaces the old."""
     links = {link.ends: link for link in (*machine.links, *findings.links)}
     fresh = {(entry.setting, entry.key) for entry in findings.timings}
     timings = [e for e in machine.timings if (e.setting, e.key) not in fresh]
+    ceilings = machine.ceilings + findings.ceilings
+    warnings = (*machine.warnings, *findings.warnings, *doubts(ceilings))
     return msgspec.structs.replace(
         machine,
-        ceilings=machine.ceilings + findings.ceilings,
+        ceilings=ceilings,
         dispatch=machine.dispatch + findings.dispatch,
         collectives=machine.collectives + findings.collectives,
         links=tuple(links.values()),
         overlaps=machine.overlaps + findings.overlaps,
         timings=(*timings, *findings.timings)[-MOST_TIMINGS:],
-        warnings=tuple(dict.fromkeys((*machine.warnings, *findings.warnings))),
+        warnings=tuple(dict.fromkeys(warnings)),
     )
 
 

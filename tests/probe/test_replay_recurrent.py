@@ -60,7 +60,7 @@ def test_no_op_reads_a_workspace_that_was_not_filled() -> None:
     assert {ops[index].name for index in replay.run(lambda index: True)} >= {FORWARD, BACKWARD}
 
 
-def test_an_op_that_makes_other_tensors_than_traced_fails_alone() -> None:
+def test_an_op_that_makes_fewer_tensors_than_traced_fails_alone() -> None:
     """Its readers get stand-ins; those of its workspace fail with it, and the rest of the step runs."""
     ops = workload_of(nn.LSTM).ops
     replay = Replay(ops, CPU)

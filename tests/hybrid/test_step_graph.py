@@ -132,7 +132,7 @@ def test_a_constant_baked_in_is_caught(interpreted: None) -> None:
         with pytest.raises(
             EquivalenceError,
             match="wanted execution='step-graph' to equal the eager step.*; something in the step is baked in "
-            r"\(a Python number, host randomness\), or random numbers are drawn in another order \(dropout of a "
+            r"\(a Python number, host randomness\), or random numbers are drawn in another order \(those of a "
             r"transposed tensor\): use execution='eager'",
         ):
             step(batch_of(EAGER_STEPS))
@@ -182,6 +182,28 @@ def compiled_in_this_process() -> Iterator[None]:
     """The compiler's pool of processes would outlive the test."""
     with config.patch(compile_threads=1):
         yield
+
+
+class Encoding(nn.Module):
+    """A layer of attention that drops out its transposed result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(6, 1, 8, dropout=0.0, batch_first=True)
+        self.layer.dropout1.p = 0.5
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(torch.stack((x, x.flip(1)), 1)).mean(1))
+
+
+@pytest.mark.usefixtures("compiled_in_this_process")
+def test_compiled_dropout_of_a_transposed_tensor_draws_the_eager_mask() -> None:
+    """The mask is filled in the order of memory, whatever layout the compiler prefers."""
+    with pair_of(Encoding) as pair:
+        pair.train(4, {})
+        assert pair.counters()["shapes"] == 1
 
 
 @pytest.mark.usefixtures("compiled_in_this_process")

@@ -89,7 +89,7 @@ def check_replay(
             f"wanted execution={body.plan.execution!r} to equal the eager step within "
             f"{widest.allowed:.2g} of the update, got a difference of {widest.size:.3g} over {len(gaps)} "
             "perturbed steps; something in the step is baked in (a Python number, host randomness), or "
-            "random numbers are drawn in another order (dropout of a transposed tensor): use "
+            "random numbers are drawn in another order (those of a transposed tensor): use "
             "execution='eager'"
         )
     notes.append(

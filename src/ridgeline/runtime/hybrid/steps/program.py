@@ -20,6 +20,7 @@ from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.steps.hooks import check_hooks
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, StateTensor
 from ridgeline.runtime.hybrid.steps.outside import OutsideGradients, check_constants
+from ridgeline.runtime.hybrid.steps.random_order import draw_in_memory_order
 from ridgeline.runtime.hybrid.steps.scalar_gathering import gather_scalars
 from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, trace_graph
 from ridgeline.runtime.lifted_constants import lift_constants
@@ -166,6 +167,7 @@ def _constants(graph: fx.GraphModule, position: int) -> list[StateTensor]:
         for index, tensor in enumerate(lift_constants(graph, position))
     ]
     gather_scalars(graph.graph)
+    draw_in_memory_order(graph.graph)
     graph.recompile()
     return constants
 

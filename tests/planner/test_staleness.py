@@ -1,10 +1,12 @@
 """A saved profile that trials contradict is made anew; a young one, or one without trials, is believed."""
 
 import datetime
+import weakref
 from collections.abc import Callable
 
 import msgspec
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from planned_loads import make_loads
@@ -132,3 +134,20 @@ def test_a_failure_is_remembered_too(kind: type[Exception]) -> None:
         with pytest.raises(kind, match="wanted a step that can be captured"):
             trial(Plan())
     assert len(runs) == 1
+
+
+def test_a_failed_trial_holds_no_memory() -> None:
+    """What its frames held is gone before the next trial, also behind an error that wraps another."""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def failing(plan: Plan) -> Timeline:
+        large = torch.ones(8)
+        held.append(weakref.ref(large))
+        try:
+            raise RuntimeError("out of memory")
+        except RuntimeError as error:
+            raise CaptureError("wanted memory") from error
+
+    with pytest.raises(CaptureError, match="wanted memory"):
+        remembered(failing)(Plan())
+    assert [reference() for reference in held] == [None]

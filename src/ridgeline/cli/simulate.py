@@ -67,6 +67,7 @@ class Command:
             "scaling": points,
         }
         shown = _shown(plan, timeline, split)
+        shown += [Text(f"! {note}", style="yellow") for note in workload.notes]
         if factors:
             faster = _faster(machine, factors, workload, plan)
             value["what_if"] = {"factors": factors, "timeline": faster}

@@ -64,7 +64,7 @@ def train_in_group(args: argparse.Namespace, output: Output) -> int:
             world,
             resumed_wishes(wishes, order),
             seed=order.seed,
-            steps=num_steps(task, order.epochs),
+            steps=num_steps(task, order.epochs, workers=world.size),
             say=shown.progress,
         )
         if world.rank == 0:

@@ -6,6 +6,7 @@ so a profile that is young is believed; measuring again and again would find the
 """
 
 import datetime
+import traceback
 from collections.abc import Callable
 
 from ridgeline import units
@@ -55,6 +56,7 @@ def remembered(trial: Trial) -> Trial:
             try:
                 found[key] = trial(plan)
             except Exception as error:  # noqa: BLE001 - raised again below, each time it is asked for
+                _release(error)
                 found[key] = error
         result = found[key]
         if isinstance(result, Exception):
@@ -62,6 +64,13 @@ def remembered(trial: Trial) -> Trial:
         return result
 
     return attempt
+
+
+def _release(error: BaseException | None) -> None:
+    """Let go of what the frames of a failed trial hold, so that the next one finds the memory free."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def why_stale(machine: Machine, ranking: Ranking, now: datetime.datetime) -> str | None:

@@ -106,3 +106,16 @@ def test_networks_that_the_loss_reads_are_put_back() -> None:
     assert norm.weight.grad is None
     assert torch.equal(critic.bias.grad, torch.ones(1))
     assert model.weight.grad is None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_scripted_network_is_put_back() -> None:
+    """A teacher that was loaded as TorchScript has parameters and buffers as any other."""
+    model, teacher = nn.Linear(4, 3), torch.jit.script(nn.BatchNorm1d(4))
+    snapshot = Snapshot(
+        model, torch.optim.SGD(model.parameters(), 0.1), lambda model, x: model(teacher(x)).mean()
+    )
+    teacher(torch.randn(8, 4))
+    assert teacher.num_batches_tracked == 1
+    snapshot.restore()
+    assert teacher.num_batches_tracked == 0

@@ -99,10 +99,9 @@ class Snapshot:
         """Buffers that a network registered in a step since: it will do so again."""
         for number, network in enumerate(self._networks):
             for prefix, module in network.named_modules(remove_duplicate=False):
-                buffers = module._buffers  # noqa: SLF001 - there is no public list of one module's
-                for name in list(buffers):
-                    path = f"{prefix}.{name}" if prefix else name
-                    if buffers[name] is not None and (number, path) not in self._paths:
+                buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+                for name, _ in list(buffers):
+                    if (number, f"{prefix}.{name}" if prefix else name) not in self._paths:
                         delattr(module, name)
 
     def _restore_state(self) -> None:

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dis
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
@@ -89,7 +90,8 @@ class CallState(Watched):
             for store in (part._parameters, part._buffers):  # noqa: SLF001 - read at C speed
                 self._add_tensors(store, type(part).__name__)
             hooks += [part._modules, *(vars(part)[name] for name in MODULE_HOOKS)]  # noqa: SLF001
-            self._read_code(type(part).forward, part)
+            # Of a scripted module it is a descriptor that no class can be asked for.
+            self._read_code(inspect.getattr_static(type(part), "forward"), part)
         self.empty += [store for store in hooks if not store]
         self.containers += [store.values() for store in hooks if store]
 

@@ -114,5 +114,6 @@ def test_a_program_runs_on_another_gpu_of_the_host(
     """The device index is chosen at loading."""
     net, packaged = network
     loaded = load(packaged.save(tmp_path / "net.pt2"), device="cuda:1")
-    x = torch.randn(4, 64, device="cuda")
+    assert torch.cuda.current_device() == 0
+    x = torch.randn(4, 64, device="cuda:0")
     torch.testing.assert_close(loaded(x.to("cuda:1")).to("cuda:0"), plain(net, x))

@@ -7,6 +7,7 @@ It is an archive in the format of torch's own `.pt2` files, so `torch._inductor.
 as well; Ridgeline's metadata and the state (parameters and buffers, as safetensors) are further members.
 """
 
+import contextlib
 import os
 import tempfile
 import zipfile
@@ -103,8 +104,11 @@ def load_compiled(path: Path, device: torch.device) -> Run:
     if device.type == "cuda":
         _check_survives(path)
     index = -1 if device.type == "cpu" or device.index is None else device.index
+    # Loading makes the program's GPU the current one; it is not to stay that.
+    kept = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     try:
-        model = aoti_load_package(str(path), run_single_threaded=True, device_index=index)
+        with kept:
+            model = aoti_load_package(str(path), run_single_threaded=True, device_index=index)
     except RuntimeError as error:
         raise PackageError(
             f"wanted to load the program in {path}, got {_first_line(error)}; package it again on this "

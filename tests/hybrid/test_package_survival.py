@@ -1,5 +1,6 @@
 """Native code for a GPU is loaded in a child process first, so that a crash is an error and not the end."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,23 @@ def test_a_crash_of_the_child_is_an_error(loads: list[Path]) -> None:
 
 
 def test_a_survivor_is_asked_once(loads: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """After one program survived, others are loaded without another child; on a CPU there is none."""
+    """After one program survived, others are loaded without another child; on a CPU there is none.
+
+    Loading sets the current GPU, so each is loaded where it is put back.
+    """
     children: list[Any] = []
+    kept: list[torch.device] = []
+
+    def keep(device: torch.device) -> contextlib.AbstractContextManager[None]:
+        kept.append(device)
+        return contextlib.nullcontext()
 
     def survive(*args: Any, **_options: Any) -> TrialOutcome:
         children.append(args)
         return TrialOutcome("ok", "", 1.0)
 
     monkeypatch.setattr(package, "try_in_child", survive)
+    monkeypatch.setattr(torch.cuda, "device", keep)
     with pytest.raises(AttributeError):  # the stand-in for a loaded program has no loader
         package.load_compiled(Path("cpu.pt2"), torch.device("cpu"))
     assert children == []
@@ -47,3 +57,4 @@ def test_a_survivor_is_asked_once(loads: list[Path], monkeypatch: pytest.MonkeyP
             package.load_compiled(Path(name), torch.device("cuda", 0))
     assert len(children) == 1
     assert [path.name for path in loads] == ["cpu.pt2", "first.pt2", "second.pt2"]
+    assert kept == [torch.device("cuda", 0)] * 2

@@ -153,7 +153,7 @@ def decide_in_group(
             f"out, or start torchrun with {wishes.workers}"
         )
     quiet: Say = say if world.rank == 0 else lambda line: None
-    quiet(f"tracing the step of {task.name} with {world.size} workers")
+    quiet(f"tracing the step of {task.name} with {world.size} worker{'s' * (world.size > 1)}")
     mine = step_workload(
         task, workers=world.size, device=world.device.type, precisions=_precisions(wishes)
     )

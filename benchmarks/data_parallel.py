@@ -35,7 +35,7 @@ from ridgeline.execution import MODES
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.experiments.turns import spread, take_turns, times_faster
 from ridgeline.machine import Quantity
-from ridgeline.plan import Plan, Sync
+from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan, Sync
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
@@ -118,7 +118,7 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
         chosen["ddp tuned"] = plain(model, tuned, precision)
         # The order of additions follows the size of the buckets: what that alone changes.
         model = make_model(world)
-        size_mb = arguments.bucket_bytes[0] / (1 << 20)
+        size_mb = arguments.bucket_bytes[-1] / (1 << 20)
         chosen["ddp our buckets"] = plain(
             model, DistributedDataParallel(model, bucket_cap_mb=size_mb), precision
         )
@@ -324,7 +324,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32, help="samples per worker")
     parser.add_argument("--side", type=int, default=28 if on_gpu else 8, help="height and width")
     parser.add_argument("--precision", choices=("as-is", "bf16", "double"), default="as-is")
-    parser.add_argument("--bucket-bytes", type=int, nargs="+", default=[4 << 20])
+    parser.add_argument("--bucket-bytes", type=int, nargs="+", default=[*DEFAULT_BUCKET_BYTES])
     parser.add_argument(
         "--executions",
         nargs="+",

@@ -19,8 +19,9 @@ from ridgeline.probe.measure import measure
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.calls.state import networks_preserved
+from ridgeline.runtime.requirements import check_clip_norm, check_optimizer
 from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import CLOSED, check_clip_norm, check_optimizer, move
+from ridgeline.runtime.step import CLOSED, move
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.simulator.step import simulate

@@ -88,7 +88,7 @@ def check_plan(plan: Plan, device: str | None = None) -> None:
     """
     import torch
 
-    from ridgeline.runtime.step import check_supported
+    from ridgeline.runtime.requirements import check_supported
     from ridgeline.runtime.world import World
 
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")

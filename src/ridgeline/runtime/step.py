@@ -4,8 +4,6 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 `TrainStep` (the public one) builds on this one.
 """
 
-import inspect
-import math
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
-from ridgeline.execution import MODES, check_alone, check_plan
+from ridgeline.execution import MODES, check_alone
 from ridgeline.plan import Plan
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
@@ -29,6 +27,7 @@ from ridgeline.runtime.engine.lanes import WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_supported
 from ridgeline.runtime.same_model import check_same_model
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
@@ -271,50 +270,6 @@ def take_initial_state(model: nn.Module, buffers: FlatBuffers, world: World) -> 
         dist.broadcast(flat, src=0)
     if world.rank:
         buffers.unpack()
-
-
-def check_optimizer(optimizer: Optimizer) -> None:
-    """A step calls the optimizer; one that calls the model itself does not fit.
-
-    Raises:
-        PlanError: its `step` needs a closure.
-    """
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise PlanError(
-            f"wanted an optimizer whose step() needs nothing, got {type(optimizer).__name__}, which calls "
-            "the model itself (closure); train with that one in a loop of your own"
-        )
-
-
-def check_clip_norm(clip_norm: float | None) -> None:
-    """A norm of 0 would train nothing, and a negative one uphill.
-
-    Raises:
-        PlanError: it is neither None nor a finite number above 0.
-    """
-    if clip_norm is None:
-        return
-    is_number = isinstance(clip_norm, int | float) and not isinstance(clip_norm, bool)
-    if not is_number or not 0.0 < clip_norm < math.inf:
-        raise PlanError(
-            f"wanted clip_norm as a finite number above 0, or None, got {clip_norm!r}; give the largest "
-            "total norm that gradients may have, or None to leave them as they are"
-        )
-
-
-def check_supported(plan: Plan, world: World) -> None:
-    """Refuse what cannot be honoured, before anything is touched.
-
-    Raises:
-        PlanError: names the field, what it may be, and what to do.
-    """
-    check_plan(plan, world.kind)
-    if plan.workers != world.size:
-        raise PlanError(
-            f"wanted a world of workers={plan.workers} as in the plan, got {world.size} processes; start "
-            f"them with `torchrun --nproc-per-node {plan.workers}` or make a plan for {world.size}"
-        )
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:

@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import importlib.util
 import inspect
-import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from ridgeline.errors import RidgelineError, TaskError
+from ridgeline.runtime.requirements import is_clip_norm
 from ridgeline.runtime.task import Task
 from ridgeline.tasks.gpt2 import gpt2
 from ridgeline.tasks.mlp import mlp
@@ -75,11 +75,10 @@ def _check(task: Task, where: str) -> None:
         raise TaskError(
             f"wanted batch_size as a whole number >= 1, got {size!r} in {where}; correct it"
         )
-    norm = task.clip_norm
-    is_number = isinstance(norm, int | float) and not isinstance(norm, bool)
-    if norm is not None and not (is_number and 0.0 < norm < math.inf):
+    if not is_clip_norm(task.clip_norm):
         raise TaskError(
-            f"wanted clip_norm as a finite number above 0 or None, got {norm!r} in {where}; correct it"
+            f"wanted clip_norm as a finite number above 0 or None, got {task.clip_norm!r} in {where}; "
+            "correct it"
         )
     for name in ("model", "loss_fn", "optimizer", "metric"):
         made = getattr(task, name)

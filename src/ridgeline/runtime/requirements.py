@@ -1,0 +1,62 @@
+"""What a training step asks of its optimizer, its numbers and its plan, before anything is touched."""
+
+import inspect
+import math
+
+from torch.optim import Optimizer
+
+from ridgeline.errors import PlanError
+from ridgeline.execution import check_plan
+from ridgeline.plan import Plan
+from ridgeline.runtime.world import World
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """A step calls the optimizer; one that calls the model itself does not fit.
+
+    Raises:
+        PlanError: its `step` needs a closure.
+    """
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise PlanError(
+            f"wanted an optimizer whose step() needs nothing, got {type(optimizer).__name__}, which calls "
+            "the model itself (closure); train with that one in a loop of your own"
+        )
+
+
+def is_clip_norm(value: object) -> bool:
+    """Whether gradients can be clipped by this: None, or a finite number above 0.
+
+    A norm of 0 would train nothing, and a negative one uphill.
+    """
+    if value is None:
+        return True
+    return isinstance(value, int | float) and value is not True and 0.0 < value < math.inf
+
+
+def check_clip_norm(clip_norm: float | None) -> None:
+    """Refuse what is no `is_clip_norm`.
+
+    Raises:
+        PlanError: names the value and what to give.
+    """
+    if not is_clip_norm(clip_norm):
+        raise PlanError(
+            f"wanted clip_norm as a finite number above 0, or None, got {clip_norm!r}; give the largest "
+            "total norm that gradients may have, or None to leave them as they are"
+        )
+
+
+def check_supported(plan: Plan, world: World) -> None:
+    """Refuse what cannot be honoured, before anything is touched.
+
+    Raises:
+        PlanError: names the field, what it may be, and what to do.
+    """
+    check_plan(plan, world.kind)
+    if plan.workers != world.size:
+        raise PlanError(
+            f"wanted a world of workers={plan.workers} as in the plan, got {world.size} processes; start "
+            f"them with `torchrun --nproc-per-node {plan.workers}` or make a plan for {world.size}"
+        )

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline.errors import PlanError
-from ridgeline.machine import Machine, Setting
+from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
 from ridgeline.planner.staleness import choose_by_profile, remembered
 from ridgeline.probe.measure import measure
-from ridgeline.runtime.agree import gather_bytes, share_bytes
+from ridgeline.runtime.agree import gather_bytes, share_bytes, share_text
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.calls.state import networks_preserved
 from ridgeline.runtime.requirements import check_clip_norm, check_optimizer
@@ -256,7 +256,7 @@ class TrainStep(Closing):
 
     def _measured(self, refresh: bool = False) -> Machine:
         """This machine, measured where its saved profile has gaps; with `refresh` all of it."""
-        return measure(workload=self.workload, settings=(self._setting(),), refresh=refresh)
+        return measure(workload=self.workload, settings=(self.world.setting,), refresh=refresh)
 
     def _choose(self) -> None:
         """Rank the plans, by a new profile where trials contradict the saved one."""
@@ -280,14 +280,7 @@ class TrainStep(Closing):
         self.machine, self.ranking = choose_by_profile(
             self._measured,
             rank,
-            agree=lambda why: share_bytes(why.encode(), self.world).decode(),
-        )
-
-    def _setting(self) -> Setting:
-        return Setting(
-            device=self.world.kind,
-            workers=self.world.size,
-            threads=self.world.threads,
+            agree=lambda why: share_text(why, self.world),
         )
 
     def _try(self, plan: Plan) -> Timeline:

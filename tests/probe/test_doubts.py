@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from ridgeline.machine import Ceiling, CurvePoint, Quantity, Setting
+from ridgeline.machine import Ceiling, Setting
 from ridgeline.probe.doubts import doubts
 from ridgeline.probe.measure import merge
 from ridgeline.probe.survey import Findings
-from strategies import make_machine
+from strategies import make_ceilings, make_machine
 
 
 def ceiling(
@@ -18,13 +18,9 @@ def ceiling(
     family: str = "memory",
     dtype: str = "float32",
 ) -> Ceiling:
-    return Ceiling(
-        setting=Setting(device="cpu", workers=workers, threads=threads),
-        family=family,
-        dtype=dtype,
-        rate=Quantity.measured([rate], "B/s"),
-        curve=(CurvePoint(work=1.0, rate=rate),),
-    )
+    setting = Setting(device="cpu", workers=workers, threads=threads)
+    [found] = [c for c in make_ceilings(setting, rate) if c.family == family]
+    return msgspec.structs.replace(found, dtype=dtype)
 
 
 def test_many_threads_that_reach_less_than_half_of_one_are_doubted() -> None:

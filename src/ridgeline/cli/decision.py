@@ -8,7 +8,7 @@ measure and try in place, and take what rank 0 finds.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,7 +17,7 @@ from ridgeline.cli.inputs import worker_counts
 from ridgeline.cli.worker import Job, TrialRequest, try_plan
 from ridgeline.codec import Value
 from ridgeline.errors import PlanError
-from ridgeline.machine import Machine, Setting
+from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
 from ridgeline.planner.staleness import choose_by_profile, remembered
@@ -85,10 +85,11 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     from ridgeline.tasks.step import step_workload
 
     wishes = settled(wishes)
-    blank = Machine.load(wishes.machine_file) if wishes.machine_file else measure(settings=())
-    device = blank.device_kind
+    given = _given_machine(wishes)
+    known = given or measure(settings=())
+    device = known.device_kind
     workloads: dict[int, Workload] = {}
-    counts = worker_counts(blank, task.batch_size, wished=wishes.workers, threads=wishes.threads)
+    counts = worker_counts(known, task.batch_size, wished=wishes.workers, threads=wishes.threads)
     for count in counts if wishes.workers is None else (wishes.workers,):
         say(f"tracing the step of {task.name} with {count} worker{'s' * (count > 1)}")
         workloads[count] = step_workload(
@@ -96,8 +97,8 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         )
 
     def profile(refresh: bool) -> Machine:
-        machine = blank
-        for count, workload in workloads.items() if wishes.machine_file is None else ():
+        machine = known
+        for count, workload in workloads.items():
             shape = wishes.plan or Plan(workers=count, threads=wishes.threads or 0)
             setting = setting_of(machine, workload, shape)
             machine = measure(workload=workload, settings=(setting,), refresh=refresh, progress=say)
@@ -120,7 +121,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         say(f"  took {trial_words(measured)}")
         return measured
 
-    decision = _choose(profile, workloads, wishes, steps=steps, attempt=attempt, say=say)
+    decision = _choose(given, profile, workloads, wishes, steps=steps, attempt=attempt, say=say)
     _announce(decision, say)
     return decision
 
@@ -143,7 +144,7 @@ def decide_in_group(
         MachineError: the profile lacks what the choice needs.
     """
     from ridgeline.probe.measure import measure
-    from ridgeline.runtime.agree import share_bytes
+    from ridgeline.runtime.agree import share_bytes, share_text
     from ridgeline.tasks.step import step_workload
 
     wishes = settled(wishes)
@@ -161,11 +162,9 @@ def decide_in_group(
     workload = msgspec.json.decode(traced, type=Workload)
 
     def profile(refresh: bool) -> Machine:
-        if wishes.machine_file is not None:
-            return Machine.load(wishes.machine_file)
-        kind: Literal["cpu", "cuda"] = "cuda" if world.device.type == "cuda" else "cpu"
-        here = Setting(device=kind, workers=world.size, threads=world.threads)
-        return measure(workload=workload, settings=(here,), refresh=refresh, progress=quiet)
+        return measure(
+            workload=workload, settings=(world.setting,), refresh=refresh, progress=quiet
+        )
 
     def attempt(plan: Plan) -> Timeline:
         quiet(f"trying {plan!r}{_warning(plan, workload)}")
@@ -177,13 +176,14 @@ def decide_in_group(
 
     here_only = replace(wishes, workers=world.size, threads=world.threads)
     decision = _choose(
+        _given_machine(wishes),
         profile,
         {world.size: workload},
         here_only,
         steps=steps,
         attempt=attempt,
         say=quiet,
-        agree=lambda why: share_bytes(why.encode(), world).decode(),
+        agree=lambda why: share_text(why, world),
     )
     _announce(decision, quiet)
     return decision
@@ -215,6 +215,10 @@ def settled(wishes: Wishes) -> Wishes:
     return replace(wishes, workers=wishes.plan.workers, threads=wishes.plan.threads or None)
 
 
+def _given_machine(wishes: Wishes) -> Machine | None:
+    return None if wishes.machine_file is None else Machine.load(wishes.machine_file)
+
+
 def _announce(decision: Decision, say: Say) -> None:
     """Says how long the first step of the run will take to compile, if it does."""
     seconds = compile_seconds(decision.workload, decision.plan.execution)
@@ -237,6 +241,7 @@ def _warning(plan: Plan, workload: Workload) -> str:
 
 
 def _choose(
+    given: Machine | None,
     profile: Callable[[bool], Machine],
     workloads: Mapping[int, Workload],
     wishes: Wishes,
@@ -249,6 +254,7 @@ def _choose(
     """The user's plan, or the best.
 
     Args:
+        given: The profile that the user gave.
         profile: See `choose_by_profile`.
         workloads: By number of workers.
         wishes: See `Wishes`.
@@ -258,7 +264,7 @@ def _choose(
         agree: Takes rank 0's word, where there are several workers.
     """
     if wishes.plan is not None:
-        machine, workload = profile(False), workloads[wishes.plan.workers]
+        machine, workload = given or profile(False), workloads[wishes.plan.workers]
         return Decision(
             machine=machine,
             workload=workload,
@@ -275,11 +281,10 @@ def _choose(
     def rank(machine: Machine) -> Ranking:
         return choose(machine, workloads, fixed=fixed, steps=steps, trial=trial, tries=wishes.tries)
 
-    if wishes.machine_file is None:
+    if given is None:
         machine, ranking = choose_by_profile(profile, rank, agree=agree, say=say)
     else:  # measuring here would tell nothing about it
-        machine = profile(False)
-        ranking = rank(machine)
+        machine, ranking = given, rank(given)
     best = ranking.best
     return Decision(
         machine=machine,

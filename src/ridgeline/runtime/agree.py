@@ -70,6 +70,11 @@ def share_bytes(data: bytes, world: World) -> bytes:
     return _to_bytes(content, size)
 
 
+def share_text(text: str, world: World) -> str:
+    """The text of rank 0, on every worker; what the others give is ignored. See `share_bytes`."""
+    return share_bytes(text.encode(), world).decode()
+
+
 def share_tensors(
     tensors: dict[str, Tensor] | None, specs: dict[str, tuple[list[int], str]], world: World
 ) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.errors import LaunchError
+from ridgeline.machine import Setting
 
 
 class Closable(Protocol):
@@ -84,6 +85,11 @@ class World:
     def threads(self) -> int:
         """Threads that torch uses on the CPU in this process; 0 when the device is a GPU."""
         return 0 if self.device.type == "cuda" else torch.get_num_threads()
+
+    @property
+    def setting(self) -> Setting:
+        """How the devices are shared while all workers train."""
+        return Setting(device=self.kind, workers=self.size, threads=self.threads)
 
     @staticmethod
     def close_before_leaving(resource: Closable) -> None:

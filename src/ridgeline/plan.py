@@ -24,6 +24,10 @@ Algorithm = Literal[
     "all_reduce", "ring", "rings", "tree", "hierarchical", "two_shot", "sharded", "kvstore"
 ]
 Compression = Literal["none", "fp16", "bf16", "fp8", "int8", "topk", "powersgd", "sign"]
+MemoryFormat = Literal["as-is", "channels_last"]
+OptimizerForm = Literal["as-is", "fused"]
+Kernels = Literal["default", "combined"]
+RandomNumbers = Literal["as-is", "compiled"]
 Origin = Literal["user", "search", "default"]
 
 MIB = 1 << 20
@@ -88,12 +92,21 @@ class Plan(Noun, frozen=True, kw_only=True):
 
     `repr(plan)` is the program that makes it again (without `choices`, the record of reasons).
     `threads` 0 means: leave the number of threads as it is.
+
+    `memory_format` `channels_last` keeps images and convolution weights with their channels innermost.
+    `optimizer` `fused` takes the optimizer's fused kernels, as a captured step always does. `kernels`
+    `combined` has the compiler join small independent kernels and compute weight gradients beside the chain
+    of a replayed step. `random` `compiled` lets compiled programs draw random numbers of their own.
     """
 
     kind: ClassVar[str] = "plan"
 
     execution: Execution = "eager"
     precision: Precision = "as-is"
+    memory_format: MemoryFormat = "as-is"
+    optimizer: OptimizerForm = "as-is"
+    kernels: Kernels = "default"
+    random: RandomNumbers = "as-is"
     workers: int = 1
     threads: int = 0
     accumulate: int = 1
@@ -112,6 +125,10 @@ class Plan(Noun, frozen=True, kw_only=True):
         for name, word, known in (
             ("execution", self.execution, get_args(Execution)),
             ("precision", self.precision, get_args(Precision)),
+            ("memory_format", self.memory_format, get_args(MemoryFormat)),
+            ("optimizer", self.optimizer, get_args(OptimizerForm)),
+            ("kernels", self.kernels, get_args(Kernels)),
+            ("random", self.random, get_args(RandomNumbers)),
         ):
             if word not in known:
                 words = ", ".join(repr(w) for w in known)
@@ -152,6 +169,7 @@ class Plan(Noun, frozen=True, kw_only=True):
         """Whether the maths is that of the plain step (up to the order of additions)."""
         return (
             self.precision == "as-is"
+            and self.random == "as-is"
             and self.sync.compression == "none"
             and self.sync.every == 1
             and not self.sync.options.get("asynchronous", False)

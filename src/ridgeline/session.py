@@ -4,23 +4,23 @@ The parts live apart (probing, tracing, planning, running); this is where they m
 has a model, a loss, an optimizer and batches, and wants the loop closed around them.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ridgeline.decision.choice import Choice, to_stderr
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
-from ridgeline.planner import Ranking, choose
-from ridgeline.planner.staleness import choose_by_profile, remembered
+from ridgeline.planner import Ranking
 from ridgeline.probe.measure import measure
-from ridgeline.runtime.agree import gather_bytes, share_bytes, share_text
+from ridgeline.runtime.agree import share_bytes
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.calls.state import networks_preserved
-from ridgeline.runtime.requirements import check_clip_norm, check_optimizer
-from ridgeline.runtime.snapshot import Snapshot
+from ridgeline.runtime.hybrid.compiling import CompiledForms
+from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_seconds
 from ridgeline.runtime.step import CLOSED, move
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ridgeline.runtime.body import LossFunction
-
-TRIAL_STEPS = 15
-"""Steps of one trial: three to warm up, the rest for a median with quartiles."""
 
 
 class TrainStep(Closing):
@@ -60,7 +57,11 @@ class TrainStep(Closing):
         machine: Use this profile instead of measuring.
         device: `cpu` or `cuda`; None takes the GPU where there is one.
         steps: Steps that will be trained, if known: `"auto"` then weighs the seconds of compiling against
-            what they gain over all steps. Unknown, compiled modes are tried on GPUs only.
+            what they gain over all steps. Unknown, compiled modes are tried on GPUs only, unless `seconds`
+            says otherwise.
+        seconds: That `"auto"` may take to choose, from the first batch on. None: as `steps` allow, or, where
+            those are unknown, half as long again as compiling the step once.
+        progress: Takes a line about each part of the choice; None writes them to stderr, on rank 0.
         name: Title in reports.
 
     Raises:
@@ -85,6 +86,8 @@ class TrainStep(Closing):
         machine: Machine | None = None,
         device: str | None = None,
         steps: int | None = None,
+        seconds: float | None = None,
+        progress: Callable[[str], None] | None = None,
         name: str = "step",
     ) -> None:
         self.world = World.join(device=device)
@@ -101,8 +104,12 @@ class TrainStep(Closing):
         self._example: Any = None
         self._step: PlannedStep | None = None
         self._is_closed = False
+        self._forms = CompiledForms()
+        self._say = progress or to_stderr
+        self._seconds = seconds
         check_optimizer(optimizer)
         check_clip_norm(clip_norm)
+        check_seconds(seconds)
         if plan != "auto":
             self._step = self._planned(_given(plan))
 
@@ -156,10 +163,10 @@ class TrainStep(Closing):
             raise PlanError(CLOSED)
         self._example = batch
         if self._step is None:
-            self._describe()
             self._choose()
             assert self.ranking is not None
             self._step = self._planned(self.ranking.best.plan)
+            self._forms.forget()
         return self._step.plan
 
     def timeline(self) -> Timeline:
@@ -232,9 +239,10 @@ class TrainStep(Closing):
             device=self.world.device.type,
             order=self.workload.ready_order if self.workload else None,
             name=self.name,
+            forms=self._forms,
         )
 
-    def _describe(self) -> None:
+    def _describe(self) -> Workload:
         """Trace, once; all workers take worker 0's trace."""
         if self._example is None:
             raise PlanError(
@@ -253,51 +261,31 @@ class TrainStep(Closing):
                 )
             agreed = share_bytes(msgspec.json.encode(mine), self.world)
             self.workload = msgspec.json.decode(agreed, type=Workload)
+        return self.workload
 
-    def _measured(self, refresh: bool = False) -> Machine:
-        """This machine, measured where its saved profile has gaps; with `refresh` all of it."""
-        return measure(workload=self.workload, settings=(self.world.setting,), refresh=refresh)
+    def _measured(self) -> Machine:
+        """This machine, measured where its saved profile has gaps."""
+        return measure(workload=self.workload, settings=(self.world.setting,))
 
     def _choose(self) -> None:
-        """Rank the plans, by a new profile where trials contradict the saved one."""
-        trial = remembered(self._try)
-
-        def rank(machine: Machine) -> Ranking:
-            assert self.workload is not None
-            return choose(
-                machine,
-                self.workload,
-                world_size=self.world.size,
-                fixed={"workers": self.world.size, "threads": self.world.threads},
-                allow=self._allow,
-                steps=self._num_steps,
-                trial=trial,
-            )
-
-        if self.machine is not None:  # the user's
-            self.ranking = rank(self.machine)
-            return
-        self.machine, self.ranking = choose_by_profile(
-            self._measured,
-            rank,
-            agree=lambda why: share_text(why, self.world),
+        """Rank the plans, by trials on the example batch."""
+        choice = Choice(
+            world=self.world,
+            model=self.model,
+            loss_fn=self.loss_fn,
+            optimizer=self.optimizer,
+            make=self._planned,
+            describe=self._describe,
+            allow=self._allow,
+            steps=self._num_steps,
+            seconds=self._seconds,
+            machine=self.machine,
+            say=self._say,
+            forms=self._forms,
+            clip_norm=self._clip_norm,
         )
-
-    def _try(self, plan: Plan) -> Timeline:
-        """Run a plan for some steps on the example batch and undo them; the slowest worker counts."""
-        before = Snapshot(self.model, self.optimizer, self.loss_fn)
-        step = self._planned(plan)
-        try:
-            for _ in range(TRIAL_STEPS):
-                step(self._example)
-            measured = step.timeline()
-        finally:
-            step.close()
-            before.restore()
-        everyone = gather_bytes(msgspec.json.encode(measured.steps_ns), self.world)
-        steps = [msgspec.json.decode(data, type=tuple[int, ...]) for data in everyone]
-        slowest = tuple(max(step) for step in zip(*steps, strict=True))
-        return msgspec.structs.replace(measured, steps_ns=slowest)
+        self.ranking = choice.rank(self._example)
+        self.machine = choice.machine
 
 
 def _given(plan: Plan | str | Path) -> Plan:

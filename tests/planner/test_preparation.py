@@ -12,8 +12,7 @@ from chained_workloads import make_chain
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.planner import Candidate, choose
-from ridgeline.planner.preparation import break_even_steps, compile_budget_s, with_kin
-from ridgeline.planner.trials import pick_trials
+from ridgeline.planner.preparation import break_even_steps, compile_budget_s
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine, make_timeline

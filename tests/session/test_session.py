@@ -100,7 +100,7 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     assert third["plan"] == fourth["plan"]
     assert third["parameters"] == fourth["parameters"] == first["parameters"]
     assert (third["losses"], fourth["losses"]) == (first["losses"], second["losses"])
-    names = sorted(path.name.partition("-")[2][16:] for path in on_two.glob("ridgeline/*"))
+    names = sorted(path.name.partition("-")[2][16:] for path in on_two.glob("ridgeline/machine-*"))
     assert names == ["-2-hosts.json"]
 
 
@@ -204,7 +204,7 @@ def test_a_saved_profile_that_trials_contradict_is_measured_again(
         asked.append(refresh)
         return saved
 
-    monkeypatch.setattr("ridgeline.session.measure", measured)
+    monkeypatch.setattr("ridgeline.decision.choice.measure", measured)
     for given, wanted in ((None, [False, True]), (saved, [])):
         asked.clear()
         model = nn.Linear(4, 2)

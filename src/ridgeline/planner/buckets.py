@@ -133,7 +133,7 @@ def _ready_seconds(
 ) -> list[float]:
     """When each of some operators of backward is done, from its start; -1 stands for the end."""
     setting = setting_of(machine, workload, plan)
-    priced = price_execution(machine, workload, setting, plan.precision, plan.execution)
+    priced = price_execution(machine, workload, setting, plan)
     mode = MODES[plan.execution]
     issues = setting.device == "cuda" and not mode.is_replayed_on("cuda")
     at = 0.0

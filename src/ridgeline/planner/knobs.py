@@ -1,7 +1,8 @@
 """The knobs that the planner turns: their names, what users may fix, and which values are tried."""
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -12,8 +13,12 @@ from ridgeline.plan import (
     DEFAULT_BUCKET_BYTES,
     Execution,
     Feed,
+    Kernels,
+    MemoryFormat,
+    OptimizerForm,
     Plan,
     Precision,
+    RandomNumbers,
     Sync,
     is_whole,
 )
@@ -23,16 +28,36 @@ from ridgeline.simulator.fusion import blocks_of
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.workload import Workload
 
-KNOBS = ("workers", "threads", "execution", "precision", "accumulate", "bucket_bytes", "depth")
+KNOBS = (
+    "workers",
+    "threads",
+    "execution",
+    "precision",
+    "memory_format",
+    "optimizer",
+    "kernels",
+    "random",
+    "accumulate",
+    "bucket_bytes",
+    "depth",
+)
 """Every knob of a plan that this release turns, in the order in which they are explained."""
 
 EXECUTIONS: dict[str, tuple[Execution, ...]] = {
     "cpu": ("eager", "compiled", "step-graph", "packaged"),
-    "cuda": ("eager", "graph", "regional+graph", "compiled+graph", "step-graph"),
+    "cuda": ("eager", "graph", "compiled", "regional+graph", "compiled+graph", "step-graph"),
 }
-"""Modes that are searched. Others can be fixed: on a GPU those without a graph only leave its launches, and
-regions pay on a CPU no less host time than they save."""
-INEXACT = ("tf32", "bf16")
+"""Modes that are searched: what users have without Ridgeline (eager, compiled), and its own. Others can be
+fixed; regions pay on a CPU no less host time than they save."""
+INEXACT = ("tf32", "bf16", "random")
+"""Changes of the maths that may be allowed: precisions, and random numbers that compiled programs draw."""
+WORDS: dict[str, tuple[str, ...]] = {
+    "memory_format": get_args(MemoryFormat),
+    "optimizer": get_args(OptimizerForm),
+    "kernels": get_args(Kernels),
+    "random": get_args(RandomNumbers),
+}
+"""Values of the knobs that are words."""
 
 
 class Request(NamedTuple):
@@ -146,6 +171,10 @@ def num_changes(plan: Plan) -> int:
             mode.is_replayed or mode.is_one_program,
             mode.form == "packaged",
             plan.precision != "as-is",
+            plan.memory_format != "as-is",
+            plan.optimizer != "as-is",
+            plan.kernels != "default",
+            plan.random != "as-is",
             plan.accumulate > 1,
             plan.workers > 1 and plan.sync.bucket_bytes != DEFAULT_BUCKET_BYTES,
             plan.feed != Feed(),
@@ -182,7 +211,7 @@ def _frames(request: Request) -> Iterator[Plan]:
         for threads in _threads(request, workers):
             for execution in alone:
                 for precision in precisions:
-                    yield Plan(
+                    plan = Plan(
                         workers=workers,
                         threads=threads,
                         execution=execution,
@@ -190,6 +219,38 @@ def _frames(request: Request) -> Iterator[Plan]:
                         accumulate=fixed.get("accumulate", 1),
                         feed=feed,
                     )
+                    yield from _forms(request, plan)
+
+
+def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
+    """The plan with every memory format, optimizer, kernels and random numbers worth comparing in it."""
+    mode = MODES[plan.execution]
+    workload = request.workloads[plan.workers]
+    on_gpu = request.device == "cuda"
+    is_fusable = on_gpu and not mode.is_replayed_on("cuda") and workload.fused_optimizer_bytes
+    draws = mode.is_compiled and "random" in request.allow
+    searched: dict[str, tuple[str, ...]] = {
+        "memory_format": ("as-is", "channels_last") if has_images(workload) else ("as-is",),
+        "optimizer": ("fused",) if is_fusable else ("as-is",),
+        "kernels": ("default",),
+        "random": ("compiled",) if draws else ("as-is",),
+    }
+    if on_gpu and mode.form == "compiled" and mode.is_replayed:
+        searched["kernels"] = ("default", "combined")
+    values = [
+        (request.fixed[name],) if name in request.fixed else options
+        for name, options in searched.items()
+    ]
+    for words in itertools.product(*values):
+        yield msgspec.structs.replace(plan, **dict(zip(searched, words, strict=True)))
+
+
+def has_images(workload: Workload) -> bool:
+    """Whether convolutions over two dimensions take part, whose kernels like their channels innermost."""
+    return any(
+        op.family == "convolution" and any(len(spec.shape) == 4 for spec in op.inputs)
+        for op in workload.ops
+    )
 
 
 def _has_room(request: Request, workers: int) -> bool:
@@ -228,7 +289,8 @@ def _bucket_choices(request: Request, workload: Workload, plan: Plan) -> list[tu
 def _check_device(device: str, fixed: Mapping[str, Any], allow: Collection[str]) -> None:
     if "execution" in fixed:
         check_offered(fixed["execution"], "step", device)
-    for name, value in (("precision", fixed.get("precision")), *(("allow", a) for a in allow)):
+    allowed = [("allow", name) for name in allow if name != "random"]
+    for name, value in (("precision", fixed.get("precision")), *allowed):
         if value is not None and value not in PRECISIONS[device]:
             words = ", ".join(repr(word) for word in PRECISIONS[device])
             raise PlanError(
@@ -245,6 +307,11 @@ def _checked(name: str, value: object) -> Any:
         )
     if name in ("execution", "precision"):
         return value
+    if name in WORDS:
+        if value in WORDS[name]:
+            return value
+        words = " or ".join(repr(word) for word in WORDS[name])
+        raise PlanError(f"wanted {name} as {words}, got {value!r}; correct it")
     least = 0 if name in ("threads", "depth") else 1
     if name == "bucket_bytes":
         limits = tuple(value) if isinstance(value, Sequence) else (value,)

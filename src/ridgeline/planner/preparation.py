@@ -6,8 +6,6 @@ Compiling takes seconds to minutes, so a mode with a faster step may still be th
 import math
 from collections.abc import Sequence
 
-import msgspec
-
 from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
@@ -19,12 +17,15 @@ COMPILED_ERROR = 0.25
 Source: assumed; compiling the step of a ResNet-18 on an H200 changed it by -26 to +10 % of the same step as a
 graph, where fusing alone would have predicted a gain every time.
 """
-MOST_COMPILE_S = {"cpu": 0.0, "cuda": 120.0}
+MOST_COMPILE_S = {"cpu": 0.0, "cuda": math.inf}
 """Seconds of expected compiling that trials may take when the length of the run is unknown.
 
 On a CPU, where compiling takes as long and gains less, a script that only wants a few steps is not made to
-wait for it.
+wait for it. On a GPU a plan is compared with what `torch.compile` would give, however long that takes to
+compile; see `allowed_s` for what comes after it.
 """
+FIRST_COMPILE_SHARE = 1.5
+FIRST_COMPILE_S = 15.0
 
 
 def is_compiled(plan: Plan) -> bool:
@@ -32,25 +33,19 @@ def is_compiled(plan: Plan) -> bool:
     return MODES[plan.execution].is_compiled
 
 
-def with_kin(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates; untried ones know what preparing a tried plan took that differs in its buckets only."""
-    prepared = [
-        c
-        for c in candidates
-        if c.measured is not None and "compile_s" in c.measured.counters and not c.failure
-    ]
-    return [_like_kin(candidate, prepared) for candidate in candidates]
+def allowed_s(candidates: Sequence[Candidate], steps: int | None, seconds: float | None) -> float:
+    """Seconds that the whole choice may take, from its start.
 
-
-def _like_kin(candidate: Candidate, prepared: Sequence[Candidate]) -> Candidate:
-    kin = next((c for c in prepared if _is_kin(candidate.plan, c.plan)), None)
-    if candidate.measured is not None or kin is None:
-        return candidate
-    return msgspec.structs.replace(candidate, kin_compile_s=kin.compile_s)
-
-
-def _is_kin(mine: Plan, other: Plan) -> bool:
-    return msgspec.structs.replace(mine, sync=other.sync) == other
+    Those that the user gave. Else, where the length of the run is unknown, compiling once more is not worth
+    more than half of what the first time took, and some seconds: nobody waits much longer for a plan than for
+    `torch.compile`.
+    """
+    if seconds is not None:
+        return seconds
+    compiled = [c.compile_s for c in candidates if c.measured is not None and is_compiled(c.plan)]
+    if steps is not None or not compiled:
+        return math.inf
+    return FIRST_COMPILE_SHARE * compiled[0] + FIRST_COMPILE_S
 
 
 def break_even_steps(candidate: Candidate, eager: Candidate | None) -> int | None:

@@ -17,8 +17,9 @@ class Candidate(Value, frozen=True, kw_only=True):
     """A plan, what it is predicted to do, and, when it was tried, what it did.
 
     `why` says in a sentence why it stands where it stands. `failure` is the reason when a trial failed.
-    `samples` are those of a step over all workers. `kin_compile_s` is what preparing took when a plan alike
-    but for its buckets was tried; None where none was.
+    `samples` are those of a step over all workers. `timeline` is the prediction before any trial;
+    `corrected_s` is what is expected of a step after trials of relatives, and `kin_compile_s` of its
+    preparation; None where nothing told.
     """
 
     plan: Plan
@@ -28,10 +29,13 @@ class Candidate(Value, frozen=True, kw_only=True):
     failure: str = ""
     samples: int = 1
     kin_compile_s: float | None = None
+    corrected_s: float | None = None
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step: measured when it was tried, else predicted."""
+        """Seconds of a step: measured when it was tried, else as corrected by trials, else predicted."""
+        if self.measured is None and self.corrected_s is not None:
+            return self.corrected_s
         return (self.measured or self.timeline).step_ns * 1e-9
 
     @property
@@ -137,8 +141,11 @@ def label(plan: Plan) -> str:
     if plan.threads:
         words[0] += f" x {plan.threads} thread{'s' if plan.threads > 1 else ''}"
     words.append(plan.execution)
-    if plan.precision != "as-is":
-        words.append(plan.precision)
+    words += [
+        word
+        for word in (plan.precision, plan.memory_format, plan.optimizer, plan.kernels, plan.random)
+        if word not in ("as-is", "default")
+    ]
     if plan.accumulate > 1:
         words.append(f"{plan.accumulate} micro-batches")
     if plan.workers > 1:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline import units
+from ridgeline.execution import MODES
 from ridgeline.plan import Alternative, Choice, Origin
 from ridgeline.planner.knobs import INEXACT, KNOBS, value_of
 from ridgeline.planner.preparation import (
@@ -172,6 +173,14 @@ def _default_reason(knob: str, best: Candidate) -> str:
         "execution": "no other mode was compared",
         "precision": "exact: nothing that changes the maths was allowed "
         f"(possible: {', '.join(INEXACT)})",
+        "memory_format": "no images are convolved",
+        "optimizer": "a captured step takes its fused form by itself"
+        if MODES[plan.execution].is_replayed
+        else "no other form was compared",
+        "kernels": "the compiler's own" if is_compiled(plan) else "nothing is compiled",
+        "random": "compiled programs may draw their own"
+        if plan.random != "as-is"
+        else "those that the eager step draws",
         "bucket_bytes": "no gradients are exchanged"
         if plan.workers == 1
         else "no other cut makes sense for these gradients",

@@ -1,6 +1,9 @@
 """`choose`: enumerate plans, prune by memory, rank by simulation, try the best, and say why."""
 
+import statistics
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,19 +19,21 @@ from ridgeline.planner.knobs import (
 )
 from ridgeline.planner.preparation import (
     COMPILED_ERROR,
+    allowed_s,
     compile_budget_s,
     is_compiled,
-    with_kin,
 )
 from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking, label
 from ridgeline.planner.reasons import make_choices, why
+from ridgeline.planner.relatives import corrected
 from ridgeline.planner.trials import (
-    ASSUMED_ERROR,
     MOST_TRIAL_SHARE,
+    RUNS_PER_TRIAL,
+    Room,
     left_untried,
+    next_trial,
     num_tries,
-    pick_trials,
 )
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
@@ -36,6 +41,14 @@ from ridgeline.verdict import step_spread, verify
 from ridgeline.workload import Workload
 
 Trial = Callable[[Plan], Timeline]
+
+ASSUMED_ERROR = 0.05
+"""Fraction by which a prediction is taken to be off when no trial has told.
+
+Source: assumed; the median that simulators calibrated on the same machine reach.
+"""
+TRIES = 12
+"""Most trials unless the caller says otherwise: a bound against surprises, seldom reached."""
 
 
 def choose(
@@ -47,7 +60,10 @@ def choose(
     allow: Collection[str] = (),
     steps: int | None = None,
     trial: Trial | None = None,
-    tries: int = 3,
+    tries: int = TRIES,
+    seconds: float | None = None,
+    clock: Callable[[], float] | None = None,
+    compile_factor: float = 1.0,
 ) -> Ranking:
     """The plans for a workload, best first, with the reasons for every knob of the first.
 
@@ -58,11 +74,16 @@ def choose(
         world_size: Workers there are (with one workload: workers there will be).
         fixed: Knobs that the user sets: `workers`, `threads`, `execution`, `precision`, `accumulate`,
             `bucket_bytes`, `depth`.
-        allow: Changes of the maths that may be chosen: `tf32`, `bf16`. Nothing inexact is otherwise.
+        allow: Changes of the maths that may be chosen: `tf32`, `bf16`, `random` (compiled programs draw
+            random numbers of their own). Nothing inexact is otherwise.
         steps: Steps of the run, if known: then the whole run counts, preparation (compiling) included, and
             trials are limited to a quarter of it. Otherwise preparation is stated but not weighed.
         trial: Runs a plan for some steps and returns the measured timeline; None ranks by prediction.
         tries: Most trials.
+        seconds: That the choice may take from its start; None leaves it to the length of the run, or on a GPU
+            to what compiling the step takes once.
+        clock: Seconds since the choice began, the same for all workers; None counts from this call.
+        compile_factor: What compiling takes on this host over what is assumed of it.
 
     Returns:
         All plans that were simulated: those tried first, by measured time per sample; then the others by
@@ -75,28 +96,62 @@ def choose(
         MachineError: the profile lacks what every plan needs.
 
     Cost: Simulations take milliseconds each; trials run the step for real, and compile it first where a
-        quarter of a run of known length pays for that; of unknown length, two minutes of expected compiling
-        on a GPU and none on a CPU.
+        quarter of a run of known length pays for that; of unknown length, on a GPU, and on a CPU where
+        `seconds` were given.
     """
     request = make_request(machine, workload, world_size, fixed or {}, allow, steps)
     plans, pruned = enumerate_plans(request)
     if not plans:
         raise _nothing_fits(pruned, request)
-    candidates, notes = _simulated(request, plans, steps)
+    candidates, notes = _simulated(request, plans, steps, compile_factor)
     notes += [f"left out: {label(p.plan)}: {p.reason}" for p in pruned]
     error = ASSUMED_ERROR
     if trial is not None and candidates:
-        budget_s = compile_budget_s(
+        compile_s = compile_budget_s(
             candidates, steps, device=request.device, share=MOST_TRIAL_SHARE
         )
-        picked = pick_trials(candidates, num_tries(tries, steps), steps=steps, budget_s=budget_s)
-        notes += left_untried(candidates, picked, budget_s)
-        candidates, error = _tried(candidates, picked, trial)
+        if seconds is not None:
+            compile_s = max(compile_s, seconds)
+        begin = time.monotonic()
+        allowance = _Allowance(
+            num_tries(tries, steps),
+            compile_s,
+            seconds,
+            steps,
+            request.device,
+            clock or (lambda: time.monotonic() - begin),
+        )
+        candidates, told = _tried(candidates, allowance, trial)
+        notes += told
+        error = _largest_miss(candidates)
     return _ranked(request, candidates, error, notes, steps)
 
 
+class _Allowance(NamedTuple):
+    """What all trials of a choice may take together."""
+
+    tries: int
+    compile_s: float
+    seconds: float | None
+    steps: int | None
+    device: str
+    clock: Callable[[], float]
+
+    def room(self, candidates: Sequence[Candidate], num_tried: int, overhead_s: float) -> Room:
+        """What is left of it."""
+        compiled = [
+            c.compile_s for c in candidates if c.measured is not None and is_compiled(c.plan)
+        ]
+        return Room(
+            tries=self.tries - num_tried,
+            compile_s=max(0.0, self.compile_s - sum(compiled)),
+            seconds=allowed_s(candidates, self.steps, self.seconds) - self.clock(),
+            overhead_s=overhead_s,
+        )
+
+
 def _simulated(
-    request: Request, plans: Sequence[Plan], steps: int | None
+    request: Request, plans: Sequence[Plan], steps: int | None, compile_factor: float
 ) -> tuple[list[Candidate], list[str]]:
     """Candidates by predicted cost per sample, and what could not be predicted."""
     found: list[Candidate] = []
@@ -110,6 +165,10 @@ def _simulated(
             errors.append(error)
             notes.append(f"left out: {label(plan)}: {error}")
             continue
+        if compile_factor != 1.0 and "compile_s" in timeline.counters:
+            expected_s = compile_factor * timeline.counters["compile_s"]
+            counters = {**timeline.counters, "compile_s": expected_s}
+            timeline = msgspec.structs.replace(timeline, counters=counters)
         samples = workload.samples * plan.workers
         found.append(Candidate(plan=plan, timeline=timeline, why="", samples=samples))
     if not found:
@@ -118,33 +177,53 @@ def _simulated(
 
 
 def _tried(
-    candidates: Sequence[Candidate], picked: Collection[int], trial: Trial
-) -> tuple[list[Candidate], float]:
-    """The candidates with what the trials measured, and the largest miss of their predictions.
+    candidates: list[Candidate], allowance: _Allowance, trial: Trial
+) -> tuple[list[Candidate], list[str]]:
+    """The candidates with what the trials measured, one trial after the other, and what was left out."""
+    num_tried = 0
+    overheads: list[float] = []
+    while True:
+        overhead_s = statistics.fmean(overheads) if overheads else 0.0
+        room = allowance.room(candidates, num_tried, overhead_s)
+        index = next_trial(candidates, room, device=allowance.device, steps=allowance.steps)
+        if index is None:
+            return candidates, left_untried(candidates, room, device=allowance.device)
+        begin = allowance.clock()
+        tried = _try(candidates[index], candidates, trial)
+        spent = allowance.clock() - begin
+        if tried.measured is not None:
+            overheads.append(max(0.0, spent - tried.compile_s - RUNS_PER_TRIAL * tried.step_s))
+        candidates = corrected([*candidates[:index], tried, *candidates[index + 1 :]])
+        num_tried += 1
 
-    Compilers raise errors of any kind. Such a plan failed where a plainer one of the same single worker is
-    tried as well, which raises the user's own errors as they are; several workers would part ways.
+
+def _try(candidate: Candidate, candidates: Sequence[Candidate], trial: Trial) -> Candidate:
+    """The candidate with what its trial measured, or why that failed.
+
+    Compilers raise errors of any kind. Such a plan failed where a plainer one of the same single worker ran,
+    or can still be tried; the user's own errors are raised by that one as they are. Several workers would
+    part ways.
     """
-    has_plain = any(not is_compiled(candidates[index].plan) for index in picked)
-    tried: list[Candidate] = []
-    misses: list[float] = []
-    for index, candidate in enumerate(candidates):
-        if index not in picked:
-            tried.append(candidate)
-            continue
-        try:
-            measured = trial(candidate.plan)
-            misses.append(abs(verify(candidate.timeline, measured).error))
-        except Exception as error:
-            is_ours = isinstance(error, RidgelineError)
-            plan = candidate.plan
-            if not is_ours and not (has_plain and plan.workers == 1 and is_compiled(plan)):
-                raise
-            failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
-            tried.append(msgspec.structs.replace(candidate, failure=failure))
-        else:
-            tried.append(msgspec.structs.replace(candidate, measured=measured))
-    return with_kin(tried), max(misses, default=ASSUMED_ERROR)
+    plan = candidate.plan
+    try:
+        measured = trial(plan)
+        verify(candidate.timeline, measured)
+    except Exception as error:
+        is_ours = isinstance(error, RidgelineError)
+        has_plain = any(not is_compiled(c.plan) and not c.failure for c in candidates)
+        if not is_ours and not (has_plain and plan.workers == 1 and is_compiled(plan)):
+            raise
+        failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
+        return msgspec.structs.replace(candidate, failure=failure)
+    return msgspec.structs.replace(candidate, measured=measured)
+
+
+def _largest_miss(candidates: Sequence[Candidate]) -> float:
+    """By what fraction predictions were off in the trials, or what is assumed without any."""
+    misses = [
+        abs(verify(c.timeline, c.measured).error) for c in candidates if c.measured is not None
+    ]
+    return max(misses, default=ASSUMED_ERROR)
 
 
 def _ranked(

@@ -1,73 +1,215 @@
-"""Which plans are worth running for real, and how many of them a run has room for."""
+"""Which plan to run for real next: each trial tells about its relatives, until none could still win.
+
+Trials are chosen one by one. What was measured corrects what is expected of plans that differ little, and a
+plan is worth a trial only while it could be faster than the best measured one by more than is in doubt. Plans
+that compile nothing come first, since they cost seconds; then the compiler's own defaults, then variants.
+"""
 
 import math
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from ridgeline import units
 from ridgeline.execution import MODES
+from ridgeline.plan import Plan
 from ridgeline.planner.knobs import num_changes
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.ranking import Candidate
 
-ASSUMED_ERROR = 0.05
-"""Fraction by which a prediction is taken to be off when no trial has told.
-
-Source: assumed; the median that simulators calibrated on the same machine reach.
-"""
 SAME_PLAN_MARGIN = 0.02
 """Plans alike but for their buckets are both tried only when predicted to differ by more than this."""
 STEPS_PER_TRIAL = 15
+RUNS_PER_TRIAL = 30
+"""Steps that a trial runs in all: to warm up, to compare with the eager step, and those that are measured."""
 MOST_TRIAL_SHARE = 0.25
 """Trials may take this share of a run whose number of steps is known."""
 
+DOUBT = {
+    "form": 0.25,
+    "replay": 0.05,
+    "precision": 0.15,
+    "memory_format": 0.15,
+    "kernels": 0.10,
+    "optimizer": 0.05,
+    "random": 0.05,
+    "workers": 0.3,
+    "threads": 0.3,
+    "accumulate": 0.10,
+    "sync": 0.02,
+    "feed": 0.02,
+}
+"""By what fraction a plan may be expected too slow when its nearest tried relative differs from it in this.
 
-def pick_trials(
-    candidates: Sequence[Candidate],
-    tries: int,
-    *,
-    steps: int | None = None,
-    budget_s: float = math.inf,
-) -> tuple[int, ...]:
-    """Indices of the candidates worth a trial.
+Source: assumed; how far the ratio of measured to predicted steps differed between such plans of eleven
+networks on an H200.
+"""
+COMPILED_ON_GPU = 0.5
+"""`form` on a GPU, where what compiling gains is worth minutes: 0.9 to 3.5 times in those networks."""
+SMALL_STEP_S = 4e-3
+"""On a GPU, combined kernels are tried where a compiled step takes less: others did not gain from them, and
+BERT-base lost a third."""
 
-    First the best of every kind (plans alike but for their buckets, or for how their one program is
-    called, are of one kind), the simplest among those that are predicted to take equal time; then others
-    of a kind that differ noticeably. The best plan that compiles nothing is always among them, and one that
-    compiles only if it is predicted to be faster than that by more than predictions are off.
+
+class Room(NamedTuple):
+    """What trials may still take.
+
+    Attributes:
+        tries: How many.
+        compile_s: Seconds of expected compiling.
+        seconds: Seconds in all.
+        overhead_s: Seconds that a trial takes besides its steps and their preparation.
+    """
+
+    tries: int
+    compile_s: float = math.inf
+    seconds: float = math.inf
+    overhead_s: float = 0.0
+
+
+def next_trial(
+    candidates: Sequence[Candidate], room: Room, *, device: str, steps: int | None = None
+) -> int | None:
+    """Index of the candidate to try next; None when none could win, or there is no room.
 
     Args:
-        candidates: Best first.
-        tries: Most of them.
+        candidates: Some of them tried; all with what is expected of them now.
+        room: See `Room`.
+        device: `cpu` or `cuda`.
         steps: Steps of the run, if known.
-        budget_s: Seconds of expected compiling that they may take together.
+    """
+    if room.tries < 1:
+        return None
+    open_ = [
+        index
+        for index in _representatives(candidates)
+        if _is_open(candidates[index])
+        and could_win(candidates[index], candidates, device=device, steps=steps)
+        and _fits(candidates[index], room)
+    ]
+    return min(open_, key=lambda i: _turn(candidates[i], steps), default=None)
+
+
+def could_win(
+    candidate: Candidate, candidates: Sequence[Candidate], *, device: str, steps: int | None = None
+) -> bool:
+    """Whether a candidate that was not tried may be faster than all that were, for all that is known."""
+    tried = [c for c in candidates if c.measured is not None]
+    if not tried:
+        return True
+    if candidate.plan.kernels == "combined" and not _has_small_steps(candidate, tried):
+        return False
+    best_s = min(c.cost_s(steps) for c in tried)
+    doubt = min(_doubt(candidate.plan, c.plan, device) for c in tried)
+    return candidate.cost_s(steps) * (1.0 - doubt) < best_s * (1.0 - SAME_PLAN_MARGIN)
+
+
+def num_tries(tries: int, steps: int | None) -> int:
+    """Trials that a run of known length has room for."""
+    if steps is None:
+        return tries
+    return min(tries, int(MOST_TRIAL_SHARE * steps / STEPS_PER_TRIAL))
+
+
+def left_untried(candidates: Sequence[Candidate], room: Room, *, device: str) -> list[str]:
+    """Says which modes were not tried though they could win, because compiling them takes too long."""
+    tried = {c.plan.execution for c in candidates if not _is_open(c)}
+    dear = {
+        c.plan.execution: c.compile_s
+        for c in reversed(candidates)
+        if is_compiled(c.plan)
+        and c.plan.execution not in tried
+        and not _fits(c, room)
+        and could_win(c, candidates, device=device)
+    }
+    left_s = min(room.compile_s, room.seconds)
+    limit = f"trials may spend {units.seconds(max(0.0, left_s))} on compiling"
+    if not room.compile_s and device == "cpu":
+        limit = "trials compile nothing on a CPU while the number of steps is unknown"
+    return [
+        f"{execution} was not tried: compiling it takes about {units.seconds(seconds)}, and {limit}"
+        for execution, seconds in reversed(dear.items())
+    ]
+
+
+def differences(one: Plan, other: Plan) -> frozenset[str]:
+    """The features in which two plans differ, as named in `DOUBT`."""
+    modes = MODES[one.execution], MODES[other.execution]
+    found = {
+        name
+        for name in DOUBT
+        if name not in ("form", "replay") and getattr(one, name) != getattr(other, name)
+    }
+    if modes[0].form != modes[1].form:
+        found.add("form")
+    if modes[0].is_replayed != modes[1].is_replayed:
+        found.add("replay")
+    return frozenset(found)
+
+
+def _doubt(one: Plan, other: Plan, device: str) -> float:
+    """By how much less than expected of it a plan may take, where the other was tried."""
+    kept = 1.0
+    for name in differences(one, other):
+        doubt = DOUBT[name]
+        if name == "form" and device == "cuda":
+            doubt = COMPILED_ON_GPU
+        kept *= 1.0 - doubt
+    return 1.0 - kept
+
+
+def _is_open(candidate: Candidate) -> bool:
+    return candidate.measured is None and not candidate.failure
+
+
+def _has_small_steps(candidate: Candidate, tried: Sequence[Candidate]) -> bool:
+    """Whether the same step with the compiler's own kernels was tried and is short."""
+    plain = msgspec.structs.replace(candidate.plan, kernels="default", choices=())
+    return any(c.plan.settings == plain and c.step_s < SMALL_STEP_S for c in tried)
+
+
+def _fits(candidate: Candidate, room: Room) -> bool:
+    if is_compiled(candidate.plan) and candidate.compile_s > room.compile_s:
+        return False
+    seconds = room.overhead_s + candidate.compile_s + RUNS_PER_TRIAL * candidate.step_s
+    return seconds <= room.seconds
+
+
+def _turn(candidate: Candidate, steps: int | None) -> tuple[bool, bool, bool, float, int]:
+    """What compiles nothing first; then the compiler's defaults, then one program, then variants."""
+    plan = candidate.plan
+    return (
+        is_compiled(plan),
+        plan.kernels == "combined",
+        MODES[plan.execution].is_one_program and plan.workers == 1 and _is_on_gpu(candidate),
+        candidate.cost_s(steps),
+        num_changes(plan),
+    )
+
+
+def _is_on_gpu(candidate: Candidate) -> bool:
+    return candidate.plan.threads == 0
+
+
+def _representatives(candidates: Sequence[Candidate]) -> list[int]:
+    """The simplest of every kind among those expected to take equal time, and others that differ noticeably.
+
+    Plans alike but for their buckets, or for how their one program is called, are of one kind.
     """
     kinds: dict[int, list[int]] = {}
     for index, candidate in enumerate(candidates):
         kind = next((k for k in kinds if _is_same_kind(candidates[k], candidate)), index)
         kinds.setdefault(kind, []).append(index)
-    first = [
-        _simplest([i for i in g if _is_equal(candidates, i, k)], candidates)
-        for k, g in kinds.items()
-    ]
-    plain = [i for i in first if not is_compiled(candidates[i].plan)][:1]
-    most_s = min((candidates[i].cost_s(steps) for i in plain), default=math.inf)
     picked: list[int] = []
-    for index in (*first, *range(len(candidates))):
-        mine = candidates[index]
-        room = tries - len(picked) - sum(i not in (*picked, index) for i in plain)
-        is_equal = index not in first and any(
-            _is_same_kind(mine, candidates[i]) and _is_equal(candidates, index, i) for i in picked
-        )
-        if room < 1 or is_equal or index in picked:
-            continue
-        if is_compiled(mine.plan):
-            if mine.compile_s > budget_s or mine.cost_s(steps) > most_s * (1.0 - ASSUMED_ERROR):
-                continue
-            budget_s -= mine.compile_s
-        picked.append(index)
-    return tuple(sorted(picked))
+    for members in kinds.values():
+        done = [i for i in members if not _is_open(candidates[i])]
+        for index in sorted(members, key=lambda i: candidates[i].sample_s):
+            alike = [i for i in members if _is_equal(candidates, i, index)]
+            if not any(i in done for i in alike):
+                done.append(_simplest(alike, candidates))
+                picked.append(done[-1])
+    return picked
 
 
 def _is_same_kind(mine: Candidate, other: Candidate) -> bool:
@@ -83,32 +225,5 @@ def _is_equal(candidates: Sequence[Candidate], mine: int, other: int) -> bool:
     return slower <= faster * (1.0 + SAME_PLAN_MARGIN)
 
 
-def _simplest(indices: Sequence[int], candidates: Sequence[Candidate]) -> int:
+def _simplest(indices: Collection[int], candidates: Sequence[Candidate]) -> int:
     return min(indices, key=lambda i: (num_changes(candidates[i].plan), candidates[i].sample_s))
-
-
-def num_tries(tries: int, steps: int | None) -> int:
-    """Trials that a run of known length has room for."""
-    if steps is None:
-        return tries
-    return min(tries, int(MOST_TRIAL_SHARE * steps / STEPS_PER_TRIAL))
-
-
-def left_untried(
-    candidates: Sequence[Candidate], picked: Collection[int], budget_s: float
-) -> list[str]:
-    """Says which modes were not tried because compiling them takes too long."""
-    tried = {candidates[i].plan.execution for i in picked}
-    dear = {
-        c.plan.execution: c.compile_s
-        for c in reversed(candidates)
-        if is_compiled(c.plan) and c.plan.execution not in tried
-    }
-    limit = f"trials may spend {units.seconds(budget_s)} on compiling"
-    if not budget_s:
-        limit = "trials compile nothing on a CPU while the number of steps is unknown"
-    return [
-        f"{execution} was not tried: compiling it takes about {units.seconds(seconds)}, and {limit}"
-        for execution, seconds in reversed(dear.items())
-        if seconds > budget_s
-    ]

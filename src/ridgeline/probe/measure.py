@@ -2,6 +2,8 @@
 
 import datetime
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -81,6 +83,29 @@ def measure(
         )
         machine = _kept(merge(machine, msgspec.json.decode(reply, type=Findings)))
     return machine
+
+
+class Known(NamedTuple):
+    """The profile of this machine as far as it is in the cache, and the directory of the cache."""
+
+    machine: Machine
+    directory: Path
+
+
+def known_machine() -> Known:
+    """What is known of this machine; nothing is measured.
+
+    Cost: Reads one file.
+    """
+    blank, hosts = _blank(), identity.num_hosts()
+    directory = identity.cache_path(blank.fingerprint, hosts).parent
+    return Known(_cached(blank, quick=True, refresh=False, hosts=hosts), directory)
+
+
+def missing_seconds(workload: Workload | None, settings: Sequence[Setting]) -> float:
+    """About how long `measure` would take for what the cache lacks; 0 where it lacks nothing."""
+    missing = requests(known_machine().machine, settings, quick=True, workload=workload)
+    return sum(_expected(request) for request in missing)
 
 
 def default_settings(machine: Machine) -> tuple[Setting, ...]:

@@ -16,7 +16,7 @@ from ridgeline.errors import WorkloadError
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan, Precision
 from ridgeline.runtime.batch import split
-from ridgeline.runtime.hybrid.compiling import Form, LossFunction, make_form
+from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
 
@@ -33,6 +33,7 @@ class StepBody:
         clip_norm: Total norm that gradients are clipped to, or None.
         device: Where the model is.
         notes: Receives what was done to the program.
+        forms: What other steps with this model and loss function have compiled; None compiles anew.
 
     Attributes:
         form: How the loss is computed: as written, compiled whole, or by region.
@@ -53,6 +54,7 @@ class StepBody:
         clip_norm: float | None,
         device: torch.device,
         notes: list[str] | None = None,
+        forms: CompiledForms | None = None,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
@@ -71,6 +73,9 @@ class StepBody:
             notes=[] if notes is None else notes,
             is_replayed=is_replayed,
             announces=reducer is not None,
+            combines=plan.kernels == "combined",
+            owns_random=plan.random == "compiled",
+            forms=forms,
         )
         self._autocast = plan.precision
         self._device = device

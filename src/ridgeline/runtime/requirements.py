@@ -48,6 +48,22 @@ def check_clip_norm(clip_norm: float | None) -> None:
         )
 
 
+def check_seconds(seconds: object) -> None:
+    """Refuse a time for the choice that is no finite number above 0, or None.
+
+    Raises:
+        PlanError: names the value and what to give.
+    """
+    if seconds is None:
+        return
+    is_number = isinstance(seconds, int | float) and seconds is not True
+    if not (is_number and 0.0 < seconds < math.inf):
+        raise PlanError(
+            f"wanted seconds as a finite number above 0, or None, got {seconds!r}; give how long the choice "
+            "of a plan may take"
+        )
+
+
 def check_supported(plan: Plan, world: World) -> None:
     """Refuse what cannot be honoured, before anything is touched.
 

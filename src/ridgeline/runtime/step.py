@@ -19,12 +19,15 @@ from ridgeline.plan import Plan
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.buffers import FlatBuffers
+from ridgeline.runtime.capturable import make_fused
 from ridgeline.runtime.checked import CheckedRunner
 from ridgeline.runtime.clocks import DeviceClock, HostClock
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.lanes import WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
+from ridgeline.runtime.hybrid.compiling import CompiledForms
+from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_supported
@@ -82,6 +85,7 @@ class TrainStep(Closing):
         world: This worker's place, if not that of the environment: a world of one trains alone even
             inside a process group.
         name: Title of timelines.
+        forms: What other steps with this model and loss function have compiled; None compiles anew.
 
     Attributes:
         plan: The plan in force.
@@ -107,6 +111,7 @@ class TrainStep(Closing):
         order: tuple[str, ...] | None = None,
         world: World | None = None,
         name: str = "step",
+        forms: CompiledForms | None = None,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         self.world = world or World.join(threads=self.plan.threads, device=device)
@@ -119,6 +124,11 @@ class TrainStep(Closing):
         self.notes: list[str] = []
         self.num_steps = 0
         self._is_closed = False
+        self._channels_last: ChannelsLast | None = None
+        if self.plan.memory_format == "channels_last":
+            self._channels_last = ChannelsLast(self.model, optimizer)
+        if self.plan.optimizer == "fused" and not MODES[self.plan.execution].is_replayed:
+            self.notes.extend(make_fused(optimizer, self.world.device))
         on_device = self.world.device.type == "cuda"
         self.recorder = Recorder(DeviceClock() if on_device else HostClock())
         self._engine = self._make_engine()
@@ -134,6 +144,7 @@ class TrainStep(Closing):
             clip_norm=clip_norm,
             device=self.world.device,
             notes=self.notes,
+            forms=forms,
         )
         if self.plan.precision == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -160,7 +171,7 @@ class TrainStep(Closing):
         begin = time.perf_counter_ns()
         recorder = self.recorder
         recorder.begin_step()
-        batch = batches.to_device(batch, self.world.device)
+        batch = self._laid_out(batches.to_device(batch, self.world.device))
         overhead = time.perf_counter_ns() - begin
         loss = self._runner(batch)
         begin = time.perf_counter_ns()
@@ -201,7 +212,8 @@ class TrainStep(Closing):
         check_alone("packaged", self.world.size)
         if isinstance(self._runner, StepGraphRunner) and self._runner.has_program():
             return self._runner.save(path)
-        return save_step(path, trace_body(self._body, batches.to_device(batch, self.world.device)))
+        batch = self._laid_out(batches.to_device(batch, self.world.device))
+        return save_step(path, trace_body(self._body, batch))
 
     def close(self) -> None:
         """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice."""
@@ -211,6 +223,12 @@ class TrainStep(Closing):
             self._reducer.close()
         if self._engine is not None:
             self._engine.close()
+        if self._channels_last is not None:
+            self._channels_last.close()
+
+    def _laid_out(self, batch: Any) -> Any:
+        """The batch in the plan's memory format."""
+        return batch if self._channels_last is None else self._channels_last.batch(batch)
 
     def _make_runner(self) -> Runner:
         mode = MODES[self.plan.execution]

@@ -9,14 +9,15 @@ from ridgeline.simulator.costs import Identity
 from ridgeline.simulator.fusion import blocks_of, parts_of
 from ridgeline.workload import Op, Workload
 
-START_S = 10.0
+START_S = 5.0
 """Seconds that the first compilation of a process takes whatever its size: imports, compilers warming up."""
-OP_S = 0.2
-"""Seconds for each operator that is not a view.
+OP_S = {"cuda": 0.08, "cpu": 0.2}
+"""Seconds for each operator that is not a view, by device.
 
-Source: both assumed from what was measured with an empty cache: the forward and backward of a ResNet-18 with
-some 210 operators took 46 to 61 s on the host of an H200 (torch 2.11) and 86 s on two busy CPU cores (torch
-2.13), those of small networks with 20 operators 10 to 30 s there.
+Source: both assumed from what was measured with an empty cache. On the host of an H200 (torch 2.11): ViT-B/16
+25 to 50 s, BERT-base 46 s, GPT-2 35 to 48 s, VGG-16 15 to 36 s, ResNet-50 45 to 70 s, EfficientNet-B0 86 to
+99 s, an LSTM 6 s. On two busy CPU cores (torch 2.13): a ResNet-18 with some 210 operators 86 s, small
+networks with 20 operators 10 to 30 s. What was measured on a host scales them there, see `choose`.
 """
 
 
@@ -30,7 +31,7 @@ def compile_seconds(workload: Workload, execution: Execution) -> float:
         workload: The step of one worker; all workers compile at once.
         execution: The mode.
 
-    Source: `START_S + OP_S x operators`, see there.
+    Source: `START_S + OP_S[device] x operators`, see there.
     """
     return _compile_seconds(Identity(workload), MODES[execution].form)
 
@@ -41,7 +42,8 @@ def _compile_seconds(workload: Identity[Workload], form: Form) -> float:
     ops = [op for op in workload.value.ops if part(op) is not None]
     if form == "regional":
         ops = _of_distinct_blocks(workload.value)
-    return START_S + OP_S * _num_translated(ops) if ops else 0.0
+    each_s = OP_S[workload.value.device]
+    return START_S + each_s * _num_translated(ops) if ops else 0.0
 
 
 def _of_distinct_blocks(workload: Workload) -> list[Op]:

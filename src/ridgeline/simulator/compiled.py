@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ridgeline.execution import MODES, Form
 from ridgeline.machine import Machine, Setting
-from ridgeline.plan import Execution, Precision
+from ridgeline.plan import Plan, Precision
 from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
 from ridgeline.simulator.costs import Identity, Prices
 from ridgeline.simulator.fusion import FUSABLE, Run, blocks_of, fused_runs, parts_of
@@ -49,40 +49,37 @@ kernel. Whole steps of a small MLP, about 20 kernels: 0.21 and 0.39 ms as one pr
 
 
 def price_execution(
-    machine: Machine,
-    workload: Workload,
-    setting: Setting,
-    precision: Precision = "as-is",
-    execution: Execution = "eager",
+    machine: Machine, workload: Workload, setting: Setting, plan: Plan
 ) -> PricedStep:
-    """The operators of a step as an execution mode runs them, priced; made once and kept.
+    """The operators of a step as a plan's execution mode runs them, priced; made once and kept.
 
     Args:
         machine: Measured ceilings and timings.
-        workload: The step of one worker; what was traced in `precision` is priced as it is.
+        workload: The step of one worker; what was traced in the plan's precision is priced as it is.
         setting: How the device is shared.
-        precision: See `op_seconds`.
-        execution: Of a replayed graph only what the runtime changes for it is priced here (the optimizer in
+        plan: Of a replayed graph only what the runtime changes for it is priced here (the optimizer in
             its fused form, weight gradients beside the chain); the rest is left to the clock.
 
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
     """
-    mode = MODES[execution]
-    if workload.precision == precision:
-        precision = "as-is"
+    mode = MODES[plan.execution]
+    precision = "as-is" if workload.precision == plan.precision else plan.precision
     if mode.form in CALLS:
         priced = _price_compiled(
             Identity(machine), Identity(workload), setting, precision, mode.form
         )
     else:
         priced = price_step(machine, workload, setting, precision)
-    if mode.is_compiled and mode.is_replayed_on(setting.device) and mode.form != "packaged":
+    is_replayed = mode.is_replayed_on(setting.device)
+    has_beside = plan.kernels == "combined" or mode.is_one_program or plan.workers > 1
+    if mode.is_compiled and is_replayed and has_beside and mode.form != "packaged":
         hidden = hide_weight_gradients(workload, priced.backward)
         if hidden != priced.backward:
             priced = priced._replace(backward=hidden, notes=(*priced.notes, ASSUMED))
-    is_fused = mode.is_replayed and setting.device == "cuda" and workload.fused_optimizer_bytes
-    if not (is_fused and priced.optimizer):
+    is_fused = mode.is_replayed or plan.optimizer == "fused"
+    has_fused = is_fused and setting.device == "cuda" and workload.fused_optimizer_bytes
+    if not (has_fused and priced.optimizer):
         return priced
     optimizer = _fused_optimizer(
         Prices(machine, setting, precision), priced.optimizer, workload.fused_optimizer_bytes

@@ -75,7 +75,7 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     """
     workload = workload.at(plan.precision)
     _check(workload, plan, setting)
-    priced = price_execution(machine, workload, setting, plan.precision, plan.execution)
+    priced = price_execution(machine, workload, setting, plan)
     cuts = cut_workload(workload, plan.sync.bucket_bytes) if plan.workers > 1 else ()
     has_buffers = workload.buffer_bytes > 0
     frames = step_frames(

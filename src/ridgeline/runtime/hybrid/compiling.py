@@ -9,16 +9,20 @@ model as it was.
 """
 
 import contextlib
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as autograd_config
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.hybrid import inductor
 
+_T = TypeVar("_T", bound="Form")
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -50,13 +54,29 @@ class Form:
 class WholeForm(Form):
     """Loss function and model compiled together."""
 
-    def __init__(self, loss_fn: LossFunction, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, loss_fn: LossFunction, arguments: dict[str, Any], limit_s: float = math.inf
+    ) -> None:
         super().__init__(loss_fn)
         self._compiled = torch.compile(loss_fn, **arguments)
+        self._limit_s: float | None = limit_s
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of a batch; the first call compiles."""
-        return self._compiled(model, batch)
+        """The loss of a batch; the first call compiles.
+
+        Raises:
+            CaptureError: compiling took longer than it may.
+        """
+        if self._limit_s is None:
+            return self._compiled(model, batch)
+        # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
+        with (
+            deadline(self._limit_s, "the step compiled"),
+            autograd_config.patch(force_non_lazy_backward_lowering=True),
+        ):
+            loss = self._compiled(model, batch)
+        self._limit_s = None
+        return loss
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -132,6 +152,28 @@ class CompiledRegions:
                 block._compiled_call_impl = None  # noqa: SLF001
 
 
+class CompiledForms:
+    """Forms of one loss function and model that several steps share, so that each is compiled once.
+
+    Attributes:
+        limit_s: Seconds that compiling the next form may take.
+    """
+
+    def __init__(self) -> None:
+        self.limit_s = math.inf
+        self._known: dict[Hashable, Form] = {}
+
+    def take(self, key: Hashable, make: Callable[[], _T]) -> Form:
+        """The form of that key, made if there is none."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def forget(self) -> None:
+        """Drop all forms; steps that use one keep it."""
+        self._known.clear()
+
+
 def make_form(
     kind: str,
     loss_fn: LossFunction,
@@ -140,6 +182,9 @@ def make_form(
     notes: list[str],
     is_replayed: bool = False,
     announces: bool = False,
+    combines: bool = False,
+    owns_random: bool = False,
+    forms: CompiledForms | None = None,
 ) -> Form:
     """The form `eager`, `compiled` or `regional` of a loss function.
 
@@ -150,17 +195,23 @@ def make_form(
         notes: Receives what was done to the program, now or when it is compiled.
         is_replayed: A GPU replays the step as a CUDA graph.
         announces: Then gradients are sent to other workers as soon as they are ready.
+        combines: Then small kernels become one, and weight gradients run beside the chain.
+        owns_random: Compiled programs may draw random numbers of their own.
+        forms: Those of other steps with the same loss function and model; None compiles anew.
 
     Raises:
         CaptureError: `regional`, and the model repeats no block.
 
     Cost: Nothing is compiled before the first call.
     """
-    arguments = inductor.PLAIN_ARGUMENTS
-    if is_replayed:
-        arguments = inductor.replayed_arguments(notes, announces=announces)
+    arguments = inductor.plain_arguments(owns_random=owns_random)
+    is_special = is_replayed and (announces or combines)
+    if is_special:
+        arguments = inductor.replayed_arguments(notes, announces=announces, combines=combines)
     if kind == "compiled":
-        return WholeForm(loss_fn, arguments)
+        shared = CompiledForms() if forms is None else forms
+        key = (kind, is_special, announces, combines, owns_random)
+        return shared.take(key, lambda: WholeForm(loss_fn, arguments, shared.limit_s))
     if kind == "regional":
         form = RegionalForm(loss_fn, model, arguments)
         notes.append(form.regions.note)

@@ -22,22 +22,33 @@ PLAIN_ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": PLAIN}
 """Arguments of `torch.compile` and `Module.compile`."""
 
 
-def replayed_options(*, announces: bool = False) -> Options:
+def plain_arguments(*, owns_random: bool = False) -> dict[str, Any]:
+    """Arguments of `torch.compile` and `Module.compile`: torch's defaults.
+
+    Args:
+        owns_random: The program may draw random numbers of its own, not those of the eager one.
+    """
+    return {"dynamic": False, "options": {}} if owns_random else PLAIN_ARGUMENTS
+
+
+def replayed_options(*, announces: bool = False, combines: bool = True) -> Options:
     """For programs that a GPU replays as a CUDA graph, where the host's time counts for nothing.
 
-    Small kernels that do not depend on each other become one, and weight gradients run beside the rest of
-    the backward pass.
+    Weight gradients run beside the rest of the backward pass, and small kernels that do not depend on
+    each other become one.
 
     Args:
         announces: Gradients are sent to other workers as soon as they are ready.
+        combines: Small kernels become one.
 
     Source: resnet18 in bfloat16 at batch 32 on an H200: 1.26 ms a step without, 1.16 ms with weight
-    gradients beside, 1.03 ms with both; at batch 1024, and for GPT-2 at 8 x 1024 tokens, no difference.
+    gradients beside, 1.03 ms with both; GPT-2 at 8 x 1024 tokens, ResNet-50, ViT-B/16: no difference.
+    Combined kernels made BERT-base 1.37 times and VGG-16 1.1 times slower.
     """
     from ridgeline.runtime.hybrid.beside.gradients import GradientsBeside
     from ridgeline.runtime.hybrid.beside.operators import REQUIRED
 
-    options: Options = {**PLAIN, **REQUIRED, "combo_kernels": True}
+    options: Options = {**PLAIN, **REQUIRED, "combo_kernels": combines}
     options["post_grad_custom_post_pass"] = GradientsBeside(announces=announces)
     if announces:
         # Else the compiler puts what nobody waits for as late as its memory allows.
@@ -45,14 +56,19 @@ def replayed_options(*, announces: bool = False) -> Options:
     return options
 
 
-def replayed_arguments(notes: list[str], *, announces: bool = False) -> dict[str, Any]:
+def replayed_arguments(
+    notes: list[str], *, announces: bool = False, combines: bool = True
+) -> dict[str, Any]:
     """Arguments of `torch.compile` and `Module.compile` for programs that a GPU replays as a CUDA graph.
 
     Args:
         notes: Receives what was done differently, and why.
         announces: See `replayed_options`.
+        combines: See `replayed_options`.
     """
-    backend = functools.partial(compile_replayed, notes=notes, announces=announces)
+    backend = functools.partial(
+        compile_replayed, notes=notes, announces=announces, combines=combines
+    )
     return {"dynamic": False, "backend": backend}
 
 
@@ -62,6 +78,7 @@ def compile_replayed(
     *,
     notes: list[str],
     announces: bool = False,
+    combines: bool = True,
     settings: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph, its backward included, with `replayed_options`, or if that fails plainly.
@@ -74,6 +91,7 @@ def compile_replayed(
         inputs: Examples of its inputs.
         notes: Told of a failure.
         announces: See `replayed_options`.
+        combines: See `replayed_options`.
         settings: More options, for both attempts.
 
     Cost: Compiles, twice after a failure.
@@ -81,7 +99,10 @@ def compile_replayed(
     from torch._inductor.compile_fx import compile_fx
 
     again = copy_of(graph)  # the compiler changes the graph that it is given
-    options = {**replayed_options(announces=announces), **(settings or {})}
+    options = {
+        **replayed_options(announces=announces, combines=combines),
+        **(settings or {}),
+    }
     try:
         with autograd_config.patch(force_non_lazy_backward_lowering=True):
             compiled: Any = compile_fx(graph, inputs, config_patches=options)

@@ -1,0 +1,233 @@
+"""The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.decision import compile_times, remembered
+from ridgeline.decision.trial import run_trial
+from ridgeline.errors import LaunchError, MachineError, RidgelineError
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan
+from ridgeline.planner import Ranking, choose, staleness
+from ridgeline.planner.assumed import with_assumed_rates
+from ridgeline.planner.ranking import label
+from ridgeline.probe.measure import known_machine, measure, missing_seconds
+from ridgeline.runtime.agree import share_bytes, share_text
+from ridgeline.runtime.hybrid.compiling import CompiledForms
+from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.step_identity import step_identity
+from ridgeline.runtime.world import World
+from ridgeline.timeline import Timeline
+from ridgeline.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from ridgeline.runtime.body import LossFunction
+
+Say = Callable[[str], None]
+
+LONGEST_COMPILE_S = 600.0
+"""Compiling is stopped after this where no seconds were given: something is wrong with it then."""
+MOST_MEASURING_SHARE = 0.35
+"""Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
+AS_REMEMBERED = 1.25
+"""A plan that takes more than this multiple of the step that is remembered of it is chosen anew."""
+
+
+def to_stderr(line: str) -> None:
+    """Tell a line of progress."""
+    sys.stderr.write(f"ridgeline: {line}\n")
+    sys.stderr.flush()
+
+
+@dataclass(kw_only=True)
+class Choice:
+    """How the step of a script is chosen.
+
+    Attributes:
+        world: This worker's place.
+        model: Trained by the step.
+        loss_fn: Its loss.
+        optimizer: Over its parameters.
+        make: The step of a plan, sharing compiled forms.
+        describe: Traces the step, once; the same workload on all workers.
+        allow: Changes of the maths that may be made.
+        steps: That will be trained, if known.
+        seconds: That the choice may take; None: see `choose`.
+        machine: The user's profile, or what was measured.
+        say: Takes lines of progress, on rank 0.
+        forms: Compiled by trials, for the step that is kept.
+        notes: What went otherwise than planned.
+    """
+
+    world: World
+    model: "nn.Module"
+    loss_fn: "LossFunction"
+    optimizer: "Optimizer"
+    make: Callable[[Plan], PlannedStep]
+    describe: Callable[[], Workload]
+    allow: tuple[str, ...]
+    steps: int | None
+    seconds: float | None
+    machine: Machine | None
+    say: Say
+    forms: CompiledForms
+    clip_norm: float | None = None
+    notes: list[str] = field(default_factory=list)
+    _begin: float = field(default=0.0, init=False)
+    _example: Any = field(default=None, init=False)
+    _compile_factor: float = field(default=1.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._once = staleness.remembered(self._told_trial)
+
+    def rank(self, example: Any) -> Ranking:
+        """The ranking whose best plan is to run.
+
+        Raises:
+            RidgelineError: see `choose`; what the user's own step raises passes through.
+        """
+        self._begin = time.monotonic()
+        self._example = example
+        if self.machine is not None:
+            return self._chosen(self.machine)
+        known = known_machine()
+        directory = known.directory
+        key = remembered.key_of(
+            [
+                known.machine.fingerprint,
+                self.world.size,
+                self.world.threads,
+                sorted(self.allow),
+                self.steps and self.steps.bit_length(),
+                self.clip_norm is None,
+                *step_identity(self.model, self.loss_fn, self.optimizer, example),
+            ]
+        )
+        recalled = self._recalled(directory, key)
+        if recalled is not None:
+            self.machine = known.machine
+            return recalled
+        factor = compile_times.load(directory).factor
+        self._compile_factor = float(share_text(repr(factor), self.world))
+        ranking = self._measured_choice()
+        if self.world.rank == 0:
+            compile_times.learn(directory, ranking, self._compile_factor)
+            problem = remembered.keep(directory, key, ranking)
+            self.notes += [problem] if problem else []
+        return ranking
+
+    def _measured_choice(self) -> Ranking:
+        self.machine, ranking = staleness.choose_by_profile(
+            self._profile,
+            self._chosen,
+            agree=lambda why: share_text(why, self.world),
+            say=self._tell,
+        )
+        return ranking
+
+    def _recalled(self, directory: Path, key: str) -> Ranking | None:
+        """The remembered choice, its plan tried once more; None where there is none or it does not hold."""
+        mine = remembered.recall(directory, key) if self.world.rank == 0 else None
+        shared = share_bytes(b"" if mine is None else msgspec.json.encode(mine), self.world)
+        if not shared:
+            return None
+        ranking = msgspec.json.decode(shared, type=Ranking)
+        best = ranking.best
+        self._tell(f"trying {label(best.plan)}, which an earlier start chose for this step")
+        try:
+            measured = self._trial(best.plan)
+        except RidgelineError as error:
+            self._tell(f"it fails now ({error}): choosing anew")
+            return None
+        if measured.step_ns * 1e-9 > AS_REMEMBERED * best.step_s:
+            self._tell(
+                f"it takes {units.nanoseconds(measured.step_ns)} now, where it took "
+                f"{units.seconds(best.step_s)}: choosing anew"
+            )
+            return None
+        self._tell(f"  {units.nanoseconds(measured.step_ns)} a step, as remembered")
+        again = msgspec.structs.replace(best, measured=measured)
+        note = "chosen by an earlier start on this machine for the same step, and tried again"
+        return msgspec.structs.replace(
+            ranking,
+            candidates=(again, *ranking.candidates[1:]),
+            notes=(note, *(n for n in ranking.notes if n != note)),
+        )
+
+    def _profile(self, refresh: bool) -> Machine:
+        """This machine, measured where its saved profile has gaps, assumed where that cannot be."""
+        workload = self.describe()
+        setting = self.world.setting
+        wanted_s = missing_seconds(workload, (setting,))
+        if self.seconds is not None and wanted_s > MOST_MEASURING_SHARE * self.seconds:
+            why = (
+                f"not measured: that takes about {units.seconds(wanted_s)}, and the choice may take "
+                f"{units.seconds(self.seconds)}; rates that nobody measured are assumed"
+            )
+            return with_assumed_rates(known_machine().machine, setting, why)
+        try:
+            machine = measure(
+                workload=workload, settings=(setting,), refresh=refresh, progress=self._tell
+            )
+        except (LaunchError, MachineError) as error:
+            why = f"the machine could not be measured ({error}); rates are assumed"
+            self._tell(why)
+            machine = known_machine().machine
+            return with_assumed_rates(machine, setting, why)
+        return machine
+
+    def _chosen(self, machine: Machine) -> Ranking:
+        return choose(
+            machine,
+            self.describe(),
+            world_size=self.world.size,
+            fixed={"workers": self.world.size, "threads": self.world.threads},
+            allow=self.allow,
+            steps=self.steps,
+            trial=self._once,
+            seconds=self.seconds,
+            clock=self._clock,
+            compile_factor=self._compile_factor,
+        )
+
+    def _clock(self) -> float:
+        """Seconds since the choice began, by rank 0's clock: all workers decide alike."""
+        return float(share_text(repr(time.monotonic() - self._begin), self.world))
+
+    def _told_trial(self, plan: Plan) -> Timeline:
+        left = ""
+        if self.seconds is not None:
+            left = f" ({units.seconds(max(0.0, self.seconds - self._clock()))} left)"
+        self._tell(f"trying {label(plan)}{left}")
+        try:
+            measured = self._trial(plan)
+        except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self._tell(f"  failed: {first}")
+            raise
+        prepared_s = measured.counters.get("compile_s", 0.0)
+        after = f", after {units.seconds(prepared_s)} of preparing it" if prepared_s else ""
+        self._tell(f"  {units.nanoseconds(measured.step_ns)} a step{after}")
+        return measured
+
+    def _trial(self, plan: Plan) -> Timeline:
+        self.forms.limit_s = LONGEST_COMPILE_S
+        if self.seconds is not None:
+            self.forms.limit_s = max(1.0, self.seconds - self._clock())
+        return run_trial(
+            self.make, plan, self.model, self.loss_fn, self.optimizer, self._example, self.world
+        )
+
+    def _tell(self, line: str) -> None:
+        if self.world.rank == 0:
+            self.say(line)

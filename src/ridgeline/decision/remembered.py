@@ -1,0 +1,75 @@
+"""Choices of earlier starts: the same step on the same machine need not be measured and tried again.
+
+A choice is kept below the cache directory under a digest of all that it depends on. It decides only which
+plan is tried first: whether that is right is checked at every start.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from ridgeline.codec import VERSION, Noun
+from ridgeline.errors import FileFormatError
+from ridgeline.planner import Ranking
+
+MOST_KEPT = 200
+"""Choices kept; the oldest go first."""
+
+
+class Remembered(Noun, frozen=True, kw_only=True):
+    """What was chosen for a step: the ranking, without the operators of its timelines."""
+
+    kind: ClassVar[str] = "choice"
+
+    ranking: Ranking
+
+
+def key_of(parts: Sequence[object]) -> str:
+    """A digest of all that a choice depends on: step, machine, number of workers, permissions, release."""
+    return hashlib.sha256(msgspec.json.encode([VERSION, *map(str, parts)])).hexdigest()[:24]
+
+
+def recall(directory: Path, key: str) -> Ranking | None:
+    """The choice kept under a key; None where there is none that this release can read."""
+    try:
+        return Remembered.load(_path(directory, key)).ranking
+    except (FileFormatError, OSError):
+        return None
+
+
+def keep(directory: Path, key: str, ranking: Ranking) -> str:
+    """Keep a choice; why it could not be kept, or an empty text."""
+    try:
+        Remembered(ranking=_slim(ranking)).save(_path(directory, key))
+    except OSError as error:
+        return (
+            f"the choice could not be kept in {directory} ({error.strerror}) and will be made again; let "
+            "XDG_CACHE_HOME name a directory that can be written"
+        )
+    _forget_oldest(directory)
+    return ""
+
+
+def _path(directory: Path, key: str) -> Path:
+    return directory / f"choice-{key}.json"
+
+
+def _slim(ranking: Ranking) -> Ranking:
+    """The ranking without detail spans, which are most of its size."""
+    slim = []
+    for candidate in ranking.candidates:
+        spans = tuple(span for span in candidate.timeline.spans if not span.detail)
+        timeline = msgspec.structs.replace(candidate.timeline, spans=spans)
+        slim.append(msgspec.structs.replace(candidate, timeline=timeline))
+    return msgspec.structs.replace(ranking, candidates=tuple(slim))
+
+
+def _forget_oldest(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # another process may remove the same file
+        files = sorted(directory.glob("choice-*.json"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-MOST_KEPT]:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,75 @@
+"""Rates to plan with where nothing was measured: rough, so that trials decide, and marked as assumed."""
+
+import msgspec
+
+from ridgeline.machine import Ceiling, Collective, Dispatch, Machine, Quantity, Setting, SizePoint
+
+FLOPS = {"cpu": 5e10, "cuda": 1e14}
+BYTES_PER_S = {"cpu": 1e10, "cuda": 2e12}
+"""Two cores of a CPU, and a GPU of a data centre, in their order of magnitude."""
+DISPATCH_S = 8e-6
+LATENCY_S = {"cpu": 3e-4, "cuda": 3e-5}
+NETWORK_BYTES_PER_S = {"cpu": 1e9, "cuda": 1e11}
+_SIZES = (1 << 10, 1 << 20, 1 << 30)
+
+
+def with_assumed_rates(machine: Machine, setting: Setting, why: str) -> Machine:
+    """The machine, with assumed rates for what a prediction at this setting needs and nobody measured.
+
+    Args:
+        machine: As far as it was measured.
+        setting: How the devices are shared.
+        why: Why it was not measured; the first of its warnings then.
+    """
+    device = setting.device
+    has_ceilings = any(c.setting == setting for c in machine.ceilings)
+    known = {entry.phase for entry in machine.dispatch if entry.device == device}
+    phases: tuple[str, ...] = ("forward", "backward", "optimizer")
+    if device == "cuda":
+        phases = (*phases, "launch", "graph_replay", "graph_kernel")
+    has_collectives = setting.workers == 1 or any(
+        c.setting.workers == setting.workers and c.setting.device == device
+        for c in machine.collectives
+    )
+    return msgspec.structs.replace(
+        machine,
+        ceilings=machine.ceilings + (() if has_ceilings else _ceilings(setting)),
+        dispatch=(
+            *machine.dispatch,
+            *(
+                Dispatch(device=device, phase=phase, seconds=_seconds(phase))  # type: ignore[arg-type]
+                for phase in phases
+                if phase not in known
+            ),
+        ),
+        collectives=machine.collectives + (() if has_collectives else (_all_reduce(setting),)),
+        warnings=tuple(dict.fromkeys((why, *machine.warnings))),
+    )
+
+
+def _ceilings(setting: Setting) -> tuple[Ceiling, ...]:
+    flops = Quantity.assumed(FLOPS[setting.device], "FLOP/s")
+    rate = Quantity.assumed(BYTES_PER_S[setting.device], "B/s")
+    return (
+        Ceiling(setting=setting, family="matmul", dtype="float32", rate=flops),
+        Ceiling(setting=setting, family="elementwise", dtype="float32", rate=rate),
+        Ceiling(setting=setting, family="memory", dtype="float32", rate=rate),
+    )
+
+
+def _seconds(phase: str) -> Quantity:
+    seconds = 1e-6 if phase == "graph_kernel" else DISPATCH_S
+    return Quantity.assumed(seconds, "s")
+
+
+def _all_reduce(setting: Setting) -> Collective:
+    latency_s, rate = LATENCY_S[setting.device], NETWORK_BYTES_PER_S[setting.device]
+    return Collective(
+        setting=setting,
+        operation="all_reduce",
+        backend="nccl" if setting.device == "cuda" else "gloo",
+        table=tuple(
+            SizePoint(num_bytes=size, seconds=Quantity.assumed(latency_s + size / rate, "s"))
+            for size in _SIZES
+        ),
+    )

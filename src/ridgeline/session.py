@@ -257,11 +257,17 @@ class TrainStep(Closing):
                     self.optimizer,
                     self._example,
                     name=self.name,
-                    precisions=self._allow if self._step is None else (self._step.plan.precision,),
+                    precisions=self._precisions(),
                 )
             agreed = share_bytes(msgspec.json.encode(mine), self.world)
             self.workload = msgspec.json.decode(agreed, type=Workload)
         return self.workload
+
+    def _precisions(self) -> tuple[str, ...]:
+        """Those that the step may run in besides its own."""
+        if self._step is not None:
+            return (self._step.plan.precision,)
+        return tuple(name for name in self._allow if name != "random")
 
     def _measured(self) -> Machine:
         """This machine, measured where its saved profile has gaps."""

@@ -59,7 +59,8 @@ def test_every_knob_has_a_choice() -> None:
     ranking = choose(make_machine(latency_s=1e-5), make_loads(), fixed={"depth": 4})
     choices = {choice.knob: choice for choice in ranking.best.plan.choices}
     assert tuple(choices) == (
-        "workers", "threads", "execution", "precision", "accumulate", "bucket_bytes", "depth",
+        "workers", "threads", "execution", "precision", "memory_format", "optimizer", "kernels", "random",
+        "accumulate", "bucket_bytes", "depth",
     )  # fmt: skip
     origins = {knob: choice.origin for knob, choice in choices.items()}
     assert origins["workers"] == "search"
@@ -138,8 +139,9 @@ def test_gpus_get_graphs() -> None:
     """On a GPU whole-step graphs are compared with eager and win when launches bind."""
     machine = make_machine(device="cuda", dispatch_s=5e-3, replay_s=1e-5)
     ranking = choose(machine, make_workload(device="cuda"))
-    assert [c.plan.execution for c in ranking.candidates] == [
-        "graph", "compiled+graph", "step-graph", "eager",
+    assert [(c.plan.execution, c.plan.kernels) for c in ranking.candidates] == [
+        ("graph", "default"), ("compiled+graph", "default"), ("step-graph", "default"),
+        ("compiled+graph", "combined"), ("eager", "default"), ("compiled", "default"),
     ]  # fmt: skip
     assert ranking.best.plan.threads == 0
     busy = make_machine(device="cuda", dispatch_s=1e-9, replay_s=1e-9)
@@ -274,6 +276,6 @@ def test_explain() -> None:
     with pytest.raises(PlanError) as error:
         ranking.explain("colour")
     assert str(error.value) == (
-        "wanted a knob out of workers, threads, execution, precision, accumulate, bucket_bytes, depth, "
-        "got 'colour'; name one of them"
+        "wanted a knob out of workers, threads, execution, precision, memory_format, optimizer, kernels, "
+        "random, accumulate, bucket_bytes, depth, got 'colour'; name one of them"
     )

@@ -20,8 +20,8 @@ def _refused(message: str, **arguments: object) -> object:
     ("arguments", "message"),
     [
         _refused(
-            "wanted fixed knobs out of workers, threads, execution, precision, accumulate, bucket_bytes, "
-            "depth, got 'worker'; correct its name",
+            "wanted fixed knobs out of workers, threads, execution, precision, memory_format, "
+            "optimizer, kernels, random, accumulate, bucket_bytes, depth, got 'worker'; correct its name",
             fixed={"worker": 2},
         ),
         _refused(
@@ -61,7 +61,7 @@ def _refused(message: str, **arguments: object) -> object:
             fixed={"precision": "tf32"},
         ),
         _refused(
-            "wanted allow to name changes of the maths out of tf32, bf16, got 'magic'; leave it out",
+            "wanted allow to name changes of the maths out of tf32, bf16, random, got 'magic'; leave it out",
             allow=("magic",),
         ),
         _refused("wanted steps as a whole number >= 1, got 0; correct it", steps=0),

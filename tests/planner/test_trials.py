@@ -40,7 +40,7 @@ def test_trials_decide_over_predictions() -> None:
 
 
 def test_trials_begin_with_every_kind_of_plan() -> None:
-    """With two tries both numbers of workers run, the simplest of each; never a plan twice."""
+    """With two tries both numbers of workers run where both may win; never a plan twice."""
     machine, loads = make_machine(latency_s=1e-5), make_loads(gradient_bytes=3 << 20)
     trial = Trial(machine, loads)
     choose(machine, loads, trial=trial, tries=2)
@@ -82,13 +82,12 @@ def test_noise_does_not_decide() -> None:
 
 
 def test_a_value_is_judged_by_what_was_measured_with_it() -> None:
-    """Not by a twin with other buckets that was not tried and is predicted to be faster."""
+    """Not by a twin with other buckets that was not tried."""
     machine, loads = make_machine(latency_s=1e-5), make_loads(gradient_bytes=3 << 20)
     trial = Trial(machine, loads, lambda plan: 3.0 if plan.workers == 2 else 1.0)
     ranking = choose(machine, loads, trial=trial, tries=2)
     two = [c for c in ranking.candidates if c.plan.workers == 2]
     assert [c.measured is not None for c in two].count(True) == 1 < len(two)
-    assert min(two, key=lambda c: c.sample_s).measured is None
     choice = ranking.choice("workers")
     assert [(a.value, a.is_measured) for a in choice.alternatives] == [("2", True)]
     assert choice.reason.startswith("measured ")

@@ -64,8 +64,8 @@ class Candidate(Value, frozen=True, kw_only=True):
 
 
 def ratio(mine: Candidate, other: Candidate) -> float:
-    """Time per sample over the other's: measured when both were tried, else predicted for both."""
-    if mine.measured is not None and other.measured is not None:
+    """Time per sample over the other's: measured or corrected by trials where both are, else predicted."""
+    if all(c.measured is not None or c.corrected_s is not None for c in (mine, other)):
         return _ratio(mine.sample_s, other.sample_s)
     return _ratio(
         mine.timeline.step_ns / max(mine.samples, 1), other.timeline.step_ns / max(other.samples, 1)
@@ -143,8 +143,14 @@ def label(plan: Plan) -> str:
     words.append(plan.execution)
     words += [
         word
-        for word in (plan.precision, plan.memory_format, plan.optimizer, plan.kernels, plan.random)
-        if word not in ("as-is", "default")
+        for word, default in (
+            (plan.precision, "as-is"),
+            (plan.memory_format, "as-is"),
+            (f"{plan.optimizer} optimizer", "as-is optimizer"),
+            (f"{plan.kernels} kernels", "default kernels"),
+            (f"{plan.random} random", "as-is random"),
+        )
+        if word != default
     ]
     if plan.accumulate > 1:
         words.append(f"{plan.accumulate} micro-batches")

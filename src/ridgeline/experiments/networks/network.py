@@ -94,7 +94,10 @@ class Network:
 
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device."""
-    return pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, batch)
+    def place(leaf: Tensor) -> Tensor:
+        return leaf.to(device)
+
+    return pytree.tree_map_only(Tensor, place, batch)
 
 
 def sgd(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
@@ -132,7 +135,7 @@ def images(
 @contextlib.contextmanager
 def _seeded(device: torch.device) -> Iterator[None]:
     """The random state of seed 0 inside, and as it was afterwards."""
-    devices = []
+    devices: list[int] = []
     if device.type == "cuda":
         devices = [torch.cuda.current_device() if device.index is None else device.index]
     with torch.random.fork_rng(devices=devices):

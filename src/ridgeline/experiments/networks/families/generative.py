@@ -1,6 +1,7 @@
 """Networks that make pictures: diffusion, an adversarial pair, autoencoders with and without randomness."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -180,11 +181,17 @@ def _repeating_loss(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
     return nn.functional.mse_loss(model(batch[0]), batch[0])
 
 
+def _pictures(
+    *shape: int, draw: Callable[..., Tensor] = torch.randn
+) -> Callable[[torch.Generator], tuple[Tensor]]:
+    return lambda generator: (draw(shape, generator=generator),)
+
+
 def _diffusion(scale: Scale) -> Parts:
     width, heads, shape = (128, 4, (32, 3, 64, 64)) if scale == "gpu" else (16, 2, (2, 3, 16, 16))
     return Parts(
         lambda: DiffusionUNet(width, heads),
-        lambda generator: (torch.randn(shape, generator=generator),),
+        _pictures(*shape),
         denoising_loss,
     )
 
@@ -193,7 +200,7 @@ def _adversarial(scale: Scale) -> Parts:
     latent, width, count = (128, 64, 128) if scale == "gpu" else (16, 4, 4)
     return Parts(
         lambda: AdversarialPair(latent, width),
-        lambda generator: (torch.randn(count, latent, 1, 1, generator=generator),),
+        _pictures(count, latent, 1, 1),
         deceiving_loss,
     )
 
@@ -202,7 +209,7 @@ def _vae(scale: Scale) -> Parts:
     inputs, width, latent, count = (784, 1024, 64, 512) if scale == "gpu" else (64, 32, 8, 16)
     return Parts(
         lambda: VAE(inputs, width, latent),
-        lambda generator: (torch.rand(count, inputs, generator=generator),),
+        _pictures(count, inputs, draw=torch.rand),
         evidence_loss,
     )
 
@@ -211,7 +218,7 @@ def _repeating(scale: Scale) -> Parts:
     width, shape = (64, (64, 3, 128, 128)) if scale == "gpu" else (8, (2, 3, 32, 32))
     return Parts(
         lambda: _autoencoder(width),
-        lambda generator: (torch.randn(shape, generator=generator),),
+        _pictures(*shape),
         _repeating_loss,
     )
 

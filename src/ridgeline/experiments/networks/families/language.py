@@ -49,7 +49,7 @@ def _tokens_as_labels(count: int, length: int, vocabulary: int) -> Any:
 
 def _bert(scale: Scale) -> Parts:
     count, length = (32, 128) if scale == "gpu" else (4, 32)
-    sizes = {} if scale == "gpu" else {
+    sizes: dict[str, int] = {} if scale == "gpu" else {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 128, "vocab_size": 500,
     }  # fmt: skip
@@ -63,7 +63,7 @@ def _bert(scale: Scale) -> Parts:
 
 def _gpt2(scale: Scale) -> Parts:
     count, length = (8, 1024) if scale == "gpu" else (2, 32)
-    sizes = {} if scale == "gpu" else {
+    sizes: dict[str, int] = {} if scale == "gpu" else {
         "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 500,
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
@@ -76,7 +76,7 @@ def _gpt2(scale: Scale) -> Parts:
 
 def _t5(scale: Scale) -> Parts:
     count, length = (16, 256) if scale == "gpu" else (2, 16)
-    sizes = {} if scale == "gpu" else {
+    sizes: dict[str, int] = {} if scale == "gpu" else {
         "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4, "vocab_size": 500,
     }  # fmt: skip
 

@@ -53,6 +53,7 @@ class Network:
         make_optimizer: Its optimizer.
         needs: Packages that must be installed.
         clip_norm: The total norm that the loop clips gradients to; None: it does not.
+        is_sparse: Whether some gradients are sparse tensors, which fused optimizers do not take.
         several_workers: Whether it takes part where several workers train together.
     """
 
@@ -63,6 +64,7 @@ class Network:
     make_optimizer: MakeOptimizer
     needs: tuple[str, ...] = ()
     clip_norm: float | None = None
+    is_sparse: bool = False
     several_workers: bool = False
 
     @property
@@ -94,6 +96,7 @@ class Network:
 
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device."""
+
     def place(leaf: Tensor) -> Tensor:
         return leaf.to(device)
 

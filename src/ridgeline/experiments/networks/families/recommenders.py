@@ -171,5 +171,6 @@ NETWORKS = (
         title="word vectors with sparse gradients, Adagrad, batch 4096 x 16",
         parts=_skip_gram,
         make_optimizer=adagrad,
+        is_sparse=True,
     ),
 )

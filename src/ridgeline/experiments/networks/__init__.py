@@ -5,5 +5,6 @@ takes turns with `TrainStep(plan="auto")` on the same network; every prediction 
 """
 
 from ridgeline.experiments.networks.catalog import catalog as catalog
+from ridgeline.experiments.networks.experiment import run as run
 
-__all__ = ("catalog",)
+__all__ = ("catalog", "run")

@@ -28,6 +28,7 @@ from ridgeline.probe.fingerprint import devices, driver, host
 
 QUICK = ("small_mlp", "message_passing", "lstm_language_model")
 """Networks of the quick experiment: launches alone, indices, and a library's recurrent layers."""
+QUICK_TASKS: tuple[Task, ...] = ("contest", "check")
 TURNS = {"cpu": 5, "cuda": 9}
 STEPS = {"cpu": 0, "cuda": 20}
 """Turns, and steps in each, by device; 0: as many as fill a turn."""
@@ -108,7 +109,7 @@ def run(
     """Train networks in every form, ours and the plain ones, and compare them in turns.
 
     Args:
-        quick: A few small networks.
+        quick: At most three networks, small ones, without the times of first starts.
         only: Kinds of networks to take, by words that they contain; none: all.
         names: Networks to take; none: all of those kinds.
         settings: How; None: as is usual on this machine.
@@ -121,8 +122,12 @@ def run(
 
     Cost: Compiles every network several times: minutes for each on a GPU.
     """
-    how = settings or settings_for(scale="cpu" if quick else None, turns=3 if quick else None)
-    wanted = chosen(names or (QUICK if quick else ()), only, several_workers=how.workers > 1)
+    how = settings or (
+        settings_for(scale="cpu", turns=3, tasks=QUICK_TASKS) if quick else settings_for()
+    )
+    wanted = chosen(names, only, several_workers=how.workers > 1)
+    if quick:
+        wanted = ([one for one in wanted if one.name in QUICK] or wanted)[: len(QUICK)]
     before = {one.network: one for one in earlier.networks} if earlier is not None else {}
     todo = [network for network in wanted if network.name not in before]
     slots = _slots(how)

@@ -15,7 +15,7 @@ class Experiment(NamedTuple):
     Attributes:
         package: Below `ridgeline.experiments`; has `run`.
         text: Module of its `experiment_text`.
-        parts: What `--only` may name: models of `hybrid`, cases of the others.
+        parts: What `--only` may name: models of `hybrid`, kinds of `networks`, cases of the others.
     """
 
     package: str
@@ -32,6 +32,30 @@ EXPERIMENTS = {
         ("devices", "operators", "small", "host-and-device", "branches", "perceptron"),
     ),
     "overlap": Experiment("overlap", "ways.text", ("results", "batches")),
+    "networks": Experiment(
+        "networks",
+        "networks.text",
+        (
+            "classifier",
+            "video",
+            "vision",
+            "encoder",
+            "decoder",
+            "recurrent",
+            "recommender",
+            "graph",
+            "segmentation",
+            "detection",
+            "diffusion",
+            "GAN",
+            "autoencoder",
+            "speech",
+            "perceptron",
+            "experts",
+            "physics",
+            "contrastive",
+        ),
+    ),
 }
 
 
@@ -41,7 +65,9 @@ class Command:
     NAME is `hybrid`: every way to execute a model, for inference and training, with what compiling costs
     and when it is earned back; `async`: a front end that queues work, what a task costs and what a queue
     holds; `parallel`: independent work at the same time, on devices, streams and threads; `overlap`:
-    copies that run while the device computes. It takes minutes and keeps the machine busy.
+    copies that run while the device computes; `networks`: `plan="auto"` beside eager, `torch.compile`,
+    channels-last and graphs by hand, on everyday networks of many kinds, with every prediction beside its
+    measurement. It takes minutes (`networks`: hours) and keeps the machine busy.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ LossFunction = Callable[[nn.Module, Any], Tensor]
 
 
 class PlainStep:
-    """Zero gradients, forward, backward, optimizer: `loss = step(batch)`.
+    """Zero gradients, forward, backward, clipping, optimizer: `loss = step(batch)`.
 
     Args:
         model: Holds the parameters.
@@ -20,6 +20,7 @@ class PlainStep:
         optimizer: Made from the model's parameters.
         precision: `bf16` computes under autocast; anything else as it is.
         begin: Called before each step.
+        clip_norm: Clip the gradients to this total norm; None leaves them.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class PlainStep:
         *,
         precision: str = "as-is",
         begin: Callable[[], None] | None = None,
+        clip_norm: float | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -39,6 +41,7 @@ class PlainStep:
         self._device_type = next(model.parameters()).device.type
         self._is_bf16 = precision == "bf16"
         self._begin = begin
+        self._clip_norm = clip_norm
 
     def __call__(self, batch: Any) -> Tensor:
         """One training step; the detached loss."""
@@ -48,5 +51,7 @@ class PlainStep:
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._is_bf16):
             loss = self._loss_fn(self._called, batch)
         loss.backward()
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
         return loss.detach()

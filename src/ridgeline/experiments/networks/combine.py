@@ -1,0 +1,75 @@
+"""From the answers of the children to the result of a network; nothing is run here."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ridgeline.experiments.networks.network import Network
+from ridgeline.experiments.networks.process import Reply
+from ridgeline.experiments.networks.request import Answer, Task
+from ridgeline.experiments.networks.result import AUTO, FormRow, NetworkResult, Starts
+
+
+def combined(network: Network, replies: Mapping[Task, Reply], seconds: float) -> NetworkResult:
+    """One network's result.
+
+    Args:
+        network: Which.
+        replies: What each task that was asked for came to.
+        seconds: What all of them took.
+    """
+    answers = {task: reply.answer for task, reply in replies.items()}
+    contest, plan = answers.get("contest", Answer()), answers.get("plan", Answer())
+    told = plan if plan.headline is not None else contest
+    check = answers.get("check", Answer())
+    return NetworkResult(
+        network=network.name,
+        kind=network.kind,
+        title=network.title,
+        forms=_forms(contest, answers.get("compile", Answer()), replies),
+        headline=told.headline,
+        tried=told.tried,
+        starts=_starts(answers),
+        check=check.check,
+        seconds=seconds,
+        notes=_notes(replies),
+    )
+
+
+def best_by_hand(answer: Answer) -> tuple[str, ...]:
+    """The form by hand that a rough timing found fastest, if any ran."""
+    timed = [(row.step_s.value, row.form) for row in answer.forms if row.step_s is not None]
+    return (min(timed)[1],) if timed else ()
+
+
+def _forms(contest: Answer, compiled: Answer, replies: Mapping[Task, Reply]) -> tuple[FormRow, ...]:
+    """Rows of the contest, then the forms by hand that did not get there."""
+    rows = {row.form: row for row in contest.forms}
+    best = best_by_hand(compiled)
+    for row in compiled.forms:
+        if row.form not in rows:
+            reason = row.reason or f"left out of the turns: {best[0]} was faster"
+            rows[row.form] = msgspec.structs.replace(row, step_s=None, reason=reason)
+    reply = replies.get("contest")
+    if reply is not None and reply.reason and AUTO not in rows:
+        rows[AUTO] = FormRow(form=AUTO, kind="ridgeline", reason=reply.reason)
+    return tuple(rows.values())
+
+
+def _starts(answers: Mapping[Task, Answer]) -> Starts:
+    """In a contest `auto` starts for the second time, if it had a first one to itself."""
+    contest_s = answers["contest"].first_s if "contest" in answers else None
+    has_first = "plan" in answers
+    return Starts(
+        plan_s=answers["plan"].first_s if has_first else contest_s,
+        plan_again_s=contest_s if has_first else None,
+        compile_s=answers["compile"].first_s if "compile" in answers else None,
+        compile_again_s=answers["compile again"].first_s if "compile again" in answers else None,
+    )
+
+
+def _notes(replies: Mapping[Task, Reply]) -> tuple[str, ...]:
+    """What went wrong in a child, then what the children say, each thing once."""
+    failures = [f"{task}: {reply.reason}" for task, reply in replies.items() if reply.reason]
+    said = [note for reply in replies.values() for note in reply.answer.notes]
+    return tuple(dict.fromkeys([*failures, *said]))

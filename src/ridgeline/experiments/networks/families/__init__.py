@@ -1,0 +1,1 @@
+"""The networks, one module for each family; each has a tuple `NETWORKS`."""

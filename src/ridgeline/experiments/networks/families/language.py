@@ -1,0 +1,239 @@
+"""Transformers for text: encoder, decoder and encoder-decoder, of `transformers` and of torch itself."""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.experiments.networks.network import Network, Parts, Scale, adamw
+from ridgeline.tasks.gpt2 import GPT2, GPT2Config, next_token_loss
+
+ENCODER, DECODER, BOTH = "encoder", "decoder", "encoder-decoder"
+MASKED = 0.15
+"""Fraction of the tokens that an encoder predicts. Source: Devlin et al., BERT (2019), section 3.1."""
+NOT_COUNTED = -100
+"""The label of tokens that are not predicted, as torch's cross entropy has it."""
+
+
+def transformers() -> Any:
+    """The package `transformers`, imported when it is needed."""
+    return importlib.import_module("transformers")
+
+
+def own_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The loss that a model of `transformers` computes itself; its output is a dataclass."""
+    return model(**batch).loss
+
+
+def _masked_tokens(count: int, length: int, vocabulary: int) -> Any:
+    def draw(generator: torch.Generator) -> dict[str, Tensor]:
+        tokens = torch.randint(0, vocabulary, (count, length), generator=generator)
+        is_predicted = torch.rand(count, length, generator=generator) < MASKED
+        return {
+            "input_ids": tokens.masked_fill(is_predicted, 0),
+            "attention_mask": torch.ones_like(tokens),
+            "labels": tokens.masked_fill(~is_predicted, NOT_COUNTED),
+        }
+
+    return draw
+
+
+def _tokens_as_labels(count: int, length: int, vocabulary: int) -> Any:
+    def draw(generator: torch.Generator) -> dict[str, Tensor]:
+        tokens = torch.randint(0, vocabulary, (count, length), generator=generator)
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+    return draw
+
+
+def _bert(scale: Scale) -> Parts:
+    count, length = (32, 128) if scale == "gpu" else (4, 32)
+    sizes: dict[str, int] = {} if scale == "gpu" else {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 500,
+    }  # fmt: skip
+
+    def make() -> nn.Module:
+        return transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
+
+    vocabulary = sizes.get("vocab_size", 30522)
+    return Parts(make, _masked_tokens(count, length, vocabulary), own_loss)
+
+
+def _gpt2(scale: Scale) -> Parts:
+    count, length = (8, 1024) if scale == "gpu" else (2, 32)
+    sizes: dict[str, int] = {} if scale == "gpu" else {
+        "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 500,
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+
+    def make() -> nn.Module:
+        return transformers().GPT2LMHeadModel(transformers().GPT2Config(use_cache=False, **sizes))
+
+    return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 50257)), own_loss)
+
+
+def _t5(scale: Scale) -> Parts:
+    count, length = (16, 256) if scale == "gpu" else (2, 16)
+    sizes: dict[str, int] = {} if scale == "gpu" else {
+        "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4, "vocab_size": 500,
+    }  # fmt: skip
+
+    def make() -> nn.Module:
+        config = transformers().T5Config(use_cache=False, decoder_start_token_id=0, **sizes)
+        return transformers().T5ForConditionalGeneration(config)
+
+    return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 32128)), own_loss)
+
+
+class MaskedEncoder(nn.Module):
+    """Torch's own encoder over tokens, some of which it predicts; padding is masked by lengths.
+
+    Args:
+        vocabulary: Tokens.
+        width: Features of a token.
+        blocks: Encoder layers.
+        heads: Of attention.
+        length: Most tokens.
+    """
+
+    def __init__(self, vocabulary: int, width: int, blocks: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
+        self.output = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor, is_padding: Tensor) -> Tensor:
+        """Logits [N, T, vocabulary]."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.embedding(tokens) + self.positions(places)
+        return self.output(self.encoder(x, src_key_padding_mask=is_padding))
+
+
+def _encoder(scale: Scale) -> Parts:
+    count, length, vocabulary = (32, 256, 16000) if scale == "gpu" else (4, 32, 200)
+    width, blocks, heads = (512, 6, 8) if scale == "gpu" else (64, 2, 4)
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        tokens = torch.randint(1, vocabulary, (count, length), generator=generator)
+        lengths = torch.randint(length // 2, length + 1, (count, 1), generator=generator)
+        is_padding = torch.arange(length)[None] >= lengths
+        is_predicted = (torch.rand(count, length, generator=generator) < MASKED) & ~is_padding
+        labels = tokens.masked_fill(~is_predicted, NOT_COUNTED)
+        return tokens.masked_fill(is_predicted, 0), is_padding, labels
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        tokens, is_padding, labels = batch
+        logits = model(tokens, is_padding)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    return Parts(lambda: MaskedEncoder(vocabulary, width, blocks, heads, length), draw, loss_fn)
+
+
+class Translator(nn.Module):
+    """`nn.Transformer` with a causal mask for the target: the encoder-decoder of Vaswani et al. (2017)."""
+
+    def __init__(self, vocabulary: int, width: int, blocks: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.transformer = nn.Transformer(
+            width, heads, blocks, blocks, 4 * width, dropout=0.1, batch_first=True
+        )
+        self.output = nn.Linear(width, vocabulary)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Logits [N, T, vocabulary] of the target's next tokens."""
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
+        features = self.transformer(
+            self.embedding(source), self.embedding(target), tgt_mask=mask, tgt_is_causal=True
+        )
+        return self.output(features)
+
+
+def _translator(scale: Scale) -> Parts:
+    count, length, vocabulary = (64, 128, 16000) if scale == "gpu" else (4, 16, 200)
+    width, blocks, heads = (512, 6, 8) if scale == "gpu" else (64, 1, 4)
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        source = torch.randint(0, vocabulary, (count, length), generator=generator)
+        return source, torch.randint(0, vocabulary, (count, length + 1), generator=generator)
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        source, target = batch
+        logits = model(source, target[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
+
+    return Parts(lambda: Translator(vocabulary, width, blocks, heads), draw, loss_fn)
+
+
+def _decoder(scale: Scale) -> Parts:
+    count = 8 if scale == "gpu" else 2
+    config = GPT2Config(dropout=0.1)
+    if scale == "cpu":
+        config = GPT2Config(
+            vocabulary_size=256, context_length=32, num_blocks=2, num_heads=4, width=64, dropout=0.1
+        )
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        size = (count, config.context_length + 1)
+        window = torch.randint(0, min(config.vocabulary_size, 50257), size, generator=generator)
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    return Parts(lambda: GPT2(config), draw, next_token_loss)
+
+
+NETWORKS = (
+    Network(
+        name="bert_base",
+        kind=ENCODER,
+        title="BERT-base of transformers, dropout, 32 x 128 tokens",
+        parts=_bert,
+        make_optimizer=adamw,
+        needs=("transformers",),
+        several_workers=True,
+    ),
+    Network(
+        name="gpt2_transformers",
+        kind=DECODER,
+        title="GPT-2 of transformers, dropout, 8 x 1024 tokens",
+        parts=_gpt2,
+        make_optimizer=adamw,
+        needs=("transformers",),
+        several_workers=True,
+    ),
+    Network(
+        name="t5_small",
+        kind=BOTH,
+        title="T5-small of transformers, dropout, 16 x 256 tokens",
+        parts=_t5,
+        make_optimizer=adamw,
+        needs=("transformers",),
+    ),
+    Network(
+        name="masked_encoder",
+        kind=ENCODER,
+        title="torch's encoder of 6 layers with padding and dropout, 32 x 256 tokens",
+        parts=_encoder,
+        make_optimizer=adamw,
+        several_workers=True,
+    ),
+    Network(
+        name="gpt2_dropout",
+        kind=DECODER,
+        title="GPT-2 of our tasks with dropout, clipping, 8 x 1024 tokens",
+        parts=_decoder,
+        make_optimizer=adamw,
+        clip_norm=1.0,
+        several_workers=True,
+    ),
+    Network(
+        name="translator",
+        kind=BOTH,
+        title="nn.Transformer of 6 + 6 layers, causal mask, dropout, 64 x 128 tokens",
+        parts=_translator,
+        make_optimizer=adamw,
+    ),
+)

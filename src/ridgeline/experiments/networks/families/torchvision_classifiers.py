@@ -1,0 +1,162 @@
+"""Image classifiers of torchvision: plain, depthwise and grouped convolutions, and vision transformers."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ridgeline.experiments.networks.network import (
+    MakeOptimizer,
+    Network,
+    Parts,
+    Scale,
+    adamw,
+    cross_entropy,
+    images,
+    sgd,
+)
+
+CLASSES = 1000
+SIDE = 224
+"""Height and width of ImageNet's images."""
+FEW = 10
+
+
+def models() -> Any:
+    """`torchvision.models`, imported when it is needed."""
+    return importlib.import_module("torchvision.models")
+
+
+def _resnet(block_counts: list[int], classes: int, **options: Any) -> nn.Module:
+    resnet = models().resnet
+    return resnet.ResNet(resnet.Bottleneck, block_counts, num_classes=classes, **options)
+
+
+def _small_vgg() -> nn.Module:
+    vgg = models().vgg
+    layers = [16, "M", 32, "M", 64, 64, "M", 64, 64, "M"]
+    model = vgg.VGG(vgg.make_layers(layers), num_classes=FEW, init_weights=True)
+    model.avgpool = nn.AdaptiveAvgPool2d((2, 2))
+    model.classifier = nn.Sequential(
+        nn.Linear(256, 256), nn.ReLU(), nn.Dropout(), nn.Linear(256, FEW)
+    )
+    return model
+
+
+def _small_densenet() -> nn.Module:
+    return models().DenseNet(
+        growth_rate=8, block_config=(2, 3, 2), num_init_features=16, num_classes=FEW
+    )
+
+
+def _small_efficientnet() -> nn.Module:
+    block = partial(models().efficientnet.MBConvConfig, width_mult=0.5, depth_mult=0.5)
+    settings = [
+        block(1, 3, 1, 32, 16, 1),
+        block(6, 3, 2, 16, 24, 2),
+        block(6, 5, 2, 24, 40, 2),
+    ]
+    return models().EfficientNet(settings, dropout=0.2, num_classes=FEW, last_channel=128)
+
+
+def _small_convnext() -> nn.Module:
+    block = models().convnext.CNBlockConfig
+    settings = [block(16, 32, 2), block(32, 64, 2), block(64, None, 2)]
+    return models().ConvNeXt(settings, stochastic_depth_prob=0.1, num_classes=FEW)
+
+
+def _small_vit() -> nn.Module:
+    return models().VisionTransformer(
+        image_size=32,
+        patch_size=4,
+        num_layers=3,
+        num_heads=4,
+        hidden_dim=96,
+        mlp_dim=192,
+        num_classes=FEW,
+    )
+
+
+def _small_swin() -> nn.Module:
+    return models().SwinTransformer(
+        patch_size=[4, 4],
+        embed_dim=24,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=[4, 4],
+        stochastic_depth_prob=0.1,
+        num_classes=FEW,
+    )
+
+
+Make = Callable[[], nn.Module]
+
+
+def _classifier(
+    name: str,
+    kind: str,
+    batch: int,
+    small: Make,
+    *,
+    published: Make | None = None,
+    small_images: tuple[int, int] = (4, 32),
+    make_optimizer: MakeOptimizer = sgd,
+    several_workers: bool = False,
+) -> Network:
+    """A network of torchvision in its published size, and a small one of the same blocks."""
+
+    def parts(scale: Scale) -> Parts:
+        if scale == "gpu":
+            make = published or (lambda: getattr(models(), name)(num_classes=CLASSES))
+            return Parts(make, images(batch, SIDE, CLASSES), cross_entropy)
+        count, side = small_images
+        return Parts(small, images(count, side, FEW), cross_entropy)
+
+    return Network(
+        name=name,
+        kind=kind,
+        title=f"torchvision's {name}, batch {batch} of {SIDE} x {SIDE}",
+        parts=parts,
+        make_optimizer=make_optimizer,
+        needs=("torchvision",),
+        several_workers=several_workers,
+    )
+
+
+PLAIN, DEPTHWISE, GROUPED = (
+    "classifier, plain convolutions",
+    "classifier, depthwise convolutions",
+    "classifier, grouped convolutions",
+)
+VISION_TRANSFORMER = "vision transformer"
+
+NETWORKS = (
+    _classifier("resnet50", PLAIN, 128, partial(_resnet, [1, 1, 1, 1], FEW), several_workers=True),
+    _classifier("vgg16", PLAIN, 64, _small_vgg, several_workers=True),
+    _classifier("densenet121", PLAIN, 64, _small_densenet),
+    _classifier(
+        "mobilenet_v2",
+        DEPTHWISE,
+        128,
+        lambda: models().mobilenet_v2(width_mult=0.35, num_classes=FEW),
+    ),
+    _classifier("efficientnet_b0", DEPTHWISE, 128, _small_efficientnet),
+    _classifier("convnext_tiny", DEPTHWISE, 64, _small_convnext, make_optimizer=adamw),
+    _classifier(
+        "resnext50_32x4d",
+        GROUPED,
+        128,
+        partial(_resnet, [1, 1, 1, 1], FEW, groups=8, width_per_group=4),
+    ),
+    _classifier(
+        "vit_b_16",
+        VISION_TRANSFORMER,
+        64,
+        _small_vit,
+        make_optimizer=adamw,
+        several_workers=True,
+    ),
+    _classifier("swin_t", VISION_TRANSFORMER, 64, _small_swin, make_optimizer=adamw),
+)

@@ -1,0 +1,146 @@
+"""`Network`: a short description of something to train, from which a model, its loss and a batch are made."""
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+Scale = Literal["gpu", "cpu"]
+SCALES: tuple[Scale, ...] = ("gpu", "cpu")
+LossFunction = Callable[[nn.Module, Any], Tensor]
+MakeOptimizer = Callable[..., Optimizer]
+"""From an iterable of parameters, and keyword arguments such as `fused`."""
+
+
+class Parts(NamedTuple):
+    """What a network consists of in one scale.
+
+    Attributes:
+        make_model: Makes the model in float32 on torch's default device, from the present random state.
+        make_batch: Draws one batch of made-up data on the CPU from a generator.
+        loss_fn: The mean loss of a batch.
+    """
+
+    make_model: Callable[[], nn.Module]
+    make_batch: Callable[[torch.Generator], Any]
+    loss_fn: LossFunction
+
+
+class Setup(NamedTuple):
+    """A network that is ready to be trained: the four things that a training loop needs."""
+
+    model: nn.Module
+    loss_fn: LossFunction
+    optimizer: Optimizer
+    batch: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """One network of the catalog.
+
+    Attributes:
+        name: Unique.
+        kind: What it stands for; the catalog has several of most kinds.
+        title: Sizes in the scale for GPUs.
+        parts: From a scale: `gpu` as published, `cpu` so small that two cores take under 100 ms a step.
+        make_optimizer: Its optimizer.
+        needs: Packages that must be installed.
+        clip_norm: The total norm that the loop clips gradients to; None: it does not.
+        is_sparse: Whether some gradients are sparse tensors, which fused optimizers do not take.
+        several_workers: Whether it takes part where several workers train together.
+    """
+
+    name: str
+    kind: str
+    title: str
+    parts: Callable[[Scale], Parts]
+    make_optimizer: MakeOptimizer
+    needs: tuple[str, ...] = ()
+    clip_norm: float | None = None
+    is_sparse: bool = False
+    several_workers: bool = False
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The packages it needs that are not installed."""
+        return tuple(name for name in self.needs if importlib.util.find_spec(name) is None)
+
+    def build(
+        self, device: str | torch.device, scale: Scale, *, rank: int = 0, **options: Any
+    ) -> Setup:
+        """The network, the same each time: weights and data come from fixed seeds, the random state stays.
+
+        Args:
+            device: Where.
+            scale: How large.
+            rank: Of the worker, for which other data is drawn.
+            **options: For the optimizer, e.g. `fused=True`.
+        """
+        parts = self.parts(scale)
+        device = torch.device(device)
+        with _seeded(device), device:
+            model = parts.make_model()
+        model.to(device).train()
+        batch = parts.make_batch(torch.Generator().manual_seed(1 + rank))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = self.make_optimizer(trained, **options)
+        return Setup(model, parts.loss_fn, optimizer, moved(batch, device))
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on a device."""
+
+    def place(leaf: Tensor) -> Tensor:
+        return leaf.to(device)
+
+    return pytree.tree_map_only(Tensor, place, batch)
+
+
+def sgd(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
+    """SGD as image classifiers are trained with, its rate small: small differences stay small."""
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=5e-5, **options)
+
+
+def adam(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
+    """Adam with a small step."""
+    return torch.optim.Adam(parameters, lr=3e-4, **options)
+
+
+def adamw(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
+    """AdamW as transformers are trained with."""
+    return torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.05, **options)
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    """Of logits [N, classes], for a batch of inputs and labels."""
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def images(
+    count: int, side: int, classes: int, channels: int = 3
+) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
+    """Draws images [count, channels, side, side] and a label for each."""
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        pixels = torch.randn(count, channels, side, side, generator=generator)
+        return pixels, torch.randint(0, classes, (count,), generator=generator)
+
+    return draw
+
+
+@contextlib.contextmanager
+def _seeded(device: torch.device) -> Iterator[None]:
+    """The random state of seed 0 inside, and as it was afterwards."""
+    devices: list[int] = []
+    if device.type == "cuda":
+        devices = [torch.cuda.current_device() if device.index is None else device.index]
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        yield

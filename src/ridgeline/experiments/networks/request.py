@@ -1,0 +1,73 @@
+"""What a child process is asked to do with a network, and what it answers: values in files, without torch."""
+
+from typing import Literal
+
+from ridgeline.codec import Value
+from ridgeline.experiments.networks.result import Check, FormRow, Headline, TriedPlan
+
+Task = Literal["compile", "compile again", "plan", "contest", "check", "machine"]
+TASKS: tuple[Task, ...] = ("compile", "compile again", "plan", "contest", "check")
+"""In the order in which a network goes through them; each in a process of its own.
+
+`compile`: the first step of `torch.compile` with empty caches, then what can be written by hand.
+`compile again`: the first step once more, with the caches of the first time.
+`plan`: `auto` with empty caches: the time to its plan, what it tried, what it expected and then took.
+`contest`: `auto` for the second time, then all forms in turns.
+`check`: ten steps of `auto` in float32 against the plain loop.
+
+Once for all networks, `machine` measures the machine.
+"""
+
+
+class Request(Value, frozen=True, kw_only=True):
+    """One task on one network.
+
+    Attributes:
+        task: What to do.
+        network: Its name in the catalog.
+        device: `cpu` or `cuda`.
+        scale: How large.
+        allow: Changes of the maths that all forms may make.
+        turns: Turns of the timing.
+        steps: Steps in a turn; 0: as many as fill one.
+        budget_s: For the choice of a plan.
+        by_hand: Forms written by hand that take part in the contest; None: all.
+        plan_cache: Folder of the compiler's caches that `auto` uses.
+        peer_cache: That of the other forms.
+        answer: The file to write, again whenever more is known; under several workers rank 0 does.
+        machine: File of a machine profile to use instead of the measured one; empty: none.
+    """
+
+    task: Task
+    network: str
+    device: Literal["cpu", "cuda"]
+    scale: Literal["gpu", "cpu"]
+    allow: tuple[str, ...] = ()
+    turns: int = 9
+    steps: int = 20
+    budget_s: float | None = None
+    by_hand: tuple[str, ...] | None = None
+    plan_cache: str
+    peer_cache: str
+    answer: str
+    machine: str = ""
+
+
+class Answer(Value, frozen=True, kw_only=True):
+    """What a task found; fields that are not its own stay empty.
+
+    Attributes:
+        first_s: Seconds to the first step or plan that the task is about.
+        forms: Rows of forms; those by hand in `compile` have rough times.
+        headline: Of the chosen plan.
+        tried: Plans that were tried.
+        check: Against the plain loop.
+        notes: What the child has to say.
+    """
+
+    first_s: float | None = None
+    forms: tuple[FormRow, ...] = ()
+    headline: Headline | None = None
+    tried: tuple[TriedPlan, ...] = ()
+    check: Check | None = None
+    notes: tuple[str, ...] = ()

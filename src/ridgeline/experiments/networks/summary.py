@@ -1,0 +1,155 @@
+"""What the rows come to: ratios, speed-ups, errors of predictions; pure functions on results."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ridgeline.experiments.networks.result import AUTO, FAMILIES, Family, NetworkResult
+
+
+class Errors(NamedTuple):
+    """Errors of predictions as fractions: how many there are, median and 90th percentile."""
+
+    count: int
+    median: float
+    ninetieth: float
+
+
+class Summary(NamedTuple):
+    """All networks in a few figures; None where no network has what a figure needs.
+
+    Attributes:
+        timed: Networks on which `auto` was timed.
+        failed: Names of those on which it was asked for and was not.
+        worst_over_plain: Largest time of `auto` over the best plain form, and the network.
+        worst_over_hand: The same over the best that is plain or by hand.
+        over_plain: Geometric mean of the first.
+        over_hand: Geometric mean of the second.
+        over_compile: Geometric mean of how many times faster than the compiler's own defaults `auto` is.
+        before: Errors before any trial, by family of execution, over all tried plans.
+        after: Errors of what was expected when training began, by family of the chosen plan.
+        unequal: Names of networks whose ten steps differ from the plain loop's.
+        checked: Networks that were compared with the plain loop.
+    """
+
+    timed: int
+    failed: tuple[str, ...]
+    worst_over_plain: tuple[float, str] | None
+    worst_over_hand: tuple[float, str] | None
+    over_plain: float | None
+    over_hand: float | None
+    over_compile: float | None
+    before: dict[Family, Errors]
+    after: dict[Family, Errors]
+    unequal: tuple[str, ...]
+    checked: int
+
+
+def summarise(results: Sequence[NetworkResult]) -> Summary:
+    """The figures of some networks."""
+    asked = [one for one in results if one.form(AUTO) is not None or one.reason]
+    plain = _ratios((over_plain(one), one.network) for one in results)
+    hand = _ratios((over_hand(one), one.network) for one in results)
+    compiled = _ratios((times_faster_than_compile(one), one.network) for one in results)
+    checked = [one for one in results if one.check is not None]
+    return Summary(
+        timed=sum(_is_timed(one) for one in asked),
+        failed=tuple(one.network for one in asked if not _is_timed(one)),
+        worst_over_plain=max(plain, default=None),
+        worst_over_hand=max(hand, default=None),
+        over_plain=geometric_mean([ratio for ratio, _ in plain]),
+        over_hand=geometric_mean([ratio for ratio, _ in hand]),
+        over_compile=geometric_mean([ratio for ratio, _ in compiled]),
+        before=_by_family(results, is_after=False),
+        after=_by_family(results, is_after=True),
+        unequal=tuple(one.network for one in checked if one.check and not one.check.is_equal),
+        checked=len(checked),
+    )
+
+
+def over_plain(result: NetworkResult) -> float | None:
+    """Time of `auto` over the best plain form."""
+    best = result.fastest("plain")
+    return None if best is None or best.auto_over is None else best.auto_over.value
+
+
+def over_hand(result: NetworkResult) -> float | None:
+    """Time of `auto` over the best form that a script can have: plain, or by hand."""
+    rows = [row for row in (result.fastest("plain"), result.fastest("by hand")) if row is not None]
+    ratios = [row.auto_over.value for row in rows if row.auto_over is not None]
+    return max(ratios, default=None)
+
+
+def times_faster_than_compile(result: NetworkResult) -> float | None:
+    """How many times faster than the compiler's own defaults `auto` is."""
+    row = result.compiled
+    return None if row is None or row.auto_over is None else 1.0 / row.auto_over.value
+
+
+def error(predicted_s: float, measured_s: float) -> float:
+    """How far off a prediction is, as a fraction of what was measured; above 0 where it is too slow."""
+    return predicted_s / measured_s - 1.0
+
+
+def errors_of(figures: Iterable[float]) -> Errors | None:
+    """Median and 90th percentile of absolute errors; None without any.
+
+    Source: the nearest rank, so that both are errors that occurred.
+    """
+    ordered = sorted(abs(figure) for figure in figures)
+    if not ordered:
+        return None
+    rank = math.ceil(0.9 * len(ordered)) - 1
+    return Errors(len(ordered), statistics.median_low(ordered), ordered[rank])
+
+
+def geometric_mean(figures: Sequence[float]) -> float | None:
+    """Of positive figures; None without any."""
+    return statistics.geometric_mean(figures) if figures else None
+
+
+def headline_errors(result: NetworkResult) -> tuple[float | None, float | None]:
+    """Of the chosen plan: before any trial, and when training began, against its training steps."""
+    told = result.headline
+    if told is None or told.trained_s is None:
+        return None, None
+    trained_s = told.trained_s.value
+    return (
+        None if told.before_s is None else error(told.before_s, trained_s),
+        None if told.expected_s is None else error(told.expected_s, trained_s),
+    )
+
+
+def _by_family(results: Sequence[NetworkResult], *, is_after: bool) -> dict[Family, Errors]:
+    found: dict[Family, Errors] = {}
+    for family in FAMILIES:
+        figures: list[float] = []
+        for result in results:
+            figures += _family_errors(result, family, is_after=is_after)
+        errors = errors_of(figures)
+        if errors is not None:
+            found[family] = errors
+    return found
+
+
+def _family_errors(result: NetworkResult, family: Family, *, is_after: bool) -> list[float]:
+    """Before: of all tried plans. After: of what was expected when training began."""
+    if is_after:
+        _, after = headline_errors(result)
+        told = result.headline
+        return [after] if after is not None and told is not None and told.family == family else []
+    return [
+        error(plan.before_s, plan.measured_s)
+        for plan in result.tried
+        if plan.measured_s is not None and plan.family == family
+    ]
+
+
+def _is_timed(result: NetworkResult) -> bool:
+    row = result.form(AUTO)
+    return row is not None and row.step_s is not None
+
+
+def _ratios(pairs: Iterable[tuple[float | None, str]]) -> list[tuple[float, str]]:
+    return [(ratio, name) for ratio, name in pairs if ratio is not None]

@@ -35,9 +35,9 @@ def deadline(limit_s: float, what: str) -> Iterator[None]:
         yield
         return
     alarm = _Alarm(limit_s)
-    alarm.start()
     try:
         try:
+            alarm.start()  # it may ring before this returns
             yield
         finally:
             alarm.cancel()
@@ -67,7 +67,6 @@ class _Alarm:
         self._timer.cancel()
         with self._lock:
             self._is_over = True
-        self._timer.join()
 
     def _ring(self) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
-"""Makes the tiny cases importable."""
+"""Makes the tiny cases importable, and what all tests share."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]

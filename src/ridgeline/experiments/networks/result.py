@@ -85,8 +85,7 @@ class Headline(Value, frozen=True, kw_only=True):
         execution: Its mode.
         before_s: Predicted before any trial.
         expected_s: Expected when training began, after the trials; None: not told.
-        trained_s: What its steps took in the same process, in turns.
-        drift: How far the machine's speed moved between trial and training, as a fraction, where known.
+        trained_s: What its steps took in the same process, in turns; the quartiles show the machine's drift.
     """
 
     plan: str
@@ -94,7 +93,6 @@ class Headline(Value, frozen=True, kw_only=True):
     before_s: float | None = None
     expected_s: float | None = None
     trained_s: Quantity | None = None
-    drift: float | None = None
 
     @property
     def family(self) -> Family:

@@ -21,7 +21,7 @@ class Summary(NamedTuple):
 
     Attributes:
         timed: Networks on which `auto` was timed.
-        failed: Names of those on which it was asked for and was not.
+        failed: Names of those on which it ended with an error; those that were left out are not among them.
         worst_over_plain: Largest time of `auto` over the best plain form, and the network.
         worst_over_hand: The same over the best that is plain or by hand.
         over_plain: Geometric mean of the first.
@@ -48,7 +48,7 @@ class Summary(NamedTuple):
 
 def summarise(results: Sequence[NetworkResult]) -> Summary:
     """The figures of some networks."""
-    asked = [one for one in results if one.form(AUTO) is not None or one.reason]
+    asked = [one for one in results if one.form(AUTO) is not None]
     plain = _ratios((over_plain(one), one.network) for one in results)
     hand = _ratios((over_hand(one), one.network) for one in results)
     compiled = _ratios((times_faster_than_compile(one), one.network) for one in results)
@@ -119,6 +119,12 @@ def headline_errors(result: NetworkResult) -> tuple[float | None, float | None]:
         None if told.before_s is None else error(told.before_s, trained_s),
         None if told.expected_s is None else error(told.expected_s, trained_s),
     )
+
+
+def spread_of(result: NetworkResult) -> float | None:
+    """How far apart the quartiles of the training steps are, over their median: the machine's own drift."""
+    trained = None if result.headline is None else result.headline.trained_s
+    return None if trained is None else (trained.high - trained.low) / trained.value
 
 
 def _by_family(results: Sequence[NetworkResult], *, is_after: bool) -> dict[Family, Errors]:

@@ -19,6 +19,7 @@ from ridgeline.experiments.networks.summary import (
     headline_errors,
     over_hand,
     over_plain,
+    spread_of,
     summarise,
     times_faster_than_compile,
 )
@@ -91,7 +92,7 @@ def speed_table(results: tuple[NetworkResult, ...]) -> RenderableType:
             ratio(over_plain(result)),
             ratio(over_hand(result)),
             ratio(times_faster_than_compile(result)),
-            _chosen(result),
+            Text(_chosen(result)),  # where brackets are no markup
         )
     return rows
 
@@ -99,11 +100,13 @@ def speed_table(results: tuple[NetworkResult, ...]) -> RenderableType:
 def prediction_table(results: tuple[NetworkResult, ...]) -> RenderableType:
     """What was said of the chosen plan, time to plans, and whether it trains as the plain loop does."""
     rows = table(
-        ("Network", "Before", "Expected", "Trained", "Error before", "after", "Plan after",
+        ("Network", "Before", "Expected", "Trained", "Spread", "Error before", "after", "Plan after",
          "Compile first", "Again: plan", "compile", "Losses off by", "Parameters", ""),
-        right=tuple(range(1, 12)),
+        right=tuple(range(1, 13)),
     )  # fmt: skip
     for result in results:
+        if result.reason:
+            continue
         told, starts, check = result.headline, result.starts, result.check
         before, after = headline_errors(result)
         rows.add_row(
@@ -111,6 +114,7 @@ def prediction_table(results: tuple[NetworkResult, ...]) -> RenderableType:
             NONE if told is None else seconds(told.before_s),
             NONE if told is None else seconds(told.expected_s),
             NONE if told is None or told.trained_s is None else seconds(told.trained_s.value),
+            share(spread_of(result)),
             percent(before),
             percent(after),
             seconds(starts.plan_s),
@@ -132,7 +136,7 @@ def tried_table(results: tuple[NetworkResult, ...]) -> RenderableType:
     )
     for result in results:
         for plan in result.tried:
-            rows.add_row(result.network, plan.plan, *tried_cells(plan), plan.failure)
+            rows.add_row(result.network, plan.plan, *tried_cells(plan), Text(plan.failure))
     return rows
 
 
@@ -152,7 +156,7 @@ def tried_cells(plan: TriedPlan) -> tuple[str, ...]:
 
 def summary_lines(summary: Summary) -> Iterator[str]:
     """What all networks come to, a line each."""
-    yield f"{summary.timed} networks timed, {len(summary.failed)} failed"
+    yield f"networks timed: {summary.timed}, failed: {len(summary.failed)}"
     if summary.failed:
         yield f"auto failed on: {', '.join(summary.failed)}"
     for what, worst, mean in (
@@ -203,6 +207,11 @@ def ratio(figure: float | None) -> str:
 def percent(figure: float | None) -> str:
     """A signed error."""
     return NONE if figure is None else f"{figure:+.1%}"
+
+
+def share(figure: float | None) -> str:
+    """A fraction that has no sign."""
+    return NONE if figure is None else units.percent(figure)
 
 
 def _chosen(result: NetworkResult) -> str:

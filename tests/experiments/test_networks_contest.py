@@ -1,0 +1,214 @@
+"""The networks experiment: its tasks in small, what a child that fails costs, and how answers are joined."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ridgeline.errors import TaskError
+from ridgeline.experiments.networks import check, contest, process
+from ridgeline.experiments.networks.catalog import catalog
+from ridgeline.experiments.networks.combine import best_by_hand, combined
+from ridgeline.experiments.networks.experiment import run, settings_for
+from ridgeline.experiments.networks.forms import Form, Runner, Subject, plain_forms
+from ridgeline.experiments.networks.process import Reply, ask, last_error
+from ridgeline.experiments.networks.request import Answer, Request
+from ridgeline.experiments.networks.result import AUTO, FormRow, NetworksExperiment, TriedPlan
+from ridgeline.experiments.turns import spread
+from ridgeline.machine import Setting
+from ridgeline.runtime.world import World
+from strategies import make_machine
+
+NAMES = ("small_mlp", "message_passing")
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """A machine of round numbers for the threads that torch has here, so that nothing is measured."""
+    setting = Setting(device="cpu", workers=1, threads=torch.get_num_threads())
+    return make_machine(settings=[setting]).save(tmp_path / "machine.json")
+
+
+def subject_of(name: str) -> Subject:
+    world = World(0, 1, 0, torch.device("cpu"))
+    return Subject(network=catalog()[name], world=world, scale="cpu")
+
+
+def request_for(task: str, name: str, folder: Path, **changes: Any) -> Request:
+    settings = {
+        "task": task,
+        "network": name,
+        "device": "cpu",
+        "scale": "cpu",
+        "turns": 2,
+        "steps": 1,
+        "plan_cache": str(folder / "plan"),
+        "peer_cache": str(folder / "peer"),
+        "answer": str(folder / "answer.json"),
+    }
+    return Request(**(settings | changes))
+
+
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain forms but those that compile, which would take half a minute; the last one fails."""
+
+    def fail(subject: Subject) -> Runner:
+        raise RuntimeError("no compiler here")
+
+    def forms(subject: Subject) -> list[Form]:
+        fine = [form for form in plain_forms(subject) if "compile" not in form.name]
+        return [*fine, Form("torch.compile", "plain", fail)]
+
+    monkeypatch.setattr(contest, "plain_forms", forms)
+    monkeypatch.setattr(contest, "use_cache", lambda folder: None)
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize("name", NAMES)
+def test_contest_has_a_row_for_every_form(name: str, profile: Path, tmp_path: Path) -> None:
+    """Those that run have times and ratios, the one that fails its reason; predictions stand beside."""
+    answers: list[Answer] = []
+    request = request_for("contest", name, tmp_path, machine=str(profile))
+    contest.contest(request, subject_of(name), answers.append)
+    assert len(answers) > 1  # what is known early is written early
+    rows = {row.form: row for row in answers[-1].forms}
+    assert list(rows) == [AUTO, "eager", "torch.compile"]
+    assert rows["torch.compile"].reason == "RuntimeError: no compiler here"
+    assert (rows["torch.compile"].step_s, rows["torch.compile"].auto_over) == (None, None)
+    assert rows["eager"].step_s is not None
+    assert rows["eager"].step_s.n == 2
+    assert rows[AUTO].auto_over is not None
+    assert rows[AUTO].auto_over.value == 1.0
+    told = answers[-1].headline
+    assert told is not None
+    assert told.trained_s == rows[AUTO].step_s
+    assert told.before_s is not None
+    assert [plan.execution for plan in answers[-1].tried] == ["eager"]
+    assert answers[-1].first_s is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_steps_equal_the_plain_loop(name: str, profile: Path, tmp_path: Path) -> None:
+    """`auto` trains with the bits of the plain loop where it chose no compiler."""
+    answers: list[Answer] = []
+    request = request_for("check", name, tmp_path, machine=str(profile))
+    check.check(request, subject_of(name), answers.append)
+    found = answers[-1].check
+    assert found is not None
+    assert (found.losses, found.parameters, found.is_exact) == (0.0, 0.0, True)
+    assert found.is_equal
+    assert found.sensitivity > 0.0
+
+
+def test_a_difference_is_told_by_its_size() -> None:
+    """Relative to losses and to the norm of all parameters; what the last bits do by themselves is no fault."""
+    wanted = check.Trained([2.0, 1.0], [torch.tensor([3.0, 4.0])])
+    got = check.Trained([2.0, 1.5], [torch.tensor([3.0, 4.5])])
+    assert check.differences(got, wanted) == (0.5, 0.1)
+    assert not check.is_close(0.5, 0.1, 1e-3, 1e-6)
+    assert check.is_close(0.5, 0.1, 0.2, 1e-6)
+    broken = check.Trained([float("nan")], [torch.tensor([float("inf")])])
+    assert min(check.differences(broken, check.Trained([1.0], [torch.ones(1)]))) == 1e30
+
+
+def test_training_is_repeated_by_its_seed() -> None:
+    """The same steps twice have the same bits, dropout included."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    data = torch.ones(2, 4)
+    subject = subject_of("small_mlp")
+    first, again = (check.train(lambda: model(data).sum(), model, subject) for _ in range(2))
+    assert first.losses == again.losses
+    assert len(set(first.losses)) > 1
+
+
+@pytest.mark.parametrize(
+    ("network", "limit_s", "reason"),
+    [
+        ("ends well", 60.0, ""),
+        ("dies", 60.0, "ended with signal 9: nothing in its log"),
+        ("raises", 60.0, "ended with status 1: RuntimeError: CUDA error: device-side assert"),
+        ("hangs", 5.0, "it was ended after 5 s"),
+    ],
+)
+def test_a_child_costs_itself_alone(
+    network: str, limit_s: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it does, what it had written is kept, and the reason is told; nothing is left running."""
+    monkeypatch.setattr(process, "CHILD", "unruly_child")
+    request = request_for("plan", network, tmp_path)
+    reply = ask(request, tmp_path, workers=1, environment={}, limit_s=limit_s)
+    assert reply.answer.first_s == 1.0
+    assert reply.reason.startswith(reason)
+    assert bool(reply.reason) == bool(reason)
+
+
+def test_the_last_error_of_a_log() -> None:
+    """The last line that names an error, else the last that says anything."""
+    log = (
+        "Traceback:\n  raise ValueError\n    ^^^^^\nValueError: too small\nsome warning after it\n"
+    )
+    assert last_error(log) == "ValueError: too small"
+    assert last_error("Killed\n\n") == "Killed"
+    assert last_error("") == "nothing in its log"
+
+
+def test_the_experiment_asks_children(profile: Path) -> None:
+    """From the request in a file to the result: a network that is checked, and one that gets no time."""
+    settings = settings_for("cpu", tasks=("check",), machine=str(profile), limit_s=100.0)
+    published: list[NetworksExperiment] = []
+    lines: list[str] = []
+    found = run(
+        names=["small_mlp"], settings=settings, publish=published.append, progress=lines.append
+    )
+    assert published == [found]
+    [row] = found.networks
+    assert (row.network, row.reason) == ("small_mlp", "")
+    assert row.check is not None, row.notes
+    assert row.check.is_exact
+    assert lines[0] == "small_mlp: check"
+    late = settings_for("cpu", stop_after_s=-1.0, machine=str(profile))
+    found = run(names=["small_mlp", "vae"], settings=late, earlier=found)
+    assert [one.reason for one in found.networks] == ["", "not begun within -1 s"]
+
+
+def test_more_networks_at_a_time_than_gpus_are_refused() -> None:
+    """At once, before anything is measured."""
+    with pytest.raises(TaskError, match=r"wanted a GPU for each of 9 networks .* run fewer"):
+        run(names=["vae"], settings=settings_for("cpu", parallel=9))
+
+
+def test_answers_become_one_result() -> None:
+    """The first start of `auto` is that of `plan`; a form by hand that lost the rough timing is named."""
+    network = catalog()["mlp"]
+    tried = TriedPlan(plan="eager", execution="eager", before_s=1.0)
+    hand = [
+        FormRow(form=name, kind="by hand", step_s=spread([figure]))
+        for name, figure in (("slow", 3.0), ("fast", 2.0))
+    ]
+    failed = FormRow(form="broken", kind="by hand", reason="it waits for the device")
+    compiled = Answer(first_s=9.0, forms=(*hand, failed))
+    assert best_by_hand(compiled) == ("fast",)
+    rows = (FormRow(form=AUTO, kind="ridgeline"), FormRow(form="fast", kind="by hand"))
+    replies = {
+        "compile": Reply(compiled, ""),
+        "compile again": Reply(Answer(), "it was ended after 3 s"),
+        "plan": Reply(Answer(first_s=20.0, tried=(tried,), notes=("a",)), ""),
+        "contest": Reply(Answer(first_s=2.0, forms=rows, notes=("a",)), ""),
+    }
+    found = combined(network, replies, 60.0)
+    assert (found.starts.plan_s, found.starts.plan_again_s) == (20.0, 2.0)
+    assert (found.starts.compile_s, found.starts.compile_again_s) == (9.0, None)
+    assert [(row.form, row.reason) for row in found.forms] == [
+        (AUTO, ""),
+        ("fast", ""),
+        ("slow", "left out of the turns: fast was faster"),
+        ("broken", "it waits for the device"),
+    ]
+    assert found.notes == ("compile again: it was ended after 3 s", "a")
+    alone = combined(network, {"contest": replies["contest"]}, 60.0)
+    assert (alone.starts.plan_s, alone.starts.plan_again_s) == (2.0, None)
+    lost = combined(network, {"contest": Reply(Answer(), "it died")}, 60.0)
+    assert [(row.form, row.reason) for row in lost.forms] == [(AUTO, "it died")]

@@ -1,0 +1,33 @@
+"""A whole step in one CUDA graph, written by hand: it trains as the plain loop does."""
+
+import pytest
+import torch
+
+from ridgeline.experiments.networks.catalog import catalog
+from ridgeline.experiments.networks.forms import Subject, forms_by_hand, plain_forms
+from ridgeline.runtime.world import World
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def subject_of(name: str) -> Subject:
+    world = World(0, 1, 0, torch.device("cuda", torch.cuda.current_device()))
+    return Subject(network=catalog()[name], world=world, scale="cpu")
+
+
+@pytest.mark.parametrize("name", ["separable_cnn", "heat_equation", "message_passing", "mlp"])
+def test_a_replay_is_a_step(name: str) -> None:
+    """After its warm-up the graph goes on with the losses that the eager loop has from there."""
+    subject = subject_of(name)
+    eager = next(form for form in plain_forms(subject) if form.name == "eager").make(subject)
+    by_hand = {form.name: form for form in forms_by_hand(subject)}
+    graph = by_hand["graph of eager"].make(subject)
+    wanted = [float(eager.run()) for _ in range(7)]
+    # Three steps warm it up; the capture itself runs none.
+    got = [float(graph.run()) for _ in range(4)]
+    graph.close()
+    assert got == pytest.approx(wanted[3:], rel=1e-3)
+    assert len({round(loss, 7) for loss in got}) > 1

@@ -18,15 +18,15 @@ from ridgeline.planner.staleness import choose_by_profile, remembered
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.agree import gather_bytes, share_bytes, share_text
 from ridgeline.runtime.closing import Closing
-from ridgeline.runtime.hybrid.calls.state import networks_preserved
 from ridgeline.runtime.requirements import check_clip_norm, check_optimizer
-from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import CLOSED, move
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from ridgeline.tracing.capture import trace
+from ridgeline.tracing.opaque import opaque_timings
+from ridgeline.tracing.undo import Undo
 from ridgeline.verdict import Verdict, verify
 from ridgeline.workload import Workload
 
@@ -242,15 +242,15 @@ class TrainStep(Closing):
                 "first"
             )
         if self.workload is None:
-            with networks_preserved(self.loss_fn):
-                mine = trace(
-                    self.model,
-                    self.loss_fn,
-                    self.optimizer,
-                    self._example,
-                    name=self.name,
-                    precisions=self._allow if self._step is None else (self._step.plan.precision,),
-                )
+            mine = trace(
+                self.model,
+                self.loss_fn,
+                self.optimizer,
+                self._example,
+                name=self.name,
+                precisions=self._allow if self._step is None else (self._step.plan.precision,),
+                may_run=True,
+            )
             agreed = share_bytes(msgspec.json.encode(mine), self.world)
             self.workload = msgspec.json.decode(agreed, type=Workload)
 
@@ -264,8 +264,9 @@ class TrainStep(Closing):
 
         def rank(machine: Machine) -> Ranking:
             assert self.workload is not None
+            known = opaque_timings(self.workload, self.world.setting)
             return choose(
-                machine,
+                msgspec.structs.replace(machine, timings=(*machine.timings, *known)),
                 self.workload,
                 world_size=self.world.size,
                 fixed={"workers": self.world.size, "threads": self.world.threads},
@@ -285,7 +286,7 @@ class TrainStep(Closing):
 
     def _try(self, plan: Plan) -> Timeline:
         """Run a plan for some steps on the example batch and undo them; the slowest worker counts."""
-        before = Snapshot(self.model, self.optimizer, self.loss_fn)
+        before = Undo(self.model, self.loss_fn, self.optimizer, self._example)
         step = self._planned(plan)
         try:
             for _ in range(TRIAL_STEPS):

@@ -37,6 +37,17 @@ _NOT_OPERATORS = frozenset({"prim", "profiler"})
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 """Namespaces of what is sent between workers: a plan's own affair, and no operator of the step."""
 
+_WITH_WORKSPACE = frozenset(
+    {
+        aten.mkldnn_rnn_layer,
+        aten._cudnn_rnn,
+        aten.cudnn_batch_norm,
+        aten._batch_norm_with_update,
+    }
+)
+"""Operators that also return bytes for their backward, as many as their library likes. They are recorded as
+none, as a fake operator makes none: only the operator itself can fill them."""
+
 
 @dataclass(frozen=True)
 class Use:
@@ -117,6 +128,7 @@ class Recorder(TorchDispatchMode):
         self.is_paused = False
         self.scalar_of: Callable[[Tensor], float | None] | None = None
         self.issued: list[tuple[int, int]] = []
+        self._workspaces: set[int] = set()
         self.uncounted: dict[str, None] = {}
         self.collectives: dict[str, None] = {}
         self._is_fake = is_fake
@@ -180,6 +192,9 @@ class Recorder(TorchDispatchMode):
             self.storages.number(tensor, "activation" if tensors.is_view else "buffer")
         positions = {id(tensor): index for index, tensor in enumerate(tensors.inputs)}
         read, written = traffic(func, args, kwargs, tensors)
+        if func.overloadpacket in _WITH_WORKSPACE:
+            spare = [tensor for tensor in tensors.made if tensor.dtype is torch.uint8]
+            self._workspaces |= {self.storages.number(tensor) for tensor in spare}
         if is_uncounted(func):
             self.uncounted[str(func)] = None
         self.records.append(
@@ -232,12 +247,14 @@ class Recorder(TorchDispatchMode):
 
     def _use(self, tensor: Tensor) -> Use:
         is_strided = tensor.layout is torch.strided
+        number = self.storages.number(tensor)
+        is_workspace = number in self._workspaces
         return Use(
-            shape=tuple(tensor.shape),
-            stride=tuple(tensor.stride()) if is_strided else (),
+            shape=(0,) if is_workspace else tuple(tensor.shape),
+            stride=(1,) if is_workspace else tuple(tensor.stride()) if is_strided else (),
             offset=int(tensor.storage_offset()) if is_strided else 0,
             dtype=dtype_name(tensor.dtype),
-            storage=self.storages.number(tensor),
+            storage=number,
         )
 
     def _refuse_foreign(self, func: OpOverload, args: tuple[Any, ...]) -> None:

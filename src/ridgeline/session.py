@@ -18,7 +18,6 @@ from ridgeline.planner import Ranking
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.agree import share_bytes
 from ridgeline.runtime.closing import Closing
-from ridgeline.runtime.hybrid.calls.state import networks_preserved
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_seconds
 from ridgeline.runtime.step import CLOSED, move
@@ -250,15 +249,15 @@ class TrainStep(Closing):
                 "first"
             )
         if self.workload is None:
-            with networks_preserved(self.loss_fn):
-                mine = trace(
-                    self.model,
-                    self.loss_fn,
-                    self.optimizer,
-                    self._example,
-                    name=self.name,
-                    precisions=self._precisions(),
-                )
+            mine = trace(
+                self.model,
+                self.loss_fn,
+                self.optimizer,
+                self._example,
+                name=self.name,
+                precisions=self._precisions(),
+                may_run=True,
+            )
             agreed = share_bytes(msgspec.json.encode(mine), self.world)
             self.workload = msgspec.json.decode(agreed, type=Workload)
         return self.workload

@@ -215,6 +215,9 @@ def message_of(*arguments: Any) -> str:
     return str(caught.value)
 
 
+WAY_OUT = "; or trace with may_run=True, which records a real step and takes back what it did"
+
+
 def test_loss_must_be_a_scalar() -> None:
     """An unreduced loss is refused with its shape and a way to reduce it."""
     model, _, optimizer, batch = step()
@@ -246,7 +249,7 @@ def test_values_must_not_decide() -> None:
     assert message_of(model, read_the_loss, optimizer, batch) == (
         "wanted a step that does not look at the values of tensors, got aten._local_scalar_dense.default "
         f"(.item(), .tolist(), bool() or an if on a tensor) in loss_fn (test_capture.py:{line}) during "
-        "forward; keep such values as tensors, and read them after the step"
+        f"forward; keep such values as tensors, and read them after the step{WAY_OUT}"
     )
 
 
@@ -257,7 +260,7 @@ def test_shapes_must_not_depend_on_values() -> None:
     assert message_of(model, image_loss, sgd(model), rows) == (
         "wanted a step whose shapes do not depend on the values of tensors, got aten.nonzero.default in "
         f"loss_fn (test_capture.py:{line}) during forward; use an operator of fixed output shape, for "
-        "example torch.where"
+        f"example torch.where{WAY_OUT}"
     )
 
 

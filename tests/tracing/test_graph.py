@@ -20,7 +20,7 @@ from reference_models import (
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.tracing import capture
+from ridgeline.tracing import faking
 from ridgeline.tracing.graph import join, storage_edges
 from ridgeline.tracing.recorder import Record, Use
 from ridgeline.workload import Workload
@@ -83,7 +83,7 @@ def test_both_sources_agree(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(step: Any) -> Any:
         raise RuntimeError("no graph today")
 
-    monkeypatch.setattr(capture, "make_fx", refuse)
+    monkeypatch.setattr(faking, "make_fx", refuse)
     fallen = CASES[case]()
     assert traced.dependency_source == "make_fx"
     assert fallen.dependency_source == "storage"
@@ -134,7 +134,7 @@ class Counting(nn.Module):
 def test_writing_in_place_keeps_its_place(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write comes after the reads before it, and before the reads after it."""
     if source == "storage":
-        monkeypatch.setattr(capture, "make_fx", lambda step: step.missing)
+        monkeypatch.setattr(faking, "make_fx", lambda step: step.missing)
     workload = trace(Counting())
     assert workload.dependency_source == source
     read, write, again = (

@@ -93,7 +93,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     for count in counts if wishes.workers is None else (wishes.workers,):
         say(f"tracing the step of {task.name} with {count} worker{'s' * (count > 1)}")
         workloads[count] = step_workload(
-            task, workers=count, device=device, precisions=_precisions(wishes)
+            task, workers=count, device=device, precisions=_precisions(wishes), may_run=True
         )
 
     def profile(refresh: bool) -> Machine:
@@ -156,7 +156,11 @@ def decide_in_group(
     quiet: Say = say if world.rank == 0 else lambda line: None
     quiet(f"tracing the step of {task.name} with {world.size} worker{'s' * (world.size > 1)}")
     mine = step_workload(
-        task, workers=world.size, device=world.device.type, precisions=_precisions(wishes)
+        task,
+        workers=world.size,
+        device=world.device.type,
+        precisions=_precisions(wishes),
+        may_run=True,
     )
     traced = share_bytes(msgspec.json.encode(mine), world)
     workload = msgspec.json.decode(traced, type=Workload)

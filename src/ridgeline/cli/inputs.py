@@ -114,7 +114,7 @@ def describe(
     output.progress(
         f"tracing a step of {task.name} for {', '.join(map(str, counts))} worker{'s' * (counts != (1,))}"
     )
-    workloads = step_workloads(task, counts, device=machine.device_kind)
+    workloads = step_workloads(task, counts, device=machine.device_kind, may_run=True)
     if not is_given:
         for workers, workload in workloads.items():
             if workers <= num_devices(machine):

@@ -25,6 +25,7 @@ from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.step_identity import step_identity
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
+from ridgeline.tracing.opaque import opaque_timings
 from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
@@ -187,9 +188,11 @@ class Choice:
         return machine
 
     def _chosen(self, machine: Machine) -> Ranking:
+        workload = self.describe()
+        known = opaque_timings(workload, self.world.setting)
         return choose(
-            machine,
-            self.describe(),
+            msgspec.structs.replace(machine, timings=(*machine.timings, *known)),
+            workload,
             world_size=self.world.size,
             fixed={"workers": self.world.size, "threads": self.world.threads},
             allow=self.allow,

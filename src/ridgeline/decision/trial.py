@@ -9,10 +9,10 @@ import msgspec
 
 from ridgeline.plan import Plan
 from ridgeline.runtime.agree import gather_bytes, share_bytes
-from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
+from ridgeline.tracing.undo import Undo
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +53,7 @@ def run_trial(
 
     Cost: The steps, and copies of parameters, buffers and optimizer state.
     """
-    before = Snapshot(model, optimizer, loss_fn)
+    before = Undo(model, loss_fn, optimizer, example)
     try:
         step = make(plan)
         try:

@@ -25,8 +25,9 @@ def step_workload(
     workers: int = 1,
     device: str | None = None,
     precisions: Collection[str] = (),
+    may_run: bool = False,
 ) -> Workload:
-    """What one of `workers` workers does in a step of the task; nothing is executed.
+    """What one of `workers` workers does in a step of the task; nothing is executed, unless it may be.
 
     Args:
         task: Its batch size is that of all workers together.
@@ -35,6 +36,7 @@ def step_workload(
         device: `cpu` or `cuda`; None takes the GPU where there is one. `cuda` on a host without a GPU
             describes the step as well as it can be known here, and notes it.
         precisions: Also trace the step in these, see `trace`.
+        may_run: Whether a step that cannot be traced otherwise may run, see `trace`.
 
     Raises:
         TaskError: the batch has fewer samples than there are workers.
@@ -67,7 +69,13 @@ def step_workload(
         optimizer = _grouped(optimizer)
     with _blamed(task, "loss_fn"):
         workload = trace(
-            model, task.loss_fn, optimizer, batch, name=task.name, precisions=precisions
+            model,
+            task.loss_fn,
+            optimizer,
+            batch,
+            name=task.name,
+            precisions=precisions,
+            may_run=may_run,
         )
     if available < task.batch_size:
         note = f"the data has {available} samples, so that a batch of {task.batch_size} is one of {available}"
@@ -112,7 +120,7 @@ def _as_on_gpu(workload: Workload) -> Workload:
 
 
 def step_workloads(
-    task: Task, workers: Collection[int], *, device: str | None = None
+    task: Task, workers: Collection[int], *, device: str | None = None, may_run: bool = False
 ) -> dict[int, Workload]:
     """`step_workload` for several numbers of workers, keyed by them.
 
@@ -121,4 +129,7 @@ def step_workloads(
         DataError: the training data is empty.
         WorkloadError: the step cannot be traced.
     """
-    return {count: step_workload(task, workers=count, device=device) for count in workers}
+    return {
+        count: step_workload(task, workers=count, device=device, may_run=may_run)
+        for count in workers
+    }

@@ -11,12 +11,12 @@ Source: `can_accumulate_inplace` and `accumulate` in pytorch/torch/csrc/autograd
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import _engine_run_backward
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,14 +34,14 @@ def references(tensor: Tensor) -> References:
     return tensor._use_count(), storage
 
 
-def lone_references(mode: FakeTensorMode, device: torch.device) -> References:
-    """The counts of a fake gradient that only the engine holds, found by making one.
+def lone_references(mode: AbstractContextManager[Any], device: torch.device) -> References:
+    """The counts of a gradient that only the engine holds, found by making one.
 
     What is counted beside the engine (the call's own arguments, wrappers) differs between releases of
     torch, so it is measured and not assumed.
 
     Args:
-        mode: The fake mode of the trace.
+        mode: What a step runs in, see `Subject`.
         device: Where the model is: backward has a thread of its own for each GPU.
     """
     probe = _Probe()

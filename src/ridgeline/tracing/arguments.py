@@ -13,6 +13,7 @@ them (trailing defaults left out). Every value is one of
     {"memory_format": "channels_last"}  torch.channels_last
     {"layout": "strided"}               torch.strided
     {"generator": null}                 the default generator
+    {"opaque": "UntypedStorage"}        what no text can say: the operator cannot be issued again
 
 A tensor that is passed twice has one index.
 """
@@ -34,6 +35,7 @@ def encode(
     index_of: Callable[[Tensor], int],
     *,
     where: str = "an operator",
+    opaque: bool = False,
 ) -> str:
     """The JSON text of an operator's arguments.
 
@@ -42,9 +44,10 @@ def encode(
         kwargs: Keyword arguments.
         index_of: Index of a tensor in `Op.inputs`.
         where: Name of the operator, for the error.
+        opaque: Write the name of the type of a value that cannot be written.
 
     Raises:
-        WorkloadError: a value is of a type that cannot be written.
+        WorkloadError: a value is of a type that cannot be written, and `opaque` is false.
     """
 
     def value(item: Any) -> Any:
@@ -52,7 +55,12 @@ def encode(
             return {"tensor": index_of(item)}
         if isinstance(item, (list, tuple)):
             return [value(inner) for inner in item]
-        return _literal(item, where)
+        try:
+            return _literal(item, where)
+        except WorkloadError:
+            if not opaque:
+                raise
+            return {"opaque": type(item).__name__}
 
     content = {
         "args": [value(item) for item in args],

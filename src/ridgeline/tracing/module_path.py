@@ -6,29 +6,39 @@ remember at which numbers the innermost module changed.
 """
 
 import bisect
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 
 class ModulePath:
-    """Follows the calls of a model's modules.
-
-    Hooks are registered on `model` and stay there: give it a copy that is thrown away afterwards.
-    """
+    """Follows the calls of a model's modules, by hooks, until it is closed."""
 
     def __init__(self, model: nn.Module) -> None:
         self._stack: list[str] = []
         self._numbers: list[int] = []
         self._paths: list[str] = []
+        self._hooks: list[RemovableHandle] = []
         self._owners: dict[Tensor, str] = {
             parameter: name.rpartition(".")[0] for name, parameter in model.named_parameters()
         }
-        for name, module in model.named_modules():
-            module.register_forward_pre_hook(self._entering(name), prepend=True)
-            module.register_forward_hook(self._leaving)
+        with ExitStack() as undoing:
+            undoing.callback(self.close)
+            for name, module in model.named_modules():
+                enter = self._entering(name)
+                self._hooks.append(module.register_forward_pre_hook(enter, prepend=True))
+                self._hooks.append(module.register_forward_hook(self._leaving))
+            undoing.pop_all()
         self._mark()
+
+    def close(self) -> None:
+        """Take the hooks away, and let go of the model."""
+        self._owners.clear()
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def current(self) -> str:
         """The path of the module that the running operator belongs to; empty outside of modules."""

@@ -1,4 +1,4 @@
-"""Records every operator that a fake step issues, in the order of eager execution."""
+"""Records every operator that a step issues, fake or real, in the order of eager execution."""
 # ruff: noqa: SLF001 - dispatch state and operators that torch keeps under underscores
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +33,20 @@ aten = torch.ops.aten
 
 _NOT_OPERATORS = frozenset({"prim", "profiler"})
 """Namespaces of calls that ask a tensor something or mark a range: they compute nothing."""
+
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
+"""Namespaces of what is sent between workers: a plan's own affair, and no operator of the step."""
+
+_WITH_WORKSPACE = frozenset(
+    {
+        aten.mkldnn_rnn_layer,
+        aten._cudnn_rnn,
+        aten.cudnn_batch_norm,
+        aten._batch_norm_with_update,
+    }
+)
+"""Operators that also return bytes for their backward, as many as their library likes. They are recorded as
+none, as a fake operator makes none: only the operator itself can fill them."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +90,13 @@ class Recorder(TorchDispatchMode):
         storages: The storages seen so far.
         phase: Entered in the records; set by the caller.
         is_paused: Operators pass by unrecorded.
-        scalar_of: Called for `.item()` on a fake tensor; returns the number to go on with, or None to
-            refuse. The tensor has no value, so only numbers that do not matter can be made up.
+        scalar_of: Called for `.item()`; returns the number to go on with, or None to ask the tensor. A fake
+            one has no value and refuses, so only numbers that do not matter can be made up.
         issued: For each record, the nodes that it added to the functional graph, where one is traced:
             (first, last + 1) position.
         uncounted: Names of operators that compute but have no FLOP formula.
         in_place: Indices of the records that are gradients added in place.
+        collectives: Names of collectives that passed by unrecorded.
     """
 
     def __init__(
@@ -91,6 +106,7 @@ class Recorder(TorchDispatchMode):
         *,
         alone: References,
         in_place: AbstractSet[int] | None = None,
+        is_fake: bool = True,
     ) -> None:
         """A recorder with no records.
 
@@ -99,6 +115,7 @@ class Recorder(TorchDispatchMode):
             storages: Knows the tensors of the model and the batch.
             alone: References to a gradient that only autograd holds, see `lone_references`.
             in_place: Where given, exactly these records are gradients added in place.
+            is_fake: Whether the step's tensors are fake; gradients may then reach no others.
         """
         super().__init__()
         self.in_place: set[int] = set()
@@ -111,7 +128,10 @@ class Recorder(TorchDispatchMode):
         self.is_paused = False
         self.scalar_of: Callable[[Tensor], float | None] | None = None
         self.issued: list[tuple[int, int]] = []
+        self._workspaces: set[int] = set()
         self.uncounted: dict[str, None] = {}
+        self.collectives: dict[str, None] = {}
+        self._is_fake = is_fake
         self._path = path
 
     def __torch_dispatch__(
@@ -125,12 +145,16 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace in _NOT_OPERATORS or _is_bookkeeping(func):
             return func(*args, **kwargs)
+        if func.namespace in _COLLECTIVES:
+            self.collectives[str(func)] = None
+            return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default and self.scalar_of is not None:
             number = self.scalar_of(args[0])
             if number is not None:
                 self._record(func, args, kwargs, None, self._now())
                 return number
-        self._refuse_foreign(func, args)
+        if self._is_fake:
+            self._refuse_foreign(func, args)
         start = self._now()
         if self._adds_in_place(func, args, kwargs):
             self.in_place.add(len(self.records))
@@ -143,6 +167,11 @@ class Recorder(TorchDispatchMode):
     def module(self) -> str:
         """The path of the module that is running; empty outside of modules."""
         return self._path.current()
+
+    def close(self) -> None:
+        """Take the hooks off the model, and stop following its storages."""
+        self._path.close()
+        self.storages.close()
 
     def _now(self) -> int:
         self.storages.now = len(self.records)
@@ -163,6 +192,9 @@ class Recorder(TorchDispatchMode):
             self.storages.number(tensor, "activation" if tensors.is_view else "buffer")
         positions = {id(tensor): index for index, tensor in enumerate(tensors.inputs)}
         read, written = traffic(func, args, kwargs, tensors)
+        if func.overloadpacket in _WITH_WORKSPACE:
+            spare = [tensor for tensor in tensors.made if tensor.dtype is torch.uint8]
+            self._workspaces |= {self.storages.number(tensor) for tensor in spare}
         if is_uncounted(func):
             self.uncounted[str(func)] = None
         self.records.append(
@@ -177,7 +209,11 @@ class Recorder(TorchDispatchMode):
                 written=tuple(self.storages.number(tensor) for tensor in tensors.written),
                 is_view=tensors.is_view,
                 arguments=encode(
-                    args, kwargs, lambda tensor: positions[id(tensor)], where=str(func)
+                    args,
+                    kwargs,
+                    lambda tensor: positions[id(tensor)],
+                    where=str(func),
+                    opaque=not self._is_fake,
                 ),
                 flops=flops(func, args, kwargs, result),
                 bytes_read=read,
@@ -211,12 +247,14 @@ class Recorder(TorchDispatchMode):
 
     def _use(self, tensor: Tensor) -> Use:
         is_strided = tensor.layout is torch.strided
+        number = self.storages.number(tensor)
+        is_workspace = number in self._workspaces
         return Use(
-            shape=tuple(tensor.shape),
-            stride=tuple(tensor.stride()) if is_strided else (),
+            shape=(0,) if is_workspace else tuple(tensor.shape),
+            stride=(1,) if is_workspace else tuple(tensor.stride()) if is_strided else (),
             offset=int(tensor.storage_offset()) if is_strided else 0,
             dtype=dtype_name(tensor.dtype),
-            storage=self.storages.number(tensor),
+            storage=number,
         )
 
     def _refuse_foreign(self, func: OpOverload, args: tuple[Any, ...]) -> None:

@@ -18,6 +18,9 @@ from ridgeline.tracing.recorder import Recorder
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
+WAY_OUT = "; or trace with may_run=True, which records a real step and takes back what it did"
+
+
 def refusal(error: RuntimeError, recorder: Recorder) -> WorkloadError | None:
     """The error to raise instead of one of fake execution; None for errors of the step itself.
 
@@ -30,19 +33,29 @@ def refusal(error: RuntimeError, recorder: Recorder) -> WorkloadError | None:
         return WorkloadError(
             f"wanted a step that does not look at the values of tensors, got {error.func} "
             f"(.item(), .tolist(), bool() or an if on a tensor) {where}; "
-            "keep such values as tensors, and read them after the step"
+            f"keep such values as tensors, and read them after the step{WAY_OUT}"
         )
     if isinstance(error, DynamicOutputShapeException):
         return WorkloadError(
             f"wanted a step whose shapes do not depend on the values of tensors, got {error.func} "
-            f"{where}; use an operator of fixed output shape, for example torch.where"
+            f"{where}; use an operator of fixed output shape, for example torch.where{WAY_OUT}"
         )
     if isinstance(error, UnsupportedOperatorException):
         return WorkloadError(
             f"wanted operators that can run on fake tensors, got {error.func} {where}; "
-            "register a fake implementation with torch.library.register_fake"
+            f"register a fake implementation with torch.library.register_fake{WAY_OUT}"
         )
     return None
+
+
+def obstacle(error: BaseException) -> str:
+    """Why a step could not be recorded, in a few words for a note: what, and where in the user's code."""
+    text = str(error).strip().splitlines() or [""]
+    words = text[0].partition(WAY_OUT)[0].removeprefix("wanted ")
+    if isinstance(error, WorkloadError):
+        wanted, _, got = words.partition(", got ")
+        return f"{got.rpartition('; ')[0] or got} (wanted {wanted})" if got else words
+    return f"{type(error).__name__}: {words}{_place(error.__traceback__)}"
 
 
 def check_loss(loss: object) -> None:

@@ -1,5 +1,6 @@
-"""The optimizer's part of a fake step, in its steady state."""
+"""The optimizer's part of a recorded step, in its steady state."""
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ from ridgeline.tracing.arguments import dtype_name
 from ridgeline.tracing.operands import storage_address
 from ridgeline.tracing.recorder import Record, Recorder, Use
 from ridgeline.tracing.storages import Storages
+from ridgeline.tracing.subject import Subject
 from ridgeline.tracing.traffic import tensor_bytes
-from ridgeline.tracing.twin import Twin
 
 _COUNTERS = {"step": 1000.0, "mu_product": 0.5}
 """Numbers to go on with where an optimizer reads a scalar of its state: a step count beyond any warm-up
@@ -34,7 +35,7 @@ class Stepping:
     note: str = ""
 
 
-def record_optimizer(twin: Twin, recorder: Recorder) -> Stepping:
+def record_optimizer(subject: Subject, recorder: Recorder) -> Stepping:
     """Record `optimizer.step()` as it runs once its state exists, that is from the second step on.
 
     Where an optimizer cannot run without data, each of its parameter groups is entered as one op
@@ -42,39 +43,48 @@ def record_optimizer(twin: Twin, recorder: Recorder) -> Stepping:
     parameters and state once.
 
     Args:
-        twin: The step, after its backward pass.
+        subject: The step, after its backward pass; a real one has made a step before.
         recorder: Active; its phase is set here.
     """
     recorder.phase = "optimizer"
-    recorder.scalar_of = lambda tensor: _scalar(tensor, twin.optimizer)
-    step = type(twin.optimizer).step  # schedulers wrap the bound one, around the user's optimizer
-    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        vars(twin.optimizer).get(hooks, {}).clear()
+    optimizer = subject.optimizer
+    recorder.scalar_of = lambda tensor: _scalar(tensor, optimizer, is_fake=subject.is_fake)
+    step = type(optimizer).step  # schedulers wrap the bound one, around the user's optimizer
     first = len(recorder.records)
     try:
-        recorder.is_paused = True
-        step(twin.optimizer)
-        recorder.is_paused = False
-        _enter_state(twin.optimizer, recorder.storages)
-        step(twin.optimizer)
+        if subject.is_fake:
+            for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+                vars(optimizer).get(hooks, {}).clear()
+            recorder.is_paused = True
+            step(optimizer)
+            recorder.is_paused = False
+        _enter_state(optimizer, recorder.storages)
+        step(optimizer)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
         recorder.is_paused = False
         del recorder.records[first:], recorder.issued[first:]
-        _enter_state(twin.optimizer, recorder.storages)
-        _estimate(twin.optimizer, recorder)
+        _enter_state(optimizer, recorder.storages)
+        _estimate(optimizer, recorder)
         reason = str(error).strip().splitlines() or [type(error).__name__]
+        how = " without data" if subject.is_fake else ""
         return Stepping(
-            _fused_bytes(twin.optimizer),
-            f"the optimizer {type(twin.optimizer).__name__} cannot be traced without data "
-            f"({reason[0]}); its step is estimated as one pass over parameters, gradients and state",
+            fused_bytes(optimizer),
+            f"the optimizer {type(optimizer).__name__} cannot be traced{how} ({reason[0]}); its step is "
+            "estimated as one pass over parameters, gradients and state",
         )
     finally:
         recorder.scalar_of = None
-    return Stepping(_fused_bytes(twin.optimizer))
+    return Stepping(fused_bytes(optimizer))
 
 
-def _scalar(tensor: Tensor, optimizer: Optimizer) -> float:
-    """The number that a scalar of the optimizer stands for.
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether the optimizer calls the model itself."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _scalar(tensor: Tensor, optimizer: Optimizer, *, is_fake: bool) -> float | None:
+    """The number that a scalar of the optimizer stands for; None where a real tensor knows it.
 
     Raises:
         WorkloadError: nobody knows; the caller estimates the step instead.
@@ -88,6 +98,8 @@ def _scalar(tensor: Tensor, optimizer: Optimizer) -> float:
                 and name in _COUNTERS
             ):
                 return _COUNTERS[name]
+    if not is_fake:
+        return None
     if isinstance(tensor, FakeTensor) and tensor.constant is not None:
         with unset_fake_temporarily():
             return tensor.constant.item()
@@ -96,14 +108,15 @@ def _scalar(tensor: Tensor, optimizer: Optimizer) -> float:
 
 def _enter_state(optimizer: Optimizer, storages: Storages) -> None:
     """Enter the optimizer's state as having been there before the step."""
-    for tensor in _state_tensors(optimizer):
+    for tensor in state_tensors(optimizer):
         number = storages.number(tensor, "state")
         if number >= 0 and storages.lifetimes[number].role not in ("parameter", "gradient"):
             storages.lifetimes[number].role = "state"
             storages.lifetimes[number].birth = -1
 
 
-def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
+def state_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """The tensors of an optimizer's state."""
     return [
         value
         for state in optimizer.state.values()
@@ -140,7 +153,8 @@ def _operands(optimizer: Optimizer, group: dict[str, Any]) -> _Operands:
     return _Operands(parameters, tuple(p.grad for p in parameters), tuple(state))
 
 
-def _fused_bytes(optimizer: Optimizer) -> int:
+def fused_bytes(optimizer: Optimizer) -> int:
+    """What an optimizer moves in its fused form, 0 where it has none; gradients and state must exist."""
     groups = optimizer.param_groups
     if not all(takes_fused_form(type(optimizer).__name__, group) for group in groups):
         return 0

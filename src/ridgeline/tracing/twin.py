@@ -6,51 +6,29 @@ to its twin, the user's objects stay as they are.
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import WorkloadError
+from ridgeline.tracing.subject import Subject, trained_parameters
 
 
-@dataclass(frozen=True)
-class Twin:
-    """A step on fake tensors.
-
-    Attributes:
-        mode: The fake mode; every call must be made inside of it.
-        model: Copy of the model.
-        optimizer: Copy of the optimizer, over the parameters of `model`.
-        batch: The batch, on the device of the model.
-        parameters: Parameters of `model` by their first name.
-    """
-
-    mode: FakeTensorMode
-    model: nn.Module
-    optimizer: Optimizer
-    batch: Any
-    parameters: Mapping[str, Tensor]
-
-    def batch_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of the batch, in the order of its structure."""
-        return tensors_of(self.batch)
-
-
-def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any) -> Twin:
-    """The fake twin of a step.
+def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTensorMode) -> Subject:
+    """The fake twin of a step, on tensors of a fake mode that takes real ones as well.
 
     Raises:
         WorkloadError: the model cannot be copied or has tensors that cannot be faked, or the optimizer
             trains parameters that are not the model's.
     """
     _refuse(model, optimizer)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         memo[id(tensor)] = fake = mode.from_tensor(tensor)
@@ -61,7 +39,7 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any) -> Twin:
         )
     try:
         with _FakeCopies(mode, memo):
-            twin = copy.deepcopy(model, memo)
+            twin = _copied(model, memo)
             stepper = object.__new__(type(optimizer))
             memo[id(optimizer)] = stepper
             stepper.__dict__.update(copy.deepcopy(vars(optimizer), memo))
@@ -77,7 +55,7 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any) -> Twin:
     def move(tensor: Tensor) -> Tensor:
         return _fake_on(mode, tensor, device)
 
-    return Twin(
+    return Subject(
         mode=mode,
         model=twin,
         optimizer=stepper,
@@ -86,15 +64,29 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any) -> Twin:
     )
 
 
-def tensors_of(batch: Any) -> tuple[Tensor, ...]:
-    """The tensors in a nested structure of tuples, lists and dicts, in order."""
-    return tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
+class Undistributed(nn.Module):
+    """Stands for a `DistributedDataParallel` in a twin, which has no process group: the network alone."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The network's."""
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Nothing is ever sent."""
+        return nullcontext()
 
 
-def trained_parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    """The parameters of an optimizer, group by group."""
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    if not isinstance(model, DistributedDataParallel):
+        return copy.deepcopy(model, memo)
+    twin = Undistributed(copy.deepcopy(model.module, memo))
+    twin.training = model.training
+    memo[id(model)] = twin
+    return twin
 
 
 class _FakeCopies(TorchFunctionMode):
@@ -123,19 +115,10 @@ class _FakeCopies(TorchFunctionMode):
 def _refuse(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise for what cannot be faked, naming it."""
     for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter):
-            raise WorkloadError(
-                f"wanted parameters with shapes, got {name} of a lazy module that has none yet; "
-                "call the model once on a batch before tracing"
-            )
         if type(parameter) not in (nn.Parameter, Tensor):
             raise WorkloadError(
                 f"wanted plain parameters, got {name} of type {type(parameter).__name__}; trace the "
                 "model before it is wrapped or distributed"
-            )
-        if parameter.device.type not in ("cpu", "cuda"):
-            raise WorkloadError(
-                f"wanted parameters on cpu or cuda, got {name} on {parameter.device}; move the model"
             )
     known = {id(parameter) for parameter in model.parameters()}
     strange = [p for p in trained_parameters(optimizer) if id(p) not in known]

@@ -1,0 +1,134 @@
+"""A recorded step as a `Workload`."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.tracing.arguments import dtype_name
+from ridgeline.tracing.graph import Edges, join
+from ridgeline.tracing.memory import memory_points
+from ridgeline.tracing.recorder import Record, Use
+from ridgeline.tracing.recording import Recording, Step
+from ridgeline.tracing.storages import Storages
+from ridgeline.tracing.subject import tensors_of
+from ridgeline.workload import MemoryPoint, Op, Parameter, Role, TensorSpec, Workload
+
+
+def recorded_workload(
+    step: Step,
+    name: str,
+    run: Recording,
+    edges: tuple[Edges, Edges],
+    notes: tuple[str, ...] = (),
+    *,
+    source: Literal["make_fx", "storage"] = "storage",
+) -> Workload:
+    """The workload of a recording.
+
+    Args:
+        step: What was recorded.
+        name: For reports.
+        run: The recording.
+        edges: What each op waits for: by the flow of data, and by what is written in place.
+        notes: What is to be said first.
+        source: How the flow was found.
+    """
+    records, storages = run.recorder.records, run.recorder.storages
+    ops = tuple(
+        _op(record, before, storages) for record, before in zip(records, join(*edges), strict=True)
+    )
+    return make_workload(
+        step,
+        name,
+        ops,
+        run.ready,
+        memory=memory_points(storages.lifetimes, len(records)),
+        fused_optimizer_bytes=run.fused_optimizer_bytes,
+        notes=(*run.notes, *notes),
+        source=source,
+    )
+
+
+def make_workload(
+    step: Step,
+    name: str,
+    ops: tuple[Op, ...],
+    ready: Mapping[str, int],
+    *,
+    memory: tuple[MemoryPoint, ...],
+    fused_optimizer_bytes: int,
+    notes: tuple[str, ...],
+    source: Literal["make_fx", "storage"] = "storage",
+) -> Workload:
+    """A workload of these ops; `ready` maps parameters, in ready order, to the op that completes them."""
+    return Workload(
+        name=name,
+        device=_device(step.model),
+        samples=_samples(step.batch),
+        batch=tuple(spec_of(tensor, "batch") for tensor in tensors_of(step.batch)),
+        ops=ops,
+        parameters=_parameters(step.model, ready),
+        ready_order=tuple(ready),
+        buffer_bytes=sum(b.numel() * b.element_size() for b in step.model.buffers()),
+        memory=memory,
+        dependency_source=source,
+        fused_optimizer_bytes=fused_optimizer_bytes,
+        precision=step.precision,
+        notes=notes,
+    )
+
+
+def spec_of(tensor: Tensor, role: Role) -> TensorSpec:
+    """The description of a tensor."""
+    return TensorSpec(
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()) if tensor.layout is torch.strided else (),
+        dtype=dtype_name(tensor.dtype),
+        role=role,
+    )
+
+
+def _parameters(model: nn.Module, ready: Mapping[str, int]) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(
+            name=name,
+            shape=tuple(parameter.shape),
+            dtype=dtype_name(parameter.dtype),
+            num_bytes=parameter.numel() * parameter.element_size(),
+            is_trainable=parameter.requires_grad,
+            ready_op=ready.get(name, -1),
+        )
+        for name, parameter in model.named_parameters()
+    )
+
+
+def _op(record: Record, edges: tuple[int, ...], storages: Storages) -> Op:
+    return Op(
+        name=record.name,
+        phase=record.phase,
+        module=record.module,
+        family=record.family,
+        dtype=record.dtype,
+        inputs=tuple(_spec(use, storages.role(use.storage)) for use in record.inputs),
+        outputs=tuple(_spec(use, storages.role(use.storage)) for use in record.outputs),
+        arguments=record.arguments,
+        flops=record.flops,
+        bytes_read=record.bytes_read,
+        bytes_written=record.bytes_written,
+        dependencies=edges,
+    )
+
+
+def _spec(use: Use, role: Role) -> TensorSpec:
+    return TensorSpec(shape=use.shape, stride=use.stride, dtype=use.dtype, role=role)
+
+
+def _samples(batch: Any) -> int:
+    """The leading dimension of the first tensor that has any; 1 where no tensor shows."""
+    return next((tensor.shape[0] for tensor in tensors_of(batch) if tensor.dim()), 1)
+
+
+def _device(model: nn.Module) -> Literal["cpu", "cuda"]:
+    return "cuda" if next(model.parameters()).device.type == "cuda" else "cpu"

@@ -1,0 +1,120 @@
+"""A step traced on fake tensors: nothing is computed, and nothing of the user's is touched."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+import msgspec
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+from ridgeline.errors import WorkloadError
+from ridgeline.tracing.described import recorded_workload
+from ridgeline.tracing.graph import Edges, data_flow_edges, storage_edges
+from ridgeline.tracing.leaks import expel, left_fakes, refuse_left
+from ridgeline.tracing.recorder import Recorder
+from ridgeline.tracing.recording import Step, StepRecorder, forward_backward, record_step
+from ridgeline.tracing.refusal import obstacle
+from ridgeline.tracing.twin import make_twin
+from ridgeline.tracing.undo import Undo
+from ridgeline.workload import Workload
+
+KEPT = (
+    "the step keeps tensors that it makes outside of the model (a cache that is filled once), so that what "
+    "was traced is its first call"
+)
+"""Said of a step that left fake tensors in the user's objects; they were taken out again."""
+
+
+class Attempt(NamedTuple):
+    """What came of a trace: a workload, and why it may not be that of every step, or an error."""
+
+    workload: Workload | None
+    doubt: str
+    error: Exception | None = None
+
+
+def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
+    """The workload of a step that is not run, as far as it can be had.
+
+    Args:
+        step: What to trace.
+        name: For reports.
+        may_fail: Return what the user's code raises on fake tensors, too, and do not raise it.
+
+    Raises:
+        WorkloadError: what the step keeps cannot be taken back.
+        Exception: see `may_fail`.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    before = Undo(step.model, step.loss_fn, step.optimizer, step.batch, values=False)
+    try:
+        attempt = _attempt(step, name, mode, may_fail=may_fail)
+        is_kept = bool(left_fakes(mode))
+    finally:
+        before.restore()
+    if not is_kept:
+        return attempt
+    expel(left_fakes(mode))
+    refuse_left(left_fakes(mode))
+    if attempt.workload is None:
+        return attempt
+    notes = (*attempt.workload.notes, KEPT)
+    return Attempt(msgspec.structs.replace(attempt.workload, notes=notes), KEPT)
+
+
+def _attempt(step: Step, name: str, mode: FakeTensorMode, *, may_fail: bool) -> Attempt:
+    try:
+        return _workload(step, name, mode)
+    except Exception as error:
+        if not may_fail and not isinstance(error, WorkloadError):
+            raise
+        # Frames hold fake tensors, which would look like kept ones; the text says the line.
+        if error.__cause__ is not None:
+            error.__cause__.__traceback__ = None
+        return Attempt(None, obstacle(error), error.with_traceback(None))
+
+
+def _workload(step: Step, name: str, mode: FakeTensorMode) -> Attempt:
+    run = record_step(make_twin(step.model, step.optimizer, step.batch, mode), step)
+    edges = flow, _ = storage_edges(run.recorder.records)
+    traced, why = _data_flow(step, run.recorder, mode)
+    notes: tuple[str, ...] = ()
+    if traced is None:
+        notes = (f"dependencies come from storages, because {why}",)
+    else:
+        flow[: len(traced)] = traced
+    source = "storage" if traced is None else "make_fx"
+    workload = recorded_workload(step, name, run, edges, notes, source=source)
+    return Attempt(workload, run.notes[0] if run.is_estimated else "")
+
+
+def _data_flow(step: Step, first: Recorder, mode: FakeTensorMode) -> tuple[Edges | None, str]:
+    """Data-flow edges of forward and backward; None, and the reason, where they cannot be had."""
+    twin = make_twin(step.model, step.optimizer, step.batch, mode)
+    recorder = StepRecorder(twin, first.in_place)
+    edges: list[Edges] = []
+
+    def flow(tensors: Sequence[Tensor]) -> None:
+        with recorder:
+            forward_backward(twin, step, recorder)
+        proxies = get_proxy_mode()
+        assert proxies is not None
+        edges.append(data_flow_edges(proxies.tracer.graph, recorder.issued))
+
+    inputs = [*twin.model.parameters(), *twin.model.buffers(), *twin.batch_tensors()]
+    try:
+        with closing(recorder), twin.mode:
+            make_fx(flow)(inputs)
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        return None, f"make_fx cannot trace this step ({reason[0]})"
+    names = [record.name for record in first.records if record.phase != "optimizer"]
+    traced = [record.name for record in recorder.records]
+    for index, (mine, other) in enumerate(zip(names, traced, strict=False)):
+        if mine != other:
+            return None, f"make_fx issues {other} where op {index} of the step is {mine}"
+    if len(names) != len(traced):
+        return None, f"make_fx issues {len(traced)} ops where the step has {len(names)}"
+    return edges[0], ""

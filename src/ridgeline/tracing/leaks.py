@@ -1,0 +1,67 @@
+"""Fake tensors that a trace has left in the user's objects, and how they get out again.
+
+A step that keeps a tensor outside of its model (a table that is made once) keeps a fake one when it is
+traced, and every later step would compute with it: no error, and nothing is trained. What code names is put
+back by `Undo`; here the rest is found, among all objects of the process.
+"""
+
+import functools
+import gc
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ridgeline.errors import WorkloadError
+
+_CacheType = type(functools.cache(id))
+
+
+def left_fakes(mode: FakeTensorMode) -> list[Tensor]:
+    """The tensors of a fake mode that are still alive.
+
+    Cost: A full garbage collection, 0.05 to 0.5 s.
+    """
+    gc.collect()
+    return [
+        found for found in gc.get_objects() if type(found) is FakeTensor and found.fake_mode is mode
+    ]
+
+
+def expel(fakes: list[Tensor]) -> None:
+    """Empty the caches that hold fake tensors: `functools.cache`, `lru_cache`, and dictionaries.
+
+    Raises:
+        WorkloadError: something else holds one.
+    """
+    while fakes:
+        fake = fakes.pop()
+        for holder in gc.get_referrers(fake):
+            if holder is not fakes:
+                _drop(fake, holder, depth=2)
+
+
+def _drop(fake: Tensor, holder: object, depth: int) -> None:
+    """Drop what leads to a fake tensor from one of its holders."""
+    if isinstance(holder, _CacheType):
+        holder.cache_clear()
+    elif isinstance(holder, (dict, tuple, list)) and depth:
+        caches = [above for above in gc.get_referrers(holder) if isinstance(above, _CacheType)]
+        for above in caches:
+            above.cache_clear()
+        if not caches and isinstance(holder, dict):
+            for key in [key for key, value in holder.items() if value is fake]:
+                del holder[key]
+
+
+def refuse_left(fakes: list[Tensor]) -> None:
+    """Raise where fake tensors are left after all.
+
+    Raises:
+        WorkloadError: names the first of them.
+    """
+    if fakes:
+        raise WorkloadError(
+            "wanted a step that keeps its tensors in the model, the optimizer or where loss_fn names them, "
+            f"got one of shape {tuple(fakes[0].shape)} that was kept elsewhere while the step was traced "
+            "without data; start the program again, and call the step once before it is traced"
+        )

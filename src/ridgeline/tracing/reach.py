@@ -1,0 +1,234 @@
+"""What a step can get at: the objects, containers, closures and globals of its model, loss and optimizer.
+
+A step is a user's Python: it counts calls, fills caches, appends to lists. This finds the places where it may
+do so, by following references from what the step is given: attributes, elements, closure cells, and of the
+user's own functions the globals that their code names. What belongs to a library or to the system (modules,
+threads, files, process groups) is left alone.
+"""
+
+import collections
+import enum
+import functools
+import io
+import random
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import types
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+CONTAINERS = (dict, list, set, collections.deque)
+"""Containers that can be changed."""
+GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+"""Sources of random numbers that a user may own."""
+
+_ATOMS = (
+    type(None), bool, int, float, complex, str, bytes, enum.Enum, types.CodeType, torch.dtype, torch.device,
+    types.BuiltinFunctionType, range, slice, Path,
+)  # fmt: skip
+_SYSTEM = (
+    threading.Thread, type(threading.Lock()), type(threading.RLock()), threading.Event,
+    threading.Condition, io.IOBase, socket.socket, subprocess.Popen,
+)  # fmt: skip
+_OPEN_LIBRARIES = ("builtins", "collections", "types", "functools", "dataclasses", "__main__")
+_OWN_PACKAGE = str(Path(__file__).parents[1])
+_LIBRARY_PATHS = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+class Cell:
+    """A variable: of a closure, of a module, of a class or in a slot; `owner` and `name` say where."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+
+class Reach:
+    """Everything that can be reached from some objects.
+
+    Args:
+        roots: Where to begin.
+
+    Attributes:
+        stores: Containers, and the `__dict__` of objects.
+        cells: Variables that code names.
+        tensors: Each once.
+        arrays: NumPy's.
+        generators: Sources of random numbers.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self.stores: list[Any] = []
+        self.cells: list[Cell] = []
+        self.tensors: list[Tensor] = []
+        self.arrays: list[numpy.ndarray[Any, Any]] = []
+        self.generators: list[Any] = []
+        self._seen: dict[int, Any] = {}  # holds the objects: a number must not be used again
+        self._named: set[tuple[int, str]] = set()
+        self._open = [*roots]
+        for root in roots:
+            if isinstance(root, types.FunctionType):
+                self._add_function(root)
+        while self._open:
+            self._visit(self._open.pop())
+
+    def _visit(self, value: Any) -> None:
+        if isinstance(value, _ATOMS) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
+            self._add_tensor(value)
+        elif isinstance(value, numpy.ndarray):
+            self.arrays.append(value)
+        elif isinstance(value, GENERATORS):
+            self.generators.append(value)
+        elif isinstance(value, CONTAINERS):
+            self.stores.append(value)
+            self._add_elements(value)
+        elif isinstance(value, (tuple, frozenset)):
+            self._open += value
+        elif isinstance(value, functools.partial):
+            self._open += (value.func, value.args, value.keywords)
+        elif isinstance(value, types.MethodType):
+            self._open += (value.__self__, value.__func__)
+        elif isinstance(value, types.FunctionType):
+            if is_users(value.__code__.co_filename):
+                self._add_function(value)
+        elif isinstance(value, type):
+            self._add_class(value)
+        elif not (isinstance(value, types.ModuleType) or _is_system(value)):
+            self._add_object(value)
+
+    def _add_elements(self, container: Any) -> None:
+        elements = [*container]
+        if isinstance(container, dict):
+            elements += dict.values(container)
+        self._open += [element for element in elements if not isinstance(element, _ATOMS)]
+
+    def _add_tensor(self, tensor: Tensor) -> None:
+        self.tensors.append(tensor)
+        if tensor.is_leaf and tensor.grad is not None:
+            self._open.append(tensor.grad)
+        own = getattr(tensor, "__dict__", None)
+        if own:
+            self._open.append(own)
+
+    def _add_object(self, value: Any) -> None:
+        """Attributes of an object, and of its class where that is the user's."""
+        kind = type(value)
+        self._open.append(getattr(value, "__wrapped__", None))
+        if not _is_open(kind):
+            return
+        self._open += kind.__mro__[:-1]
+        own = vars(value) if hasattr(value, "__dict__") else {}
+        if isinstance(own, dict):
+            if any(_is_system(part) for part in own.values()):
+                self._add_elements(own)
+            else:
+                self._open.append(own)
+        if isinstance(value, nn.Module):  # scripted ones keep them elsewhere
+            self._open += value.parameters(recurse=False)
+            self._open += value.buffers(recurse=False)
+        for name in _slots(kind):
+            self._add_cell(value, name, getattr(value, name, None))
+
+    def _add_function(self, function: types.FunctionType) -> None:
+        self._seen[id(function)] = function
+        for cell in function.__closure__ or ():
+            self._add_cell(cell, "cell_contents", getattr(cell, "cell_contents", None))
+        self._open += (function.__defaults__, function.__kwdefaults__, vars(function))
+        names = _global_names(function.__code__)
+        for name in names:
+            found = function.__globals__.get(name)
+            if isinstance(found, types.ModuleType):
+                self._add_module(found, names)
+            else:
+                self._add_cell(function.__globals__, name, found)
+
+    def _add_module(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        """Of a user's module what the code names."""
+        if is_users(getattr(module, "__file__", None) or ""):
+            for name in names & vars(module).keys():
+                self._add_cell(vars(module), name, vars(module)[name])
+
+    def _add_class(self, kind: type) -> None:
+        """Variables and methods of a user's class."""
+        module = sys.modules.get(kind.__module__)
+        if kind.__module__ != "__main__" and not is_users(getattr(module, "__file__", None) or ""):
+            return
+        for name, value in [*vars(kind).items()]:
+            if not (name.startswith("__") and isinstance(value, (*_ATOMS, dict, list, tuple))):
+                function = value.fget if isinstance(value, property) else value
+                function = getattr(function, "__func__", function)
+                if isinstance(function, types.FunctionType):
+                    self._open.append(function)
+                elif not hasattr(function, "__get__"):
+                    self._add_cell(kind, name, value)
+
+    def _add_cell(self, owner: Any, name: str, value: Any) -> None:
+        if (id(owner), name) not in self._named:
+            self._named.add((id(owner), name))
+            self.cells.append(Cell(owner, name))
+            self._open.append(value)
+
+
+@cache
+def is_users(filename: str) -> bool:
+    """Whether code from this file is the user's, and not of a library, of Python or of this package."""
+    return bool(filename) and not (
+        filename.startswith((*_LIBRARY_PATHS, _OWN_PACKAGE, "<frozen"))
+        or "site-packages" in filename
+        or "dist-packages" in filename
+    )
+
+
+def _is_system(value: Any) -> bool:
+    """Whether it has a side outside of Python's memory: what holds such is looked into, and not put back."""
+    if isinstance(value, _SYSTEM):
+        return True
+    home = type(value).__module__
+    return home.startswith(("torch._C", "torch.distributed.")) and not isinstance(
+        value, (Tensor, nn.Module, torch.Generator)
+    )
+
+
+@cache
+def _global_names(code: types.CodeType) -> frozenset[str]:
+    """The names that code, and functions written inside it, may look up outside of it."""
+    inner = [_global_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
+
+
+@cache
+def _is_open(kind: type) -> bool:
+    """Whether the attributes of such objects are the step's own affair."""
+    if issubclass(kind, (nn.Module, Optimizer)):
+        return True
+    package, _, rest = kind.__module__.partition(".")
+    if package == "torch":
+        return rest.startswith(("nn", "optim", "amp", "distributions", "cuda.amp"))
+    if package in sys.stdlib_module_names or package in ("numpy", "ridgeline"):
+        return package in _OPEN_LIBRARIES
+    return True
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    """Names of the variables that a user's class keeps in slots."""
+    found: list[str] = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        if not base.__module__.startswith("torch"):
+            found += [slots] if isinstance(slots, str) else slots
+    return tuple(name for name in found if not name.startswith("__"))

@@ -1,0 +1,181 @@
+"""One step under the recorder: forward, loss, backward and optimizer, on fake tensors or on real ones."""
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ridgeline.plan import Precision
+from ridgeline.tracing.accumulation import lone_references
+from ridgeline.tracing.module_path import ModulePath
+from ridgeline.tracing.operands import storage_address
+from ridgeline.tracing.recorder import Recorder
+from ridgeline.tracing.refusal import check_loss, refusal
+from ridgeline.tracing.stepping import record_optimizer
+from ridgeline.tracing.storages import Storages
+from ridgeline.tracing.subject import Subject, tensors_of, trained_parameters
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16}
+"""Precisions in which a step has other operators; `tf32` only runs the same ones faster."""
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Where tensors keep the hooks of their gradients."""
+
+
+class Step(NamedTuple):
+    """What is traced, and in which precision."""
+
+    model: nn.Module
+    loss_fn: LossFn
+    optimizer: Optimizer
+    batch: Any
+    precision: Precision = "as-is"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded step: `ready` maps parameter names, in ready order, to the op that completed them.
+
+    `is_estimated` says that the optimizer's ops were not recorded.
+    """
+
+    recorder: Recorder
+    ready: dict[str, int]
+    fused_optimizer_bytes: int
+    is_estimated: bool
+    notes: tuple[str, ...]
+
+
+def record_step(subject: Subject, step: Step) -> Recording:
+    """The whole step, recorded.
+
+    Raises:
+        WorkloadError: see `trace`.
+    """
+    with closing(StepRecorder(subject)) as recorder:
+        with subject.mode, recorder:
+            loss = forward_backward(subject, step, recorder)
+            stepping = record_optimizer(subject, recorder)
+        del loss
+    notes = [stepping.note] if stepping.note else []
+    hooked = [
+        name
+        for name, parameter in step.model.named_parameters()
+        if any(getattr(parameter, hooks, None) for hooks in _HOOKS)
+    ]
+    if hooked and subject.is_fake:
+        notes.append(f"hooks on parameters are not traced: {', '.join(hooked)}")
+    if recorder.uncounted:
+        notes.append(
+            f"operators without a FLOP formula, counted 0: {', '.join(recorder.uncounted)}"
+        )
+    if recorder.collectives:
+        notes.append(
+            f"what is sent between workers is a plan's own affair, and was left out: "
+            f"{', '.join(recorder.collectives)}"
+        )
+    if any(tensor.device != subject.device for tensor in tensors_of(step.batch)):
+        notes.append(f"the batch was traced as if it were on {subject.device} already")
+    return Recording(
+        recorder, recorder.ready, stepping.fused_bytes, bool(stepping.note), tuple(notes)
+    )
+
+
+class StepRecorder(Recorder):
+    """A recorder that knows the tensors of a step, and the order in which gradients become ready.
+
+    Args:
+        subject: What is followed, by hooks, until the recorder is closed.
+        in_place: Where given, exactly these records are gradients added in place.
+    """
+
+    def __init__(self, subject: Subject, in_place: AbstractSet[int] | None = None) -> None:
+        storages = Storages()
+        super().__init__(
+            ModulePath(subject.model),
+            storages,
+            alone=lone_references(subject.mode, subject.device),
+            in_place=in_place,
+            is_fake=subject.is_fake,
+        )
+        for parameter in (*trained_parameters(subject.optimizer), *subject.model.parameters()):
+            storages.assign(parameter, "parameter")
+        for buffer in subject.model.buffers():
+            storages.assign(buffer, "buffer")
+        for tensor in subject.batch_tensors():
+            storages.assign(tensor, "batch")
+        self.ready: dict[str, int] = {}
+        self._handles: list[RemovableHandle] = []
+        for name, parameter in subject.parameters.items():
+            if parameter.requires_grad:
+                hook = partial(self._completed, name)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _completed(self, name: str, tensor: Tensor) -> None:
+        self.ready.pop(name, None)  # accumulated again: what counts is the last time
+        self.ready[name] = len(self.records) - 1
+        assert tensor.grad is not None
+        self.storages.assign(tensor.grad, "gradient")
+
+    def close(self) -> None:
+        """Take all hooks off, and stop following storages."""
+        for handle in self._handles:
+            handle.remove()
+        super().close()
+
+
+def forward_backward(subject: Subject, step: Step, recorder: Recorder) -> Tensor:
+    """Forward and backward inside the active modes; the loss.
+
+    Raises:
+        WorkloadError: see `trace`.
+    """
+    recorder.phase = "forward"
+    if subject.is_fake:
+        recorder.scalar_of = partial(_batch_count, subject.model)
+    try:
+        with alone(subject.model):
+            with autocast(step):
+                loss = step.loss_fn(subject.model, subject.batch)
+            check_loss(loss)
+            recorder.phase = "backward"
+            loss.backward()
+    except RuntimeError as error:
+        refused = refusal(error, recorder)
+        if refused is None:
+            raise
+        raise refused from error
+    finally:
+        recorder.scalar_of = None
+    return loss
+
+
+def alone(model: nn.Module) -> AbstractContextManager[Any]:
+    """Keeps a model that sends its gradients from doing so: what is sent is the plan's affair."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def autocast(step: Step) -> AbstractContextManager[Any]:
+    """The precision as the runtime sets it."""
+    if step.precision not in AUTOCAST:
+        return nullcontext()
+    device = next(step.model.parameters()).device
+    return torch.autocast(device.type, AUTOCAST[step.precision], cache_enabled=False)
+
+
+def _batch_count(model: nn.Module, tensor: Tensor) -> float | None:
+    """Batches that a batch norm without momentum has averaged over: it asks, and any number will do."""
+    address = storage_address(tensor)
+    for name, buffer in model.named_buffers():
+        if name.rpartition(".")[2] == "num_batches_tracked" and storage_address(buffer) == address:
+            return 1000.0
+    return None

@@ -1,0 +1,102 @@
+"""A step recorded as it really runs, where fake tensors cannot go; what it did is taken back."""
+
+import statistics
+import time
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ridgeline.tracing.described import recorded_workload
+from ridgeline.tracing.graph import storage_edges
+from ridgeline.tracing.opaque import PHASES, opaque_workload
+from ridgeline.tracing.recording import Step, alone, autocast, record_step
+from ridgeline.tracing.refusal import check_loss, obstacle
+from ridgeline.tracing.subject import Subject, itself
+from ridgeline.tracing.undo import undone
+from ridgeline.workload import Phase, Workload
+
+TIMED_STEPS = 3
+"""Steps whose phases are timed where nothing else is known of them; the median counts."""
+
+
+def real_workload(step: Step, name: str, why: str) -> Workload:
+    """The workload of a step that really ran: once as it is, then under the recorder.
+
+    Args:
+        step: What to record.
+        name: For reports.
+        why: It could not be traced without running, for the notes.
+
+    Raises:
+        WorkloadError: the loss is no scalar or needs no gradient.
+        Exception: whatever the user's code raises.
+
+    Cost: Two steps, five where the recorder cannot see into them; a copy of what they may change.
+    """
+    subject = itself(step.model, step.optimizer, step.batch)
+    workload, reason = None, ""
+    note = f"recorded from a real step, which was taken back: {why}"
+    with undone(step.model, step.loss_fn, step.optimizer, step.batch, subject.batch) as undo:
+        _plain_step(subject, step)  # makes what is made once, and shows the user's own errors
+        step.optimizer.zero_grad(set_to_none=True)
+        try:
+            run = record_step(subject, step)
+            edges = storage_edges(run.recorder.records)
+            workload = recorded_workload(step, name, run, edges, (note,))
+        except Exception as error:  # noqa: BLE001 - the plain step was fine: the user's code is not at fault
+            reason = obstacle(error)
+        if workload is None:
+            workload = _opaque(subject, step, name, f"{why}; and of a real step: {reason}")
+    return msgspec.structs.replace(workload, notes=(*workload.notes, *undo.notes))
+
+
+def _opaque(subject: Subject, step: Step, name: str, why: str) -> Workload:
+    """The workload of a step that cannot be recorded."""
+    ready: dict[str, None] = {}
+
+    def follow(parameter_name: str) -> object:
+        def completed(_: Tensor) -> None:
+            ready.pop(parameter_name, None)
+            ready[parameter_name] = None
+
+        return completed
+
+    taken = [_plain_step(subject, step) for _ in range(TIMED_STEPS)]
+    handles = [
+        parameter.register_post_accumulate_grad_hook(follow(parameter_name))
+        for parameter_name, parameter in subject.parameters.items()
+        if parameter.requires_grad
+    ]
+    try:
+        _plain_step(subject, step)
+    finally:
+        for handle in handles:
+            handle.remove()
+    seconds: dict[Phase, float] = {
+        phase: statistics.median(one[phase] for one in taken) for phase in PHASES
+    }
+    return opaque_workload(step, name, seconds, tuple(ready), why)
+
+
+def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
+    """One step as it is; seconds of its phases."""
+    step.optimizer.zero_grad(set_to_none=True)
+    marks = [_now(subject.device)]
+    with alone(subject.model):
+        with autocast(step):
+            loss = step.loss_fn(subject.model, subject.batch)
+        check_loss(loss)
+        marks.append(_now(subject.device))
+        loss.backward()
+    marks.append(_now(subject.device))
+    type(step.optimizer).step(step.optimizer)  # not what a scheduler has wrapped around it
+    marks.append(_now(subject.device))
+    return {phase: end - begin for phase, begin, end in zip(PHASES, marks, marks[1:], strict=False)}
+
+
+def _now(device: torch.device) -> float:
+    """Seconds of a clock, when the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

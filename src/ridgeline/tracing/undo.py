@@ -1,0 +1,213 @@
+"""Undo: whatever a step does to what it can reach is afterwards as if it had not run.
+
+Values are put back bitwise, objects by identity: the same tensors, in the same lists, under the same names.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from ridgeline import units
+from ridgeline.tracing.reach import Cell, Reach
+
+_MISSING = object()
+_MOST_BYTES = 1 << 30
+"""A tensor larger than this that is neither trained nor a buffer (a data set, say) is not copied: steps do
+not write into such, and a note names one that does."""
+
+
+class Undo:
+    """The present state of everything that can be reached from some objects, and of random numbers.
+
+    Args:
+        roots: Model, loss function, optimizer, batch.
+        values: Whether tensors and arrays are copied, too; without, only what holds them.
+
+    Attributes:
+        notes: What could not be put back.
+
+    Cost: With `values`, the memory of all reachable tensors and gradients as long as it lives; walking takes
+        about 0.1 s for a model of a thousand modules.
+    """
+
+    def __init__(self, *roots: Any, values: bool = True) -> None:
+        self.notes: list[str] = []
+        reach = Reach(*roots)
+        self._stores = [_Store(store) for store in reach.stores]
+        self._cells = [(cell, _load(cell)) for cell in reach.cells]
+        leaves = [t for t in reach.tensors if t.is_leaf]
+        self._grads = [(leaf, leaf.grad, leaf.requires_grad) for leaf in leaves]
+        self._tensors = [_Values(tensor) for tensor in reach.tensors] if values else []
+        self._arrays = [(array, array.copy()) for array in reach.arrays] if values else []
+        self._generators = [(_setter(g), _state(g)) for g in reach.generators]
+        self._random = _GlobalRandom()
+
+    def restore(self) -> None:
+        """Put everything back; may be called again."""
+        for store in self._stores:
+            store.restore()
+        for cell, value in self._cells:
+            if _load(cell) is not value:
+                _store(cell, value)
+        for leaf, grad, requires_grad in self._grads:
+            if leaf.grad is not grad:
+                leaf.grad = grad
+            if leaf.requires_grad != requires_grad:
+                leaf.requires_grad_(requires_grad)
+        for tensor in self._tensors:
+            self.notes += tensor.restore()
+        for array, saved in self._arrays:
+            if array.flags.writeable:
+                numpy.copyto(array, saved)
+        for put, state in self._generators:
+            put(state)
+        self._random.restore()
+
+
+@contextlib.contextmanager
+def undone(*roots: Any) -> Iterator[Undo]:
+    """Whatever happens inside, what can be reached from `roots` is afterwards as it was, see `Undo`."""
+    before = Undo(*roots)
+    try:
+        yield before
+    finally:
+        before.restore()
+
+
+class _Store:
+    """A container and what it holds; it is touched only where that has changed."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._saved = self._content()
+
+    def restore(self) -> None:
+        now = self._content()
+        if len(now) == len(self._saved) and all(
+            a is b for a, b in zip(now, self._saved, strict=True)
+        ):
+            return
+        self._store.clear()
+        if isinstance(self._store, dict):
+            half = len(self._saved) // 2
+            for key, value in zip(self._saved[:half], self._saved[half:], strict=True):
+                self._store[key] = value
+        elif isinstance(self._store, set):
+            self._store.update(self._saved)
+        else:
+            self._store.extend(self._saved)
+
+    def _content(self) -> list[Any]:
+        """The elements; of a dictionary all keys, then all values."""
+        if isinstance(self._store, dict):
+            return [*self._store, *dict.values(self._store)]
+        return [*self._store]
+
+
+class _Values:
+    """A tensor and its elements."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no other way
+        self._saved: Tensor | None = None
+        if not _is_spared(tensor):
+            self._saved = tensor.detach().clone()
+
+    def restore(self) -> list[str]:
+        """Write the elements back; what to say where that is not possible."""
+        tensor, saved = self._tensor, self._saved
+        if saved is None:
+            is_same = tensor.is_inference() or tensor._version == self._version  # noqa: SLF001
+            if is_same or _overlaps(tensor):
+                return []
+            size = units.num_bytes(tensor.numel() * tensor.element_size())
+            return [f"a tensor of {size} was written by the step, and is too large to be put back"]
+        with torch.no_grad():
+            # Not in the tensor's own name: graphs that hold it see the values that they saw before.
+            data = tensor.data
+            if tensor.layout is not torch.strided or data.shape != saved.shape:
+                tensor.data = saved.clone()
+            else:
+                data.copy_(saved)
+        return []
+
+
+def _is_spared(tensor: Tensor) -> bool:
+    """Whether a tensor is not copied: nobody can write it, or it is too large and nothing that is trained."""
+    if tensor.is_inference() or tensor.device.type == "meta" or _overlaps(tensor):
+        return True
+    is_data = not (tensor.requires_grad or isinstance(tensor, torch.nn.Parameter))
+    return is_data and tensor.numel() * tensor.element_size() > _MOST_BYTES
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether elements share memory, as in an expanded tensor: nobody writes such."""
+    if tensor.layout is not torch.strided:
+        return False
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in pairs)
+
+
+def _load(cell: Cell) -> Any:
+    if isinstance(cell.owner, dict):
+        return cell.owner.get(cell.name, _MISSING)
+    if isinstance(cell.owner, type):
+        return vars(cell.owner).get(cell.name, _MISSING)
+    try:
+        return getattr(cell.owner, cell.name)
+    except (ValueError, AttributeError):  # a variable that is not assigned yet
+        return _MISSING
+
+
+def _store(cell: Cell, value: Any) -> None:
+    if isinstance(cell.owner, dict):
+        if value is _MISSING:
+            del cell.owner[cell.name]
+        else:
+            cell.owner[cell.name] = value
+    elif value is _MISSING:
+        delattr(cell.owner, cell.name)
+    else:
+        setattr(cell.owner, cell.name, value)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator | numpy.random.RandomState):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.bit_generator.state
+
+
+def _setter(generator: Any) -> Callable[[Any], Any]:
+    if isinstance(generator, torch.Generator | numpy.random.RandomState):
+        return generator.set_state
+    if isinstance(generator, random.Random):
+        return generator.setstate
+
+    def put(state: Any) -> None:
+        generator.bit_generator.state = state
+
+    return put
+
+
+class _GlobalRandom:
+    """The random states of Python, NumPy and torch."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), numpy.random.get_state()
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        numpy.random.set_state(self._numpy)
+        torch.set_rng_state(self._cpu)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)

@@ -1,0 +1,185 @@
+"""Whatever trains with a plan by hand trains with a chosen one: ten steps have the bits of the plain loop."""
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from everyday_networks import NETWORKS, Experts, Network, adam, classify, many, mlp, rows
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import ridgeline as rl
+from ridgeline.tracing.opaque import PHASES, opaque_timings
+from strategies import make_machine
+
+RECORDED = "recorded from a real step, which was taken back: "
+OPAQUE = "each phase counts as one operator, as long as the phase took, and activations are not counted: "
+REASONS = {
+    "packed lstm": "aten._pack_padded_sequence.default in loss_fn (everyday_networks.py:",
+    "mixture of experts": "aten.nonzero.default in loss_fn (everyday_networks.py:",
+    "mixture of experts, split": "aten.bincount.default in loss_fn (everyday_networks.py:",
+    "ctc": "aten._ctc_loss.Tensor in loss_fn (everyday_networks.py:",
+    "distributions": "aten._local_scalar_dense.default (.item(), .tolist(), bool() or an if on a tensor) in",
+    "metric": "aten._local_scalar_dense.default (.item(), .tolist(), bool() or an if on a tensor) in loss_fn",
+    "asgd": "the optimizer ASGD cannot be traced without data (it reads the value of a tensor)",
+    "own optimizer": "the optimizer Counting cannot be traced without data (it reads the value of a",
+    "lazy cache": "the step keeps tensors that it makes outside of the model",
+    "cached table": "the step keeps tensors that it makes outside of the model",
+    "gradient scaler": "the step keeps tensors that it makes outside of the model",
+    "proxies": "1 others, the first of shape (7, 5)",
+    "uncopyable": "cannot pickle 'generator' object",
+}
+"""Why a network is recorded while it runs; all others are traced without running."""
+
+
+@functools.lru_cache(maxsize=4)
+def table(size: int) -> Tensor:
+    return torch.linspace(0.5, 1.5, size)
+
+
+def cached_table() -> Network:
+    table.cache_clear()
+
+    def loss_fn(m: nn.Module, b: Any) -> Tensor:
+        return F.cross_entropy(m(b[0]) * table(5), b[1])
+
+    model = mlp()
+    return Network(model, loss_fn, adam(model), many(rows))
+
+
+def seeded(make: Callable[[], Network]) -> Network:
+    torch.manual_seed(0)
+    made = make()
+    torch.manual_seed(1)
+    return made
+
+
+def plain_losses(network: Network) -> list[float]:
+    losses = []
+    for batch in network.batches:
+        network.optimizer.zero_grad()
+        loss = network.loss_fn(network.model, batch)
+        loss.backward()
+        network.optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def assert_equal(one: nn.Module, other: nn.Module) -> None:
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "cached table"])
+def test_trains_as_the_plain_loop(name: str) -> None:
+    """Losses and state, whatever was traced, recorded or tried before; and the notes say how."""
+    make = NETWORKS.get(name, cached_table)
+    plain = seeded(make)
+    losses = plain_losses(plain)
+    mine = seeded(make)
+    machine = make_machine()
+    with rl.TrainStep(
+        mine.model, mine.loss_fn, mine.optimizer, machine=machine, device="cpu"
+    ) as step:
+        assert [step(batch).item() for batch in mine.batches] == losses
+        assert step.workload is not None
+        said = [note for note in step.workload.notes if note.startswith((RECORDED, OPAQUE))]
+    assert_equal(plain.model, mine.model)
+    if name == "watchful":
+        assert "modes are not for this network (everyday_networks.py:" in said[0]
+        assert [op.name for op in step.workload.ops] == [f"ridgeline.opaque.{p}" for p in PHASES]
+        assert len(opaque_timings(step.workload, machine.ceilings[0].setting)) == 3
+    else:
+        reason = REASONS.get(name)
+        assert [note.startswith(f"{RECORDED}{reason}") for note in said] == [True] * bool(reason)
+
+
+def train_adversaries(first: Any, second: Any) -> list[float]:
+    """Ten rounds of two steps over shared networks."""
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(10):
+        real, noise = torch.randn(4, 6), torch.randn(4, 3)
+        losses.append(first((real, noise)).item())
+        losses.append(second((real, noise)).item())
+    return losses
+
+
+def adversaries() -> tuple[Any, ...]:
+    """Two networks, the losses of each against the other, and their optimizers."""
+    torch.manual_seed(0)
+    maker, judge = nn.Sequential(nn.Linear(3, 6), nn.Dropout(0.1)), nn.Linear(6, 1)
+
+    def judged(m: nn.Module, b: Any) -> Tensor:
+        return F.softplus(-m(b[0])).mean() + F.softplus(m(maker(b[1]).detach())).mean()
+
+    def made(m: nn.Module, b: Any) -> Tensor:
+        return F.softplus(-judge(m(b[1]))).mean()
+
+    return maker, judge, made, judged, adam(maker), adam(judge)
+
+
+def test_adversaries_train_as_the_plain_loop() -> None:
+    """Each of two steps reads the other's network, and leaves in it the gradients that a plain step leaves."""
+    maker, judge, made, judged, makers, judges = adversaries()
+
+    def by_hand(model: nn.Module, loss_fn: Any, optimizer: Any) -> Callable[[Any], Tensor]:
+        def step(batch: Any) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_fn(model, batch)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    losses = train_adversaries(by_hand(judge, judged, judges), by_hand(maker, made, makers))
+    others = adversaries()
+    machine = make_machine()
+    with (
+        rl.TrainStep(others[0], others[2], others[4], machine=machine, device="cpu") as maker_step,
+        rl.TrainStep(others[1], others[3], others[5], machine=machine, device="cpu") as judge_step,
+    ):
+        assert train_adversaries(judge_step, maker_step) == losses
+        assert maker_step.workload is not None
+        assert "requires grad and is not in that model" in maker_step.workload.notes[0]
+    assert_equal(maker, others[0])
+    assert_equal(judge, others[1])
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A world of one."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("is_routed", [False, True])
+def test_a_distributed_model_trains_as_the_plain_loop(is_routed: bool) -> None:
+    """Traced without its process group, or recorded without sending anything."""
+
+    def make() -> Network:
+        inner = nn.Sequential(Experts() if is_routed else mlp(), nn.BatchNorm1d(5))
+        model = DistributedDataParallel(inner, find_unused_parameters=is_routed)
+        return Network(model, classify, adam(model), many(rows))
+
+    plain = seeded(make)
+    losses = plain_losses(plain)
+    mine = seeded(make)
+    with rl.TrainStep(
+        mine.model, mine.loss_fn, mine.optimizer, machine=make_machine(), device="cpu"
+    ) as step:
+        assert [step(batch).item() for batch in mine.batches] == losses
+        assert step.workload is not None
+        assert {op.name.split(".")[0] for op in step.workload.ops} == {"aten"}
+        assert any(note.startswith(RECORDED) for note in step.workload.notes) == is_routed
+        assert step.workload.ready_order[0] == "module.1.weight"
+    assert_equal(plain.model, mine.model)

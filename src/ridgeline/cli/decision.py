@@ -14,7 +14,7 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.cli.inputs import worker_counts
-from ridgeline.cli.worker import Job, TrialRequest, try_plan
+from ridgeline.cli.worker import Job, TrialRequest
 from ridgeline.codec import Value
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
@@ -152,6 +152,7 @@ def decide_in_group(
     """
     from ridgeline.probe.measure import measure
     from ridgeline.runtime.agree import share_bytes, share_text
+    from ridgeline.runtime.plan_trial import try_plan
     from ridgeline.tasks.step import step_workload
 
     wishes = settled(wishes)

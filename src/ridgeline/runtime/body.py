@@ -20,6 +20,8 @@ from ridgeline.runtime.hybrid.compiling import Form, LossFunction, make_form
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
 
+_NOTHING = contextlib.nullcontext()
+
 
 class StepBody:
     """Everything between a batch on the device and updated parameters.
@@ -139,7 +141,7 @@ class StepBody:
         if self._autocast == "bf16":
             # The cache of casted weights outlives a capture and would be replayed stale.
             return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
-        return contextlib.nullcontext()
+        return _NOTHING
 
 
 def check_loss(loss: Any) -> None:

@@ -30,7 +30,13 @@ def test_silence_while_compiling_is_announced() -> None:
         plan = Plan(execution=execution)
         predicted = simulate(make_machine(), workload, plan)
         _announce(
-            Decision(machine=make_machine(), workload=workload, plan=plan, predicted=predicted),
+            Decision(
+                machine=make_machine(),
+                workload=workload,
+                plan=plan,
+                predicted=predicted,
+                expected=predicted,
+            ),
             said.append,
         )
     assert said == [

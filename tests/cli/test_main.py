@@ -107,7 +107,7 @@ def test_verify_and_report_need_no_torch(run_dir) -> None:
         ["trace"],
         ["plan", "mlp", "--devices", "0"],
         ["plan", "mlp", "--devices", "two"],
-        ["verify", "a"],
+        ["verify"],
         ["verify", "a", "b", "--tolerance", "-1"],
         ["report", "a", "b"],
         ["measure", "--colour"],

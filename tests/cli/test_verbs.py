@@ -9,6 +9,7 @@ import pytest
 from ridgeline.codec import decode
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
+from ridgeline.planner.expectation import expected
 from ridgeline.planner import Ranking
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
@@ -201,6 +202,37 @@ def test_verify_says_what_the_causes_lack(run, run_dir: Path, machine_file: str)
     )
 
 
+@pytest.mark.parametrize("step_ns", [None, 1_089_000])
+def test_verify_judges_a_run(run, run_dir: Path, step_ns: int | None) -> None:
+    """By what was expected when training began; the directories of earlier releases hold no such file."""
+    if step_ns is not None:
+        trial = msgspec.structs.replace(
+            Timeline.load(run_dir / "measured.json"), steps_ns=(step_ns,)
+        )
+        after = expected(Timeline.load(run_dir / "predicted.json"), trial)
+        after.save(run_dir / "expected.json")
+    ran = run("verify", run_dir, "--tolerance", "0.05", "--json")
+    verdict = decode(Verdict, ran.out.encode(), where="stdout")
+    assert verdict.passed is (step_ns is not None)
+    assert ran.status == (0 if verdict.passed else 3)
+    assert verdict.expected_ns == step_ns
+    assert verdict.predicted_ns == 1_000_000
+    before = 100 * (verdict.error if step_ns is None else verdict.error_before)
+    assert f"{before:+.1f} %" == "-9.1 %"
+    words = " ".join(run("verify", run_dir).out.replace("│", "").split())
+    assert "1.00 ms" in words
+    assert ("expected 1.09 ms when training began" in words) is (step_ns is not None)
+
+
+def test_verify_wants_two_files_or_a_directory(run, run_dir: Path) -> None:
+    """One timeline has nothing to be compared with."""
+    file = run_dir / "measured.json"
+    assert run("verify", file).err == (
+        f"ridgeline: wanted two timeline files or the directory of a run, got {file} alone; name the "
+        "measured timeline as well\n"
+    )
+
+
 def test_verify_wants_timelines(run, machine_file, run_dir) -> None:
     """Another kind of file is refused by name."""
     ran = run("verify", run_dir / "predicted.json", machine_file)
@@ -221,6 +253,20 @@ def test_report_writes_page_and_trace(run, run_dir: Path) -> None:
     assert '<section id="timeline"' in page
     assert '<section id="plan"' not in page
     assert 'href="trace.json.gz"' in page
+
+
+def test_report_shows_what_was_expected(run, run_dir: Path) -> None:
+    """A trial's correction stands between prediction and measurement, and is what frames are held against."""
+    predicted = Timeline.load(run_dir / "predicted.json")
+    trial = msgspec.structs.replace(Timeline.load(run_dir / "measured.json"), steps_ns=(1_089_000,))
+    expected(predicted, trial).save(run_dir / "expected.json")
+    assert run("report", run_dir).status == 0
+    page = (run_dir / "report.html").read_text()
+    assert page.index(">Predicted<") < page.index(">Expected after a trial<")
+    assert page.index(">Expected after a trial<") < page.index(">Measured<")
+    predicted.save(run_dir / "expected.json")
+    assert run("report", run_dir).status == 0
+    assert "Expected after a trial" not in (run_dir / "report.html").read_text()
 
 
 def test_report_shows_a_given_plan(run, run_dir: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline import units
 from ridgeline.cli.main import main
 from ridgeline.history import History
 from ridgeline.plan import Plan, Sync
@@ -27,6 +28,7 @@ TRIES = 6_000
 FILES = [
     "blackbox",
     "checkpoints",
+    "expected.json",
     "history.json",
     "logs",
     "machine.json",
@@ -65,7 +67,9 @@ def test_whole_loop(tmp_path: Path, machine_file: Path, capsys: pytest.CaptureFi
         span.name for span in measured.frames
     }
     verdict = Verdict.load(run_dir / "verdict.json")
-    assert f"error {100 * verdict.error:+.1f} %" in shown.out
+    assert verdict.error_before is None
+    assert Timeline.load(run_dir / "expected.json") == Timeline.load(run_dir / "predicted.json")
+    assert f"took {units.nanoseconds(verdict.measured_ns)} ({100 * verdict.error:+.1f} %)" in shown.out
     assert f"tiny  test metric {100 * history.epochs[-1].metric:.1f} % after 2 epochs" in shown.out
     assert re.search(r"Ridgeline's own time: \S+ \Ss a step", shown.out)
     assert f"report: {run_dir / 'report.html'}" in shown.out

@@ -14,17 +14,19 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.cli.inputs import worker_counts
-from ridgeline.cli.worker import Job, TrialRequest, try_plan
+from ridgeline.cli.worker import Job, TrialRequest
 from ridgeline.codec import Value
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
+from ridgeline.planner.expectation import expected
 from ridgeline.planner.staleness import choose_by_profile, remembered
 from ridgeline.simulator.compile_time import compile_seconds
 from ridgeline.simulator.model import setting_of
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
+from ridgeline.verdict import step_drift
 from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
@@ -56,12 +58,17 @@ class Wishes:
 
 
 class Decision(Value, frozen=True, kw_only=True):
-    """How a task will be trained, and why; a given plan has no ranking."""
+    """How a task will be trained, and why; a given plan has no ranking.
+
+    `predicted` is what the simulator said before any trial, `expected` what is known when training begins:
+    the same as the plan's trial corrected it, where there was one.
+    """
 
     machine: Machine
     workload: Workload
     plan: Plan
     predicted: Timeline
+    expected: Timeline
     ranking: Ranking | None = None
 
 
@@ -145,6 +152,7 @@ def decide_in_group(
     """
     from ridgeline.probe.measure import measure
     from ridgeline.runtime.agree import share_bytes, share_text
+    from ridgeline.runtime.plan_trial import try_plan
     from ridgeline.tasks.step import step_workload
 
     wishes = settled(wishes)
@@ -194,8 +202,14 @@ def decide_in_group(
 
 
 def trial_words(measured: Timeline) -> str:
-    """What a trial took: a step, and once the preparation, which no step contains."""
+    """What a trial took: a step, how the machine drifted meanwhile, and once the preparation.
+
+    No step contains the preparation.
+    """
     words = f"{units.nanoseconds(measured.step_ns)} a step"
+    drift = step_drift(measured)
+    if drift is not None:
+        words += f", drift {100 * drift:+.1f} %"
     prepared_s = measured.counters.get("compile_s", 0.0)
     return f"{words}, after {units.seconds(prepared_s)} of preparing it" if prepared_s else words
 
@@ -269,11 +283,13 @@ def _choose(
     """
     if wishes.plan is not None:
         machine, workload = given or profile(False), workloads[wishes.plan.workers]
+        predicted = simulate(machine, workload, wishes.plan)
         return Decision(
             machine=machine,
             workload=workload,
             plan=wishes.plan,
-            predicted=simulate(machine, workload, wishes.plan),
+            predicted=predicted,
+            expected=predicted,
         )
     fixed: dict[str, object] = {}
     if wishes.workers is not None:
@@ -296,4 +312,5 @@ def _choose(
         ranking=ranking,
         plan=best.plan,
         predicted=best.timeline,
+        expected=expected(best.timeline, best.measured),
     )

@@ -216,9 +216,12 @@ def _decided_before(run_dir: Path, say: Say) -> Decision | None:
     if missing:
         say(f"no {', '.join(missing)} in {run_dir}: predicting the plan of that run again")
         return None
+    predicted = Timeline.load(run_dir / run_directory.PREDICTED)
+    expected = run_dir / run_directory.EXPECTED
     return Decision(
         machine=Machine.load(run_dir / run_directory.MACHINE),
         workload=Workload.load(run_dir / run_directory.WORKLOAD),
         plan=Plan.load(run_dir / run_directory.PLAN),
-        predicted=Timeline.load(run_dir / run_directory.PREDICTED),
+        predicted=predicted,
+        expected=Timeline.load(expected) if expected.is_file() else predicted,
     )

@@ -52,6 +52,7 @@ def write_report(run_dir: Path) -> list[Path]:
     machine = _load(Machine, run_dir / "machine.json")
     workload = _load(Workload, run_dir / "workload.json")
     predicted = _load(Timeline, run_dir / "predicted.json")
+    expected = corrected(_load(Timeline, run_dir / "expected.json"), predicted)
     measured = _load(Timeline, run_dir / "measured.json")
     verdict = _load(Verdict, run_dir / "verdict.json")
     history = _load(History, run_dir / "history.json")
@@ -64,18 +65,24 @@ def write_report(run_dir: Path) -> list[Path]:
         )
     written = []
     if predicted is not None or measured is not None:
-        written.append(write_trace(run_dir / TRACE_NAME, predicted, measured))
+        written.append(write_trace(run_dir / TRACE_NAME, expected or predicted, measured))
     page = report(
         run_dir / PAGE_NAME,
         machine=machine,
         workload=workload,
         ranking=ranking,
         predicted=predicted,
+        expected=expected,
         measured=measured,
         verdict=verdict,
         history=history,
     )
     return [*written, page]
+
+
+def corrected(expected: Timeline | None, predicted: Timeline | None) -> Timeline | None:
+    """What was expected, if that is another than the prediction; runs without a trial expected just that."""
+    return None if expected == predicted else expected
 
 
 def _load(cls: type[N], path: Path) -> N | None:

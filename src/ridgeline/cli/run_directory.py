@@ -1,7 +1,7 @@
 """Run directories: their files, their names, and when one may be written to.
 
-machine.json workload.json ranking.json plan.json predicted.json measured.json verdict.json
-history.json trace.json.gz report.html request.json checkpoints/ logs/ blackbox/
+machine.json workload.json ranking.json plan.json predicted.json expected.json measured.json
+verdict.json history.json trace.json.gz report.html request.json checkpoints/ logs/ blackbox/
 """
 
 import datetime
@@ -15,6 +15,8 @@ WORKLOAD = "workload.json"
 RANKING = "ranking.json"
 PLAN = "plan.json"
 PREDICTED = "predicted.json"
+EXPECTED = "expected.json"
+"""The prediction as the plan's trial corrected it; runs of earlier releases lack it."""
 MEASURED = "measured.json"
 VERDICT = "verdict.json"
 HISTORY = "history.json"

@@ -133,6 +133,7 @@ def prepare(order: Order, decision: Decision, output: Output) -> Path:
     decision.workload.save(run_dir / run_directory.WORKLOAD)
     decision.plan.save(run_dir / run_directory.PLAN)
     decision.predicted.save(run_dir / run_directory.PREDICTED)
+    decision.expected.save(run_dir / run_directory.EXPECTED)
     if decision.ranking is not None:
         decision.ranking.save(run_dir / run_directory.RANKING)
         if not output.is_json:
@@ -178,7 +179,11 @@ def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> in
     measured.save(run_dir / run_directory.MEASURED)
     history = History.load(run_dir / run_directory.HISTORY)
     verdict = verify(
-        decision.predicted, measured, machine=decision.machine, workload=decision.workload
+        decision.predicted,
+        measured,
+        expected=decision.expected,
+        machine=decision.machine,
+        workload=decision.workload,
     )
     verdict.save(run_dir / run_directory.VERDICT)
     write_report(run_dir)
@@ -191,7 +196,9 @@ def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> in
             "metric": history.epochs[-1].metric,
             "predicted_ns": verdict.predicted_ns,
             "measured_ns": verdict.measured_ns,
+            "expected_ns": decision.expected.step_ns,
             "error": verdict.error,
+            "error_before": verdict.error_before,
             "overhead_ns": overhead_ns,
             "report": str(page),
         },
@@ -220,10 +227,7 @@ def _summary(
     return [
         title(task, f"test metric {metric} after {done} epoch{'s' * (done > 1)}"),
         Panel(Text(verdict.text), box=box.ROUNDED, expand=False),
-        Text(
-            f"predicted {units.nanoseconds(verdict.predicted_ns)} a step, measured "
-            f"{units.nanoseconds(verdict.measured_ns)}: error {100 * verdict.error:+.1f} %"
-        ),
+        Text(verdict.outlook),
         Text(f"Ridgeline's own time: {overhead}"),
         Text(f"report: {page}"),
     ]

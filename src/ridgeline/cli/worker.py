@@ -8,9 +8,9 @@ tied itself to its parent and opened its log.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ridgeline.runtime.task import Task
     from ridgeline.runtime.world import World
 
-TRIAL_STEPS = 15
-"""Measured steps of a trial: enough for a median with quartiles, few enough to try several plans."""
 REQUEST_FILE = "request.json"
 HISTORY_FILE = "history.json"
 MEASURED_FILE = "measured.json"
@@ -95,6 +93,7 @@ class TrialRequest(Value, frozen=True, kw_only=True):
 
 def trial(request: bytes) -> bytes:
     """Try a plan in this group of workers; the measured timeline as JSON (target of `run_in_group`)."""
+    from ridgeline.runtime.plan_trial import try_plan
     from ridgeline.runtime.world import World
 
     asked = msgspec.json.decode(request, type=TrialRequest)
@@ -102,50 +101,6 @@ def trial(request: bytes) -> bytes:
     return msgspec.json.encode(
         try_plan(asked.job.load(asked.seed), asked.plan, world, seed=asked.seed)
     )
-
-
-def try_plan(task: "Task", plan: Plan, world: "World", *, seed: int) -> Timeline:
-    """Train a fresh model for some steps under a plan; all workers of the world call this.
-
-    A step lasts as long as it does on the slowest worker.
-
-    Raises:
-        RidgelineError: the plan does not run.
-    """
-    from ridgeline.runtime import random_state
-    from ridgeline.runtime.agree import gather_bytes
-    from ridgeline.runtime.feeding import feed
-    from ridgeline.runtime.sampler import Sampler
-    from ridgeline.runtime.step import WARMUP_STEPS, TrainStep, move
-
-    random_state.seed_all(seed)
-    model = move(task.model(), world.device)
-    sampler = Sampler(task.train_data, task.batch_size, world, seed=seed)
-
-    class Whole:
-        """Whole batches only, as often as it takes."""
-
-        def __iter__(self) -> Iterator[Any]:
-            whole = max(1, sampler.num_samples // task.batch_size)
-            for step in range(WARMUP_STEPS + TRIAL_STEPS):
-                yield sampler.batch(0, step % whole)
-
-    with TrainStep(
-        model,
-        task.loss_fn,
-        task.optimizer(model),
-        plan,
-        clip_norm=task.clip_norm,
-        device=world.device.type,
-        name=task.name,
-    ) as step:
-        for batch in feed(Whole(), world.device, depth=plan.feed.depth):
-            step(batch)
-        measured = step.timeline()
-    everyone = gather_bytes(msgspec.json.encode(measured.steps_ns), world)
-    by_worker = [msgspec.json.decode(data, type=tuple[int, ...]) for data in everyone]
-    slowest = tuple(max(steps) for steps in zip(*by_worker, strict=True))
-    return msgspec.structs.replace(measured, steps_ns=slowest)
 
 
 def work(request: TrainRequest, on_progress: Callable[[Progress], None] | None = None) -> History:

@@ -6,7 +6,7 @@ from ridgeline import units
 from ridgeline.reporting.html import Content, Markup, join, tag
 from ridgeline.reporting.sections import Bar, as_sentence, bars, bound_units, section
 from ridgeline.timeline import Timeline
-from ridgeline.verdict import Verdict, step_spread
+from ridgeline.verdict import Verdict, step_drift, step_spread
 from ridgeline.verdict.verify import hides_overhead
 from ridgeline.verdict.waterfall import EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
 from ridgeline.workload import Workload
@@ -20,6 +20,7 @@ def verdict_section(
     predicted: Timeline | None,
     measured: Timeline | None,
     workload: Workload | None,
+    expected: Timeline | None = None,
 ) -> Markup | None:
     """The card on top: verdict, why, next, and the numbers; None without verdict or timeline."""
     if verdict is None and predicted is None and measured is None:
@@ -34,6 +35,7 @@ def verdict_section(
                 "dl",
                 tag("div", tag("dt", "Why"), tag("dd", bound_units(as_sentence(verdict.why)))),
                 tag("div", tag("dt", "Next"), tag("dd", bound_units(as_sentence(verdict.next)))),
+                tag("div", tag("dt", "Model"), tag("dd", bound_units(as_sentence(verdict.outlook)))),
                 class_="whynext",
             ),
         ]
@@ -41,7 +43,7 @@ def verdict_section(
         parts.append(tag("h2", _headline(predicted, measured), class_="line", id="verdict-title"))
     timelines = [t for t in (predicted, measured) if t is not None]
     if timelines:
-        parts.append(bars(step_bars(timelines), label="Time of a step"))
+        parts.append(bars(step_bars(timelines, expected), label="Time of a step"))
     tiles = result_tiles(verdict, predicted, measured, workload)
     parts.append(tag("dl", *(_tile(*tile) for tile in tiles), class_="tiles"))
     notes = verdict.notes if verdict is not None else [n for t in timelines for n in t.notes]
@@ -61,18 +63,22 @@ def _notes(notes: Sequence[str]) -> Markup | None:
     return join((shown, tag("details", tag("summary", f"{len(rest)} more notes"), more)))
 
 
-def step_bars(timelines: Sequence[Timeline]) -> list[Bar]:
-    """Predicted and measured step on one scale."""
-    longest = max(timeline.step_ns for timeline in timelines) or 1
+def step_bars(timelines: Sequence[Timeline], expected: Timeline | None = None) -> list[Bar]:
+    """Predicted and measured step on one scale, between them what was expected after a trial."""
+    named = [(timeline.origin.capitalize(), timeline) for timeline in timelines]
+    if expected is not None:
+        after = sum(timeline.origin == "predicted" for timeline in timelines)
+        named.insert(after, ("Expected after a trial", expected))
+    longest = max(timeline.step_ns for _, timeline in named) or 1
     return [
         Bar(
-            name=timeline.origin.capitalize(),
+            name=name,
             value=units.nanoseconds(timeline.step_ns),
             length=timeline.step_ns / longest,
             colour="@forward" if timeline.origin == "measured" else "@backward",
             is_strong=timeline.origin == "measured",
         )
-        for timeline in timelines
+        for name, timeline in named
     ]
 
 
@@ -96,6 +102,8 @@ def result_tiles(
         )
     if verdict is not None:
         within = f"tolerance {units.percent(verdict.tolerance)}"
+        if verdict.error_before is not None:
+            within += f"; {100 * verdict.error_before:+.1f} % before any trial"
         tiles.append(("Prediction error", f"{100 * verdict.error:+.1f} %", within))
         if verdict.share_of_ceiling is not None:
             share = units.percent(verdict.share_of_ceiling)
@@ -104,6 +112,9 @@ def result_tiles(
         count = len(measured.steps_ns)
         if count > 1:
             remark = f"quartiles, {count} steps"
+            drift = step_drift(measured)
+            if drift is not None:
+                remark += f"; drift {100 * drift:+.1f} %"
             tiles.append(("Spread of the step", units.percent(step_spread(measured)), remark))
         overhead = measured.counters.get("overhead_ns")
         if overhead is not None and measured.step_ns:

@@ -75,6 +75,7 @@ def report(
     workload: Workload | None = None,
     ranking: Ranking | None = None,
     predicted: Timeline | None = None,
+    expected: Timeline | None = None,
     measured: Timeline | None = None,
     verdict: Verdict | None = None,
     history: History | None = None,
@@ -90,6 +91,7 @@ def report(
         workload: What the step must do.
         ranking: The plans that were compared, best first.
         predicted: Timeline of the simulator.
+        expected: The same after the plan's trial; its frames are then compared with the measured ones.
         measured: Timeline of the run.
         verdict: Comparison of both.
         history: The course of the training.
@@ -103,6 +105,7 @@ def report(
     nouns: dict[str, Noun | None] = {
         "verdict": verdict,
         "predicted": predicted,
+        "expected": expected,
         "measured": measured,
         "ranking": ranking,
         "workload": workload,
@@ -117,15 +120,16 @@ def report(
     target = Path(path)
     setting = setting_of(machine, workload, ranking, measured or predicted)
     groups = _groups(workload, machine, setting, predicted)
+    judged = expected or predicted
     tolerance = verdict.tolerance if verdict is not None else 0.15
     sections = {
-        "verdict": verdict_section(verdict, predicted, measured, workload),
+        "verdict": verdict_section(verdict, predicted, measured, workload, expected),
         "waterfall": waterfall_section(verdict),
-        "timeline": timeline_section(predicted, measured),
+        "timeline": timeline_section(judged, measured),
         "roofline": roofline_section(machine, setting, groups),
         "plan": plan_section(ranking),
         "training": training_section(history),
-        "frames": frames_section(predicted, measured, tolerance),
+        "frames": frames_section(judged, measured, tolerance),
         "memory": memory_section(workload, machine),
         "machine": machine_section(machine, setting),
         "data": data_section(nouns, TRACE_NAME if target.with_name(TRACE_NAME).exists() else None),

@@ -86,14 +86,13 @@ def timeline_text(
 
 def verdict_text(verdict: Verdict) -> RenderableType:
     """The box with verdict, why and next, prediction against measurement, and the waterfall."""
-    outcome = "within" if verdict.passed else "outside"
     reasons = Table.grid(padding=(0, 2))
     reasons.add_row(Text("Why", style="dim"), verdict.why)
     reasons.add_row(Text("Next", style="dim"), verdict.next)
+    reasons.add_row(Text("Model", style="dim"), verdict.outlook)
+    outcome = "within" if verdict.passed else "outside"
     comparison = Text.assemble(
-        f"Predicted {units.nanoseconds(verdict.predicted_ns)}, measured "
-        f"{units.nanoseconds(verdict.measured_ns)} (spread {units.percent(verdict.spread)} over "
-        f"{verdict.num_steps} steps): error ",
+        f"Measured over {verdict.num_steps} steps with a spread of {units.percent(verdict.spread)}: error ",
         (f"{100 * verdict.error:+.1f} %", "green" if verdict.passed else "red"),
         f", {outcome} the tolerance of {units.percent(verdict.tolerance)}",
     )

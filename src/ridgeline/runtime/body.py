@@ -20,6 +20,8 @@ from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
 
+_NOTHING = contextlib.nullcontext()
+
 
 class StepBody:
     """Everything between a batch on the device and updated parameters.
@@ -144,7 +146,7 @@ class StepBody:
         if self._autocast == "bf16":
             # The cache of casted weights outlives a capture and would be replayed stale.
             return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
-        return contextlib.nullcontext()
+        return _NOTHING
 
 
 def check_loss(loss: Any) -> None:

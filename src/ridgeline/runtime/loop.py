@@ -22,11 +22,12 @@ from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.evaluate import evaluate
-from ridgeline.runtime.feeding import feed
+from ridgeline.runtime.feeding import Handover, feed
 from ridgeline.runtime.journal import Journal
 from ridgeline.runtime.non_finite import explain
 from ridgeline.runtime.progress import Progress
 from ridgeline.runtime.readings import LossReader, Window
+from ridgeline.runtime.round import Round
 from ridgeline.runtime.sampler import Sampler
 from ridgeline.runtime.saver import Saver
 from ridgeline.runtime.step import TrainStep, move
@@ -118,6 +119,7 @@ class _Run:
             num_samples=self.sampler.num_samples,
         )
         self.reader = LossReader(world)
+        self.handover = Handover()
         self._stack = contextlib.ExitStack()
         self.box = BlackBox(run_dir / "blackbox" / f"rank-{world.rank}.bin")
         self._stack.callback(self.box.close)
@@ -155,7 +157,7 @@ class _Run:
             name=self.task.name,
         )
         self._stack.callback(self.step.close)
-        self.step.recorder.listener = self.box.frame
+        self.round = Round(self.step, self.reader, self.box, scheduler)
 
     def train_epoch(self) -> None:
         """Train to the end of the current epoch, evaluate, and save."""
@@ -164,7 +166,9 @@ class _Run:
         self.reader.start(journal.step + 1)
         journal.restart_clock()
         # Closed in any case, so that an error leaves no loading thread behind.
-        with feed(loader, self.world.device, depth=self.plan.feed.depth) as batches:
+        with feed(
+            loader, self.world.device, depth=self.plan.feed.depth, handover=self.handover
+        ) as batches:
             for batch in batches:
                 self._train_step(batch)
         self._read(self.reader.drain(wants_stop=self._wants_stop))
@@ -220,11 +224,7 @@ class _Run:
 
     def _train_step(self, batch: Any) -> None:
         journal = self.journal
-        self.box.step(journal.step + 1)
-        loss = self.step(batch)
-        if self.trained.scheduler is not None:
-            self.trained.scheduler.step()
-        self.reader.add(loss)
+        self.round(batch, journal.step + 1)
         journal.count()
         is_due = self.checkpoint_every is not None and journal.step % self.checkpoint_every == 0
         if is_due and journal.step_in_epoch < self.sampler.steps_per_epoch:

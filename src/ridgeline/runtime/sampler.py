@@ -43,9 +43,9 @@ def worker_slice(order: Tensor, step: int, *, batch_size: int, rank: int, worker
         rank: This worker.
         workers: Number of workers.
     """
-    batch = order[step * batch_size : (step + 1) * batch_size]
-    each = len(batch) // workers
-    return batch[rank * each : (rank + 1) * each]
+    begin = step * batch_size
+    each = min(batch_size, len(order) - begin) // workers
+    return order.narrow(0, begin + rank * each, each)
 
 
 def fetch(dataset: Dataset[Any], indices: Tensor) -> Any:

@@ -33,6 +33,8 @@ class ImageData(Dataset[tuple[Tensor, Tensor]]):
         self.labels = labels
         self.mean = mean
         self.deviation = deviation
+        # As a tensor it decides the dtype of the difference, whatever the default dtype is.
+        self._mean = torch.tensor(mean, dtype=torch.float32)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,8 +48,10 @@ class ImageData(Dataset[tuple[Tensor, Tensor]]):
 
         Cost: allocates the batch; one gather instead of a Python loop over samples.
         """
-        images = self.images[indices].unsqueeze(1).to(torch.float32)
-        return images.sub_(self.mean).div_(self.deviation), self.labels[indices]
+        # `index_select`, and a subtraction that converts: half the operators of the plain spelling, which a
+        # step of half a millisecond notices.
+        images = self.images.index_select(0, indices).unsqueeze(1)
+        return images.sub(self._mean).div_(self.deviation), self.labels.index_select(0, indices)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
 from ridgeline.verdict.verify import FrameError as FrameError
 from ridgeline.verdict.verify import LaneError as LaneError
 from ridgeline.verdict.verify import Verdict as Verdict
+from ridgeline.verdict.verify import step_drift as step_drift
 from ridgeline.verdict.verify import step_spread as step_spread
 from ridgeline.verdict.verify import verify as verify
 from ridgeline.verdict.waterfall import Part as Part
 
-__all__ = ("FrameError", "LaneError", "Part", "Verdict", "step_spread", "verify")
+__all__ = ("FrameError", "LaneError", "Part", "Verdict", "step_drift", "step_spread", "verify")

@@ -2,22 +2,18 @@
 
 import math
 import statistics
-import textwrap
-from collections.abc import Iterator
 from typing import ClassVar
 
-from ridgeline import units
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import VerificationError
 from ridgeline.machine import Machine
 from ridgeline.timeline import LANES, Lane, Timeline
+from ridgeline.verdict.text import verdict_lines
 from ridgeline.verdict.waterfall import Part, waterfall
-from ridgeline.verdict.words import counted_words, words_for
+from ridgeline.verdict.words import counted_words, outlook_words, words_for
 from ridgeline.workload import Workload
 
-_WIDTH = 80
-_BAR = 24
-_MOST_FRAMES = 12
+_LEAST_HALF = 4
 
 
 class FrameError(Value, frozen=True, kw_only=True):
@@ -52,7 +48,9 @@ class LaneError(Value, frozen=True, kw_only=True):
 class Verdict(Noun, frozen=True, kw_only=True):
     """What came of a prediction, where the step's time went, and what to do next.
 
-    `error` is predicted over measured, minus 1: negative when the step was slower than predicted.
+    `error` is what was expected when training began over measured, minus 1: negative when the step was slower.
+    That is the prediction, corrected by the plan's trial where there was one; `error_before` is then the
+    error of the prediction before any trial.
     `waterfall` adds up to `measured_ns` exactly. `share_of_ceiling` is the physical limit over the
     measured step, `overhead_fraction` Ridgeline's own time over it; None where nothing tells.
     `hides_overhead` tells that this time passed on the host while the device worked, so that it is no
@@ -81,6 +79,11 @@ class Verdict(Noun, frozen=True, kw_only=True):
     next: str
     notes: tuple[str, ...] = ()
     hides_overhead: bool = False
+    expected_ns: int | None = None
+    """The step as expected after the plan's trial; None where no trial corrected the prediction."""
+    error_before: float | None = None
+    drift: float | None = None
+    """The machine's own: second half of the measured steps over the first, minus 1; None for few steps."""
 
     @property
     def missing(self) -> tuple[FrameError, ...]:
@@ -93,9 +96,18 @@ class Verdict(Noun, frozen=True, kw_only=True):
         return tuple(frame for frame in self.frames if frame.predicted_ns is None)
 
     @property
+    def outlook(self) -> str:
+        """What was expected when training began, what was predicted before any trial, and how far off."""
+        return outlook_words(
+            measured_ns=self.measured_ns,
+            predicted_ns=self.predicted_ns,
+            expected_ns=self.expected_ns,
+        )
+
+    @property
     def text(self) -> str:
         """The verdict for people: at most 80 columns wide."""
-        return "\n".join(_lines(self))
+        return "\n".join(verdict_lines(self))
 
     def __repr__(self) -> str:
         return self.text
@@ -105,6 +117,7 @@ def verify(
     predicted: Timeline,
     measured: Timeline,
     *,
+    expected: Timeline | None = None,
     machine: Machine | None = None,
     workload: Workload | None = None,
     tolerance: float = 0.15,
@@ -114,6 +127,8 @@ def verify(
     Args:
         predicted: From `simulate`; its operator spans explain the computing.
         measured: From a run (any two timelines can be compared).
+        expected: The prediction as the plan's trial corrected it (`planner.expectation.expected`): what is
+            judged; None, or the prediction itself, where there was no trial.
         machine: With `workload`, explains the computing when `predicted` has no operator spans.
         workload: See `machine`.
         tolerance: `passed` is whether the step's error is within this fraction, either way.
@@ -121,18 +136,21 @@ def verify(
     Raises:
         VerificationError: a step is missing or has no duration, or the tolerance is negative or not finite.
     """
-    _check(predicted, measured, tolerance)
+    judged = expected or predicted
+    _check(judged, measured, tolerance)
+    is_corrected = expected is not None and expected != predicted
     step_ns = measured.step_ns
-    error = predicted.step_ns / step_ns - 1.0
-    spread = step_spread(measured)
+    error = judged.step_ns / step_ns - 1.0
+    error_before = predicted.step_ns / step_ns - 1.0 if is_corrected else None
+    spread, drift = step_spread(measured), step_drift(measured)
     fall = waterfall(predicted, measured, machine, workload)
     words = words_for(
         fall.parts,
         step_ns=step_ns,
         error=error,
         spread=spread,
+        drift=drift,
         steps=len(measured.steps_ns),
-        predicted_ns=predicted.step_ns,
         is_compiled="compile_s" in predicted.counters,
         is_full=machine is not None and measured.workers >= _most_workers(machine),
     )
@@ -140,7 +158,7 @@ def verify(
     notes = (
         *measured.notes,
         *counted_words(measured.counters),
-        *predicted.notes,
+        *judged.notes,
         *fall.notes,
     )
     return Verdict(
@@ -153,8 +171,8 @@ def verify(
         error=error,
         tolerance=tolerance,
         passed=abs(error) <= tolerance,
-        frames=compare_frames(predicted, measured),
-        lanes=compare_lanes(predicted, measured),
+        frames=compare_frames(judged, measured),
+        lanes=compare_lanes(judged, measured),
         waterfall=fall.parts,
         share_of_ceiling=None if fall.limit_ns is None else fall.limit_ns / step_ns,
         overhead_fraction=None if overhead is None else overhead / step_ns,
@@ -163,6 +181,9 @@ def verify(
         next=words.next,
         notes=tuple(dict.fromkeys(notes)),
         hides_overhead=hides_overhead(measured),
+        expected_ns=judged.step_ns if is_corrected else None,
+        error_before=error_before,
+        drift=drift,
     )
 
 
@@ -212,6 +233,19 @@ def step_spread(timeline: Timeline) -> float:
     return (high - low) / timeline.step_ns
 
 
+def step_drift(timeline: Timeline) -> float | None:
+    """Median of the later half of the steps over that of the earlier half, minus 1.
+
+    What a machine changes by itself while it does the same work, which no prediction can know. None for
+    fewer than eight steps, whose halves tell nothing.
+    """
+    half = len(timeline.steps_ns) // 2
+    earlier = statistics.median_low(timeline.steps_ns[:half]) if half >= _LEAST_HALF else 0
+    if not earlier:
+        return None
+    return statistics.median_low(timeline.steps_ns[-half:]) / earlier - 1.0
+
+
 def _check(predicted: Timeline, measured: Timeline, tolerance: float) -> None:
     for timeline, name in ((predicted, "predicted"), (measured, "measured")):
         if not timeline.steps_ns:
@@ -235,73 +269,6 @@ def _totals(timeline: Timeline) -> dict[tuple[str, Lane], int]:
     for span in timeline.frames:
         totals[span.name, span.lane] = totals.get((span.name, span.lane), 0) + span.duration_ns
     return totals
-
-
-def _lines(verdict: Verdict) -> Iterator[str]:
-    yield from textwrap.wrap(verdict.verdict, _WIDTH)
-    for head, text in (("why", verdict.why), ("next", verdict.next)):
-        yield from textwrap.wrap(
-            text, _WIDTH, initial_indent=f"{head:<6}", subsequent_indent=" " * 6
-        )
-    outcome = "holds" if verdict.passed else "is off"
-    yield (
-        f"{'model':<6}predicted {units.nanoseconds(verdict.predicted_ns)}, measured "
-        f"{units.nanoseconds(verdict.measured_ns)}: {100 * verdict.error:+.1f} %, {outcome} "
-        f"(tolerance {units.percent(verdict.tolerance)})"
-    )
-    yield ""
-    yield from _waterfall_lines(verdict)
-    yield ""
-    yield f"{'frame':<32}{'predicted':>12}{'measured':>12}{'error':>10}"
-    shown = sorted(verdict.frames, key=lambda f: -max(f.predicted_ns or 0, f.measured_ns or 0))
-    for frame in shown[:_MOST_FRAMES]:
-        yield (
-            f"{_cut(frame.name, 31):<32}{_time(frame.predicted_ns):>12}{_time(frame.measured_ns):>12}"
-            f"{_signed(frame.error):>10}"
-        )
-    if len(shown) > _MOST_FRAMES:
-        yield f"and {len(shown) - _MOST_FRAMES} shorter frames"
-    if verdict.share_of_ceiling is not None:
-        yield f"share of the ceiling: {units.percent(verdict.share_of_ceiling)}"
-    if verdict.overhead_fraction is not None:
-        yield f"Ridgeline's own time: {_own_time(verdict, verdict.overhead_fraction)}"
-    for note in verdict.notes:
-        yield from textwrap.wrap(
-            note, _WIDTH, initial_indent=f"{'note':<6}", subsequent_indent=" " * 6
-        )
-
-
-def _own_time(verdict: Verdict, fraction: float) -> str:
-    if not verdict.hides_overhead:
-        return f"{units.percent(fraction)} of the step"
-    on_host = units.nanoseconds(fraction * verdict.measured_ns)
-    return f"{on_host} a step on the host, hidden behind the device"
-
-
-def _waterfall_lines(verdict: Verdict) -> Iterator[str]:
-    """One floating bar a part, each from where the last one ended."""
-    reached = 0
-    for part in verdict.waterfall:
-        start = round(_BAR * reached / verdict.measured_ns)
-        reached += part.ns
-        end = round(_BAR * reached / verdict.measured_ns)
-        bar = " " * start + "#" * (end - start)
-        share = units.percent(part.ns / verdict.measured_ns)
-        yield f"{part.name:<24}{bar:<{_BAR}}{units.nanoseconds(part.ns):>12}{share:>10}"
-    total = units.nanoseconds(verdict.measured_ns)
-    yield f"{'measured step':<24}{'=' * _BAR}{total:>12}{'100.0 %':>10}"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def _time(value_ns: int | None) -> str:
-    return "-" if value_ns is None else units.nanoseconds(value_ns)
-
-
-def _signed(error: float | None) -> str:
-    return "-" if error is None else f"{100 * error:+.1f} %"
 
 
 def _most_workers(machine: Machine) -> int:

@@ -99,7 +99,7 @@ def words_for(
     error: float,
     spread: float,
     steps: int,
-    predicted_ns: int,
+    drift: float | None = None,
     is_compiled: bool = False,
     is_full: bool = False,
 ) -> Words:
@@ -108,19 +108,20 @@ def words_for(
     Args:
         parts: Its waterfall.
         step_ns: Its duration.
-        error: Predicted over measured, minus 1.
+        error: Expected over measured, minus 1.
         spread: Distance of the quartiles of the measured steps over their median.
         steps: Number of measured steps.
-        predicted_ns: The predicted step.
+        drift: Second half of the steps over the first, minus 1, if known.
         is_compiled: Whether its elementwise operators are fused already.
         is_full: Whether the machine has no room for a further worker.
     """
     length = {part.name: part.ns for part in parts}
     kind = max(_KINDS, key=lambda k: sum(length[name] for name in k.parts))
     share = sum(length[name] for name in kind.parts) / step_ns
+    drifted = "" if drift is None else f", drift {100 * drift:+.1f} %"
     why = (
-        f"a step takes {units.nanoseconds(step_ns)} (median of {steps}, spread {units.percent(spread)}) "
-        f"and was predicted to take {units.nanoseconds(predicted_ns)} ({100 * error:+.1f} %)"
+        f"a step takes {units.nanoseconds(step_ns)} (median of {steps}, spread {units.percent(spread)}"
+        f"{drifted})"
     )
     losses = [part for part in parts if part.name not in (IDEAL, MEMORY) and part.ns > 0]
     if losses:
@@ -135,6 +136,28 @@ def words_for(
         f"{kind.name}: {units.percent(share)} of the step is {kind.what}",
         why,
         f"{advice}; {_gain(kind, length, step_ns, doubt)}",
+    )
+
+
+def outlook_words(*, measured_ns: int, predicted_ns: int, expected_ns: int | None = None) -> str:
+    """One line on what was expected of the step, and how far off that was: estimate over measured, minus 1.
+
+    Args:
+        measured_ns: The measured step.
+        predicted_ns: The step as predicted before any trial.
+        expected_ns: As expected when training began, after a trial of the plan; None without one.
+    """
+
+    def error(estimate_ns: int) -> str:
+        return f"({100 * (estimate_ns / measured_ns - 1.0):+.1f} %)"
+
+    took = units.nanoseconds(measured_ns)
+    predicted = units.nanoseconds(predicted_ns)
+    if expected_ns is None:
+        return f"predicted {predicted}, took {took} {error(predicted_ns)}"
+    return (
+        f"expected {units.nanoseconds(expected_ns)} when training began, took {took} "
+        f"{error(expected_ns)}; predicted {predicted} before any trial {error(predicted_ns)}"
     )
 
 

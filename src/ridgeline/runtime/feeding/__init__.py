@@ -2,6 +2,7 @@
 
 from ridgeline.runtime.feeding.batches import Feed as Feed
 from ridgeline.runtime.feeding.batches import feed as feed
+from ridgeline.runtime.feeding.handover import Handover as Handover
 from ridgeline.runtime.feeding.report import CopyReport as CopyReport
 from ridgeline.runtime.feeding.results import ToHost as ToHost
 from ridgeline.runtime.feeding.results import to_host as to_host

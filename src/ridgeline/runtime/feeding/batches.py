@@ -17,6 +17,7 @@ import torch
 from ridgeline.errors import PlanError
 from ridgeline.runtime.engine import Engine, Variable
 from ridgeline.runtime.feeding.channel import Channel, CudaChannel, HostChannel
+from ridgeline.runtime.feeding.handover import Handover
 from ridgeline.runtime.feeding.meter import Totals
 from ridgeline.runtime.feeding.report import CopyReport, bounding_stage, hidden_share
 from ridgeline.runtime.feeding.slots import Carrier, Slot
@@ -30,6 +31,7 @@ def feed(
     depth: int = 2,
     *,
     fixed_addresses: bool = False,
+    handover: Handover | None = None,
 ) -> "Feed":
     """The batches of `loader` on `device`, in order, prepared ahead.
 
@@ -46,6 +48,9 @@ def feed(
             moves the buffer). A batch is then valid until the next one is asked for. Otherwise a
             batch is valid as long as it, or a view of it, is referenced; a buffer that is still held
             when its turn comes is left to its holder and replaced.
+        handover: On the CPU, load in the caller's thread until this says that a loading thread pays; for
+            loaders that any thread may iterate, and feeds that follow each other may share it. None:
+            a thread from the first batch on, but for lists and tuples, whose batches are there already.
 
     Returns:
         An iterator of batches, for one pass (make a feed in every epoch), which is a context manager and has
@@ -79,7 +84,11 @@ def feed(
         channel = CudaChannel(place, inward=True)
     elif fixed_addresses:
         channel = HostChannel()
-    return Feed(loader, place, depth, channel, fixed_addresses=fixed_addresses)
+    if channel is not None:
+        handover = None
+    elif isinstance(loader, list | tuple):
+        depth = 0
+    return Feed(loader, place, depth, channel, fixed_addresses=fixed_addresses, handover=handover)
 
 
 class Feed(Stream):
@@ -97,11 +106,13 @@ class Feed(Stream):
         channel: Channel | None,
         *,
         fixed_addresses: bool = False,
+        handover: Handover | None = None,
     ) -> None:
         super().__init__()
         num_slots = depth if fixed_addresses else depth + 2
         self._device = device
         self._depth = depth
+        self._handover = handover if depth > 0 else None
         # A loop still refers to its last batch while it asks for the next: that slot rests one round.
         self._num_resting = 0 if fixed_addresses else 1
         self._carrier = (
@@ -138,11 +149,16 @@ class Feed(Stream):
             self._source.load(slot)
         else:
             self._engine.wait(slot.variable)
-        self._waited_s += time.perf_counter() - begin
+        waited_s = time.perf_counter() - begin
+        self._waited_s += waited_s
         self._ahead.popleft()
         if slot.error is not None:
             self._stop(slot)
-        self._ask_ahead(limit=self._depth)
+        if self._handover is not None and self._engine is None:
+            self._handover.note(waited_s)
+            if self._handover.pays:
+                self._open_lane()
+        self._ask_ahead(limit=self._num_ahead)
         if self._carrier is not None:
             batch = self._carrier.receive(slot)
         else:
@@ -194,12 +210,29 @@ class Feed(Stream):
         self._is_over = True  # and so it stays if the loader cannot even begin
         self._source.open()  # here, because a DataLoader watches its workers from the main thread
         self._is_over = False
-        if self._depth > 0:
-            self._engine = Engine()
-            self._position = self._engine.variable("position in the loader")
-            for slot in self._slots:
-                slot.variable = self._engine.variable("slot of a feed")
-        self._closing = weakref.finalize(self, shut_down, self._source, self._engine, self._slots)
+        if self._depth > 0 and (self._handover is None or self._handover.pays):
+            self._open_lane()
+        else:
+            self._close_with(None)
+
+    def _open_lane(self) -> None:
+        """From now on batches are loaded ahead, in another thread."""
+        self._engine = Engine()
+        self._position = self._engine.variable("position in the loader")
+        for slot in self._slots:
+            slot.variable = self._engine.variable("slot of a feed")
+        self._close_with(self._engine)
+
+    def _close_with(self, engine: Engine | None) -> None:
+        """What ends the loading when the feed is closed or dropped."""
+        if self._closing is not None:
+            self._closing.detach()
+        self._closing = weakref.finalize(self, shut_down, self._source, engine, self._slots)
+
+    @property
+    def _num_ahead(self) -> int:
+        """Batches that are prepared while the caller works: none without a thread that could."""
+        return self._depth if self._engine is not None else 0
 
     def _take_back(self) -> None:
         """The caller asks for the next batch: what it had may be used again."""
@@ -219,7 +252,7 @@ class Feed(Stream):
 
     def _ask_ahead(self, limit: int | None = None) -> None:
         """Have further batches loaded, as far as slots and depth allow."""
-        limit = max(1, self._depth) if limit is None else limit
+        limit = max(1, self._num_ahead) if limit is None else limit
         while self._free and len(self._ahead) < limit:
             slot = self._free.popleft()
             self._ahead.append(slot)

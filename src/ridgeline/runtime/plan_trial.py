@@ -1,0 +1,105 @@
+"""`try_plan`: what a plan takes on this machine, measured as a run will take it.
+
+The trial goes through the same feed, the same readings and the same black box as a run. It lasts long enough
+for the median to be that of the steady state: a step of half a millisecond needs more than a few of them.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ridgeline.plan import Plan
+from ridgeline.runtime import random_state, schedule
+from ridgeline.runtime.agree import gather_bytes, share_bytes
+from ridgeline.runtime.blackbox import BlackBox
+from ridgeline.runtime.feeding import Handover, feed
+from ridgeline.runtime.readings import LossReader
+from ridgeline.runtime.recorder import WINDOW
+from ridgeline.runtime.round import Round
+from ridgeline.runtime.sampler import Sampler, fetch
+from ridgeline.runtime.step import WARMUP_STEPS, TrainStep, move
+from ridgeline.runtime.task import Task
+from ridgeline.runtime.world import World
+from ridgeline.timeline import Timeline
+
+TRIAL_STEPS = 15
+"""Least measured steps: enough for a median with quartiles, few enough to try several plans."""
+TRIAL_S = 0.5
+"""Short steps are measured for so long, as far as the recorder keeps them."""
+
+
+def try_plan(task: Task, plan: Plan, world: World, *, seed: int) -> Timeline:
+    """Train a fresh model for some steps under a plan; all workers of the world call this.
+
+    A step lasts as long as it does on the slowest worker.
+
+    Raises:
+        RidgelineError: the plan does not run.
+    """
+    random_state.seed_all(seed)
+    model = move(task.model(), world.device)
+    optimizer = task.optimizer(model)
+    batches = _Batches(Sampler(task.train_data, task.batch_size, world, seed=seed), task.batch_size)
+    handover = Handover()
+    with tempfile.TemporaryDirectory() as place:
+        box = BlackBox(Path(place) / "trial.bin")
+        with TrainStep(
+            model,
+            task.loss_fn,
+            optimizer,
+            plan,
+            clip_norm=task.clip_norm,
+            device=world.device.type,
+            name=task.name,
+        ) as step:
+            reader = LossReader(world)
+            scheduler = schedule.make(task, optimizer, WARMUP_STEPS + WINDOW)
+            around = Round(step, reader, box, scheduler)
+
+            def run(first: int, steps: int) -> None:
+                source = batches.some(first, steps)
+                with feed(
+                    source, world.device, depth=plan.feed.depth, handover=handover
+                ) as fed:
+                    for number, batch in enumerate(fed, first):
+                        around(batch, number)
+                        if reader.is_full:
+                            reader.take(wants_stop=False)
+
+            first = WARMUP_STEPS + TRIAL_STEPS
+            run(1, first)
+            more = _further_steps(step.timeline().step_ns, world)
+            if more:
+                run(first + 1, more)
+            measured = step.timeline()
+        box.close()
+    everyone = gather_bytes(msgspec.json.encode(measured.steps_ns), world)
+    by_worker = [msgspec.json.decode(data, type=tuple[int, ...]) for data in everyone]
+    slowest = tuple(max(steps) for steps in zip(*by_worker, strict=True))
+    return msgspec.structs.replace(measured, steps_ns=slowest)
+
+
+def _further_steps(step_ns: int, world: World) -> int:
+    """Steps still to be measured; worker 0's word, so that all take as many."""
+    word = share_bytes(str(step_ns).encode(), world)
+    wanted = math.ceil(TRIAL_S * 1e9 / max(1, int(word)))
+    return max(0, min(wanted, WINDOW) - TRIAL_STEPS)
+
+
+class _Batches:
+    """Whole batches of the first epoch, as often as it takes."""
+
+    def __init__(self, sampler: Sampler, batch_size: int) -> None:
+        self._sampler = sampler
+        self._order = sampler.order(0)
+        self._whole = max(1, sampler.num_samples // batch_size)
+
+    def some(self, first: int, steps: int) -> Iterator[Any]:
+        """So many batches; the first is that of step `first`, counted from 1."""
+        for step in range(first - 1, first - 1 + steps):
+            indices = self._sampler.slice_of(self._order, step % self._whole)
+            yield fetch(self._sampler.dataset, indices)

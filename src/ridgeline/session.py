@@ -138,7 +138,7 @@ class TrainStep(Closing):
             WorkloadError: the loss is not a scalar that depends on the parameters.
             BatchError: the batch does not fit the step.
             EngineError: a collective failed, most likely because another worker died.
-            PlanError: the step was closed.
+            PlanError: the step was closed, or its process group destroyed.
 
         Cost: Does not wait for a GPU. With `plan="auto"` the first call measures and tries plans, which
         takes seconds to minutes; call `prepare(batch)` to do that ahead.
@@ -156,10 +156,11 @@ class TrainStep(Closing):
         worker 0's measurements lead to.
 
         Raises:
-            PlanError: the step was closed.
+            PlanError: the step was closed, or its process group destroyed.
         """
         if self._is_closed:
             raise PlanError(CLOSED)
+        self.world.check_open()
         self._example = batch
         if self._step is None:
             self._choose()

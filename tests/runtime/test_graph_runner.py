@@ -1,15 +1,13 @@
 """When a captured step is dropped and captured again, with a capture that records nothing."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from graph_stand_ins import install
+from torch import nn
 
 from ridgeline.plan import Plan
-from ridgeline.runtime import graph
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.graph import GraphRunner
@@ -17,65 +15,12 @@ from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
 
 
-class Stream:
-    """Orders nothing: all runs in the calling thread."""
-
-    def wait_stream(self, other: object) -> None:
-        """Nothing to wait for."""
-
-
-class Captured:
-    """Stands for a graph: a replay runs the body; `log` tells what was done."""
-
-    log: list[str] = []
-
-    def __init__(self, body: StepBody, batch: Any, stream: Any, pool: Any) -> None:
-        self.log.append("capture")
-        self.body, self.batch, self.inputs = body, batch, []
-        self.graph = self
-
-    def pool(self) -> None:
-        """Of no use."""
-
-    def load(self, batch: Any) -> None:
-        self.batch = batch
-
-    def replay(self) -> Tensor:
-        self.log.append("replay")
-        return self.body(self.batch, Recorder(HostClock()))
-
-    def frames(self) -> tuple[()]:
-        return ()
-
-    def show_gradients(self) -> None:
-        """They are where they are."""
-
-    def close(self) -> None:
-        self.log.append("close")
-
-
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What the runner does, with stand-ins for CUDA; `eager` for a step operator by operator."""
-    Captured.log = []
-    for name, stand_in in {
-        "Stream": Stream,
-        "stream": lambda _: contextlib.nullcontext(),
-        "current_stream": Stream,
-        "synchronize": lambda: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(graph, "CapturedStep", Captured)
-    monkeypatch.setattr(graph, "check_replay", lambda *_, **__: None)
-    monkeypatch.setattr(graph, "clear_for_capture", lambda *_: None)
-    eagerly = GraphRunner._run_eagerly
-
-    def logged(self: GraphRunner, batch: Any) -> Tensor:
-        Captured.log.append("eager")
-        return eagerly(self, batch)
-
-    monkeypatch.setattr(GraphRunner, "_run_eagerly", logged)
-    return Captured.log
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the runner does, with stand-ins for CUDA."""
+    done: list[str] = []
+    install(monkeypatch.setattr, done)
+    return done
 
 
 def freeze(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
@@ -141,7 +86,7 @@ def test_what_changes_the_step_is_captured_again(
     change(model, optimizer)
     for _ in range(3):
         runner(batch)
-    assert log == [*usual, "close", "eager", "capture", "replay", "replay"]
+    assert log == [*usual, "synchronize", "close", "eager", "capture", "replay", "replay"]
     assert recorder.counts["recaptures"] == 1
     assert [note for note in notes if note.startswith("captured")] == [
         f"captured again because {why}"

@@ -127,7 +127,6 @@ class GraphRunner:
         self._last: CapturedStep | None = None
         self._num_replays = 0
         self._make_capturable()
-        World.close_before_leaving(self)
 
     def __call__(self, batch: Any) -> Tensor:
         """One step, eager, capturing or replayed.
@@ -175,12 +174,16 @@ class GraphRunner:
             self._recorder.add_frames(step.frames())
         return loss.clone()
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """Drop the graphs; they must be gone before the process group whose collectives they hold.
+
+        Args:
+            wait: For the device before; without, a replay that still runs gives its memory back too early.
 
         Cost: Waits for the device.
         """
-        torch.cuda.synchronize()
+        if wait:
+            torch.cuda.synchronize()
         for step in self._captured.values():
             step.close()
         self._captured.clear()
@@ -235,6 +238,7 @@ class GraphRunner:
         self._settings = settings_of(self._body.optimizer)
         self._model = ModelGuard(self._body.model)
         pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
+        World.close_before_leaving(self)
         try:
             step = CapturedStep(self._body, batch, self._stream, pool)
         except CaptureError as error:

@@ -161,13 +161,14 @@ class TrainStep(Closing):
             EquivalenceError: the planned execution gives other results than the eager step.
             WorkloadError: the loss is not a scalar that depends on the parameters.
             EngineError: a collective failed, most likely because another worker died.
-            PlanError: the step was closed.
+            PlanError: the step was closed, or its process group destroyed.
 
         Cost: Does not synchronise the host with a GPU, once the first calls have compiled, captured and
         checked what the plan says.
         """
         if self._is_closed:
             raise PlanError(CLOSED)
+        self.world.check_open()
         begin = time.perf_counter_ns()
         recorder = self.recorder
         recorder.begin_step()

@@ -4,28 +4,16 @@ A script started by hand is a world of one. Started by `torchrun` (or by `ridgel
 environment names rank and size, and joining initialises the process group over NCCL or gloo.
 """
 
-import atexit
 import os
-import weakref
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
-from ridgeline.errors import LaunchError
+from ridgeline.errors import LaunchError, PlanError
 from ridgeline.machine import Setting
-
-
-class Closable(Protocol):
-    """What holds resources of the process group."""
-
-    def close(self) -> None:
-        """Release them; safe to call twice."""
-
-
-_to_close: "weakref.WeakSet[Closable]" = weakref.WeakSet()
-_abandoned: list[str] = []
+from ridgeline.runtime import leaving
 
 
 @dataclass(frozen=True)
@@ -41,8 +29,8 @@ class World:
     def join(threads: int = 0, device: str | None = None) -> "World":
         """Find this worker's place and join the process group if there is one to join.
 
-        An already initialised process group is used as it is. A group initialised here is left
-        at interpreter exit, after everything that registered later (captured graphs) was closed.
+        An already initialised process group is used as it is. A group initialised here is left at
+        interpreter exit. Captured graphs are closed before either is destroyed, and at exit.
 
         Args:
             threads: Threads for torch on the CPU; 0 leaves the number as it is.
@@ -71,7 +59,7 @@ class World:
                 "nccl" if kind == "cuda" else "gloo",
                 device_id=place if kind == "cuda" else None,
             )
-            atexit.register(World.leave)
+            leaving.own()
         if not dist.is_initialized():
             return World(0, 1, local_rank, place)
         return World(dist.get_rank(), dist.get_world_size(), local_rank, place)
@@ -91,27 +79,33 @@ class World:
         """How the devices are shared while all workers train."""
         return Setting(device=self.kind, workers=self.size, threads=self.threads)
 
+    def check_open(self) -> None:
+        """See that the process group of several workers has not been destroyed.
+
+        Raises:
+            PlanError: it has.
+        """
+        if self.size > 1 and not dist.is_initialized():
+            raise PlanError(
+                f"wanted an open process group of {self.size} workers, got one that was destroyed (rank "
+                f"{self.rank}); train and choose before destroy_process_group(), or join a group and make a "
+                "new TrainStep"
+            )
+
     @staticmethod
-    def close_before_leaving(resource: Closable) -> None:
+    def close_before_leaving(resource: leaving.Closable) -> None:
         """Have `resource` closed before the group is left, unless it is gone by then.
 
         A captured graph that outlives the group whose collectives it holds makes the process hang.
         """
-        _to_close.add(resource)
+        leaving.close_before_leaving(resource)
 
     @staticmethod
     def abandon(reason: str) -> None:
         """After a failed capture the device refuses all work: the group will be aborted, not left."""
-        _abandoned.append(reason)
+        leaving.abandon(reason)
 
     @staticmethod
     def leave() -> None:
-        """Leave the process group, if any; safe to call twice."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return
-        if _abandoned:
-            dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - there is no public name
-            return
-        for resource in list(_to_close):
-            resource.close()
-        dist.destroy_process_group()
+        """Leave the process group, if any; safe to call twice. While an error is handled, abort it."""
+        leaving.leave()

@@ -1,0 +1,78 @@
+"""A capture that records nothing, so that what a graph runner does can be seen without a GPU."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.runtime import graph
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.graph import GraphRunner
+from ridgeline.runtime.recorder import Recorder
+
+
+class Stream:
+    """Orders nothing: all runs in the calling thread."""
+
+    def wait_stream(self, other: object) -> None:
+        """Nothing to wait for."""
+
+
+class Captured:
+    """Stands for a graph: a replay runs the body; `log` tells what was done."""
+
+    log: list[str] = []
+
+    def __init__(self, body: StepBody, batch: Any, stream: Any, pool: Any) -> None:
+        self.log.append("capture")
+        self.body, self.batch, self.inputs = body, batch, []
+        self.graph = self
+
+    def pool(self) -> None:
+        """Of no use."""
+
+    def load(self, batch: Any) -> None:
+        self.batch = batch
+
+    def replay(self) -> Tensor:
+        self.log.append("replay")
+        return self.body(self.batch, Recorder(HostClock()))
+
+    def frames(self) -> tuple[()]:
+        return ()
+
+    def show_gradients(self) -> None:
+        """They are where they are."""
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+def install(setattr: Callable[[Any, str, Any], None], log: list[str]) -> None:
+    """Put the stand-ins in place.
+
+    Args:
+        setattr: The built-in one, or that of a `MonkeyPatch`.
+        log: Told what runners do; `eager` for a step operator by operator, `synchronize` for a wait.
+    """
+    for name, stand_in in {
+        "Stream": Stream,
+        "stream": lambda _: contextlib.nullcontext(),
+        "current_stream": Stream,
+        "synchronize": lambda: log.append("synchronize"),
+    }.items():
+        setattr(torch.cuda, name, stand_in)
+    setattr(Captured, "log", log)
+    setattr(graph, "CapturedStep", Captured)
+    setattr(graph, "check_replay", lambda *_, **__: None)
+    setattr(graph, "clear_for_capture", lambda *_: None)
+    eagerly = GraphRunner._run_eagerly
+
+    def logged(self: GraphRunner, batch: Any) -> Tensor:
+        log.append("eager")
+        return eagerly(self, batch)
+
+    setattr(GraphRunner, "_run_eagerly", logged)

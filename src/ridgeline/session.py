@@ -15,6 +15,7 @@ from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
+from ridgeline.planner.expectation import expected
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.agree import share_bytes
 from ridgeline.runtime.closing import Closing
@@ -174,11 +175,13 @@ class TrainStep(Closing):
         return self._ready().timeline()
 
     def predicted(self) -> Timeline:
-        """What the simulator says of the plan in force.
+        """What the simulator says of the plan in force, before any trial.
 
         Cost: Measures and traces, if that has not happened yet.
         """
         step = self._ready()
+        if self.ranking is not None:
+            return self.ranking.best.timeline
         self._describe()
         if self.machine is None:
             self.machine = self._measured()
@@ -188,10 +191,27 @@ class TrainStep(Closing):
             plan = msgspec.structs.replace(plan, threads=self.world.threads)
         return simulate(self.machine, self.workload, plan, world_size=self.world.size)
 
+    def expected(self) -> Timeline:
+        """What was expected when training began: the prediction, corrected by the trial of the plan in force.
+
+        Cost: See `predicted`.
+        """
+        trial = None if self.ranking is None else self.ranking.best.measured
+        return expected(self.predicted(), trial)
+
     def verdict(self) -> Verdict:
-        """Predicted against measured, with causes and what to do next."""
-        predicted = self.predicted()
-        return verify(predicted, self.timeline(), machine=self.machine, workload=self.workload)
+        """What was expected when training began, and before any trial, against what happened.
+
+        Cost: See `predicted`; traces the step for the causes.
+        """
+        predicted, expected = self.predicted(), self.expected()
+        return verify(
+            predicted,
+            self.timeline(),
+            expected=expected,
+            machine=self.machine,
+            workload=self._describe(),
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the whole training step as one program with its state, for batches like those seen.

@@ -53,7 +53,7 @@ def _settings(group: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _code(fn: Any) -> Iterator[str]:
     """The bytecode of a function and of the functions written inside of it."""
-    call = fn if hasattr(fn, "__code__") else getattr(type(fn), "__call__", None)
+    call = fn if hasattr(fn, "__code__") else type(fn).__call__
     code = getattr(call, "__code__", None)
     if not isinstance(code, types.CodeType):
         yield type(fn).__qualname__

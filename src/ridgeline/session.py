@@ -277,6 +277,7 @@ class TrainStep(Closing):
                 self._example,
                 name=self.name,
                 precisions=self._precisions(),
+                memory_formats=("channels_last",),
                 may_run=True,
             )
             agreed = share_bytes(msgspec.json.encode(mine), self.world)

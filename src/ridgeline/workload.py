@@ -10,7 +10,7 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value
-from ridgeline.plan import Precision
+from ridgeline.plan import MemoryFormat, Precision
 
 Phase = Literal["forward", "backward", "optimizer"]
 Family = Literal[
@@ -113,7 +113,7 @@ class Workload(Noun, frozen=True, kw_only=True):
     completes them. `dependency_source` says how the edges were found: `make_fx` (data flow of the
     functional graph) or `storage` (definition and use of storages in eager order).
 
-    `variants` are traces of the same step in other precisions; see `at`.
+    `variants` are traces of the same step in other precisions and memory formats; see `at`.
     """
 
     kind: ClassVar[str] = "workload"
@@ -132,12 +132,24 @@ class Workload(Noun, frozen=True, kw_only=True):
     fused_optimizer_bytes: int = 0
     """Bytes that the optimizer moves as one kernel, as in a captured step; 0 where it has no such form."""
     precision: Precision = "as-is"
+    memory_format: MemoryFormat = "as-is"
     variants: tuple["Workload", ...] = ()
     notes: tuple[str, ...] = ()
 
-    def at(self, precision: Precision) -> "Workload":
-        """The step as it was traced in that precision; this one where it was not."""
-        return next((load for load in self.variants if load.precision == precision), self)
+    def at(self, precision: Precision, memory_format: MemoryFormat = "as-is") -> "Workload":
+        """The step as it was traced so; where it was not, in that precision only, or else this one."""
+        loads = (self, *self.variants)
+        alike = [load for load in loads if load.precision == precision]
+        same = [load for load in alike if load.memory_format == memory_format]
+        return (same or alike or [self])[0]
+
+    @property
+    def has_images(self) -> bool:
+        """Whether convolutions over two dimensions take part, whose kernels like their channels innermost."""
+        return any(
+            op.family == "convolution" and any(len(spec.shape) == 4 for spec in op.inputs)
+            for op in self.ops
+        )
 
     def phase(self, phase: Phase) -> tuple[Op, ...]:
         """The ops of one phase, in order."""

@@ -13,7 +13,7 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan, cut_buckets
 from ridgeline.simulator.communication import find_table, table_cost
 from ridgeline.simulator.compiled import price_execution
-from ridgeline.simulator.model import gradients_come_at_end, setting_of
+from ridgeline.simulator.model import as_run, gradients_come_at_end, setting_of
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.workload import Workload
 
@@ -105,7 +105,7 @@ def searched_bucket_bytes(
     Raises:
         MachineError: the profile lacks what the step needs.
     """
-    workload = workload.at(plan.precision)
+    workload = as_run(workload, plan)
     gradients = bucket_gradients(workload)
     if len(gradients) < 2 or len({p.dtype for p in gradients}) > 1:
         return None

@@ -230,7 +230,7 @@ def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
     is_fusable = on_gpu and not mode.is_replayed_on("cuda") and workload.fused_optimizer_bytes
     draws = mode.is_compiled and "random" in request.allow
     searched: dict[str, tuple[str, ...]] = {
-        "memory_format": ("as-is", "channels_last") if has_images(workload) else ("as-is",),
+        "memory_format": ("as-is", "channels_last") if workload.has_images else ("as-is",),
         "optimizer": ("fused",) if is_fusable else ("as-is",),
         "kernels": ("default",),
         "random": ("compiled",) if draws else ("as-is",),
@@ -243,14 +243,6 @@ def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
     ]
     for words in itertools.product(*values):
         yield msgspec.structs.replace(plan, **dict(zip(searched, words, strict=True)))
-
-
-def has_images(workload: Workload) -> bool:
-    """Whether convolutions over two dimensions take part, whose kernels like their channels innermost."""
-    return any(
-        op.family == "convolution" and any(len(spec.shape) == 4 for spec in op.inputs)
-        for op in workload.ops
-    )
 
 
 def _has_room(request: Request, workers: int) -> bool:

@@ -29,7 +29,7 @@ def peak_memory_bytes(workload: Workload, plan: Plan) -> int:
 
     Source: liveness of the trace plus the bucket layout of the reducer.
     """
-    workload = workload.at(plan.precision)
+    workload = workload.at(plan.precision, plan.memory_format)
     gradients = [p.num_bytes for p in workload.parameters if p.is_trainable]
     persistent = sum(gradients)
     largest = max(gradients, default=0)

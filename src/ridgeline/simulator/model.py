@@ -73,7 +73,7 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
         PlanError: the plan asks for what no step is run with, or for more micro-batches than samples.
         WorkloadError: the workload has no operators.
     """
-    workload = workload.at(plan.precision)
+    workload = as_run(workload, plan)
     _check(workload, plan, setting)
     priced = price_execution(machine, workload, setting, plan)
     cuts = cut_workload(workload, plan.sync.bucket_bytes) if plan.workers > 1 else ()
@@ -110,8 +110,25 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     )
 
 
+def as_run(workload: Workload, plan: Plan) -> Workload:
+    """The step as it was traced for what a plan runs.
+
+    On a GPU the compiler lays out images with their channels innermost by itself, where it compiles
+    convolutions.
+
+    Source: `torch._inductor.config.layout_optimization`, on by default.
+    """
+    memory_format = plan.memory_format
+    if MODES[plan.execution].is_compiled and workload.device == "cuda":
+        memory_format = "channels_last"
+    return workload.at(plan.precision, memory_format)
+
+
 def _untraced(workload: Workload, plan: Plan) -> list[str]:
-    """What is assumed where the step was not traced in the plan's precision; tf32 has the same operators."""
+    """What is assumed where the step was not traced as the plan runs it; tf32 has the same operators."""
+    if plan.memory_format not in ("as-is", workload.memory_format):
+        note = f"{workload.name} was not traced in channels-last memory: assumed to take as long as it is"
+        return [note]
     if plan.precision in (workload.precision, "tf32"):
         return []
     note = (

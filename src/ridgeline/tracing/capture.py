@@ -31,6 +31,7 @@ def trace(
     *,
     name: str = "model",
     precisions: Collection[str] = (),
+    memory_formats: Collection[str] = (),
     may_run: bool = False,
 ) -> Workload:
     """One training step as a `Workload`: every operator, its cost, its order; nothing is executed.
@@ -52,6 +53,8 @@ def trace(
         name: For reports.
         precisions: Those of a plan. In each that changes the operators (`bf16`) the step is traced as well,
             as a variant.
+        memory_formats: Those of a plan. `channels_last` adds a variant, in the last of the precisions, where
+            images are convolved and the step can be traced without running.
         may_run: Whether the step may really run. Taken back is what can be reached from model, loss,
             optimizer and batch, and random state; what was printed or written to files stays.
 
@@ -78,6 +81,11 @@ def trace(
             for precision in AUTOCAST
             if precision in precisions
         ]
+        if "channels_last" in memory_formats and workload.has_images:
+            precision = variants[-1].precision if variants else step.precision
+            last = step._replace(precision=precision, memory_format="channels_last")
+            laid_out = fake_workload(last, name, may_fail=True).workload
+            variants += [laid_out] if laid_out is not None else []
     return msgspec.structs.replace(workload, variants=tuple(variants))
 
 

@@ -76,6 +76,7 @@ def make_workload(
         dependency_source=source,
         fused_optimizer_bytes=fused_optimizer_bytes,
         precision=step.precision,
+        memory_format=step.memory_format,
         notes=notes,
     )
 

@@ -16,7 +16,8 @@ from ridgeline.tracing.leaks import expel, left_fakes, refuse_left
 from ridgeline.tracing.recorder import Recorder
 from ridgeline.tracing.recording import Step, StepRecorder, forward_backward, record_step
 from ridgeline.tracing.refusal import obstacle
-from ridgeline.tracing.twin import make_twin
+from ridgeline.tracing.subject import Subject
+from ridgeline.tracing.twin import channels_last, make_twin
 from ridgeline.tracing.undo import Undo
 from ridgeline.workload import Workload
 
@@ -77,7 +78,7 @@ def _attempt(step: Step, name: str, mode: FakeTensorMode, *, may_fail: bool) -> 
 
 
 def _workload(step: Step, name: str, mode: FakeTensorMode) -> Attempt:
-    run = record_step(make_twin(step.model, step.optimizer, step.batch, mode), step)
+    run = record_step(_twin(step, mode), step)
     edges = flow, _ = storage_edges(run.recorder.records)
     traced, why = _data_flow(step, run.recorder, mode)
     notes: tuple[str, ...] = ()
@@ -90,9 +91,14 @@ def _workload(step: Step, name: str, mode: FakeTensorMode) -> Attempt:
     return Attempt(workload, run.notes[0] if run.is_estimated else "")
 
 
+def _twin(step: Step, mode: FakeTensorMode) -> Subject:
+    twin = make_twin(step.model, step.optimizer, step.batch, mode)
+    return channels_last(twin) if step.memory_format == "channels_last" else twin
+
+
 def _data_flow(step: Step, first: Recorder, mode: FakeTensorMode) -> tuple[Edges | None, str]:
     """Data-flow edges of forward and backward; None, and the reason, where they cannot be had."""
-    twin = make_twin(step.model, step.optimizer, step.batch, mode)
+    twin = _twin(step, mode)
     recorder = StepRecorder(twin, first.in_place)
     edges: list[Edges] = []
 

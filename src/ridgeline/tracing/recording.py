@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ridgeline.plan import Precision
+from ridgeline.plan import MemoryFormat, Precision
 from ridgeline.tracing.accumulation import lone_references
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operands import storage_address
@@ -32,13 +32,14 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Step(NamedTuple):
-    """What is traced, and in which precision."""
+    """What is traced, in which precision and memory format."""
 
     model: nn.Module
     loss_fn: LossFn
     optimizer: Optimizer
     batch: Any
     precision: Precision = "as-is"
+    memory_format: MemoryFormat = "as-is"
 
 
 @dataclass(frozen=True)

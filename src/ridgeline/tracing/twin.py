@@ -7,6 +7,7 @@ to its twin, the user's objects stay as they are.
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,6 +63,23 @@ def make_twin(model: nn.Module, optimizer: Optimizer, batch: Any, mode: FakeTens
         batch=pytree.tree_map_only(Tensor, move, batch),
         parameters=dict(twin.named_parameters()),
     )
+
+
+def channels_last(twin: Subject) -> Subject:
+    """The twin with images and convolution weights in channels-last memory, as the runtime lays them out."""
+
+    def last(tensor: Tensor) -> Tensor:
+        is_image = tensor.dim() == 4 and tensor.is_floating_point() and tensor.shape[1] > 0
+        return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor
+
+    with twin.mode, torch.no_grad():
+        for tensor in (*twin.model.parameters(), *twin.model.buffers()):
+            tensor.data = last(tensor.data)
+        for state in twin.optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    state[key] = last(value)
+        return replace(twin, batch=pytree.tree_map_only(Tensor, last, twin.batch))
 
 
 class Undistributed(nn.Module):

@@ -13,14 +13,16 @@ later call goes on where this one ended. `ridgeline bench networks` is this with
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
 from ridgeline.experiments.networks.catalog import catalog
-from ridgeline.experiments.networks.experiment import run, settings_for
+from ridgeline.experiments.networks.experiment import run
 from ridgeline.experiments.networks.page import page
 from ridgeline.experiments.networks.request import TASKS
 from ridgeline.experiments.networks.result import NetworksExperiment
+from ridgeline.experiments.networks.settings import settings_for
 from ridgeline.experiments.networks.text import experiment_text
 from ridgeline.reporting.text import console
 
@@ -104,9 +106,15 @@ def measure(arguments: argparse.Namespace) -> None:
     print(f"written to {arguments.out or RESULTS / file_name(experiment)}")
 
 
+def _end(*_: object) -> None:
+    """An end from outside takes the children along, as an interrupt does."""
+    sys.exit(128 + signal.SIGTERM)
+
+
 def main() -> int:
     """List, run, or write the page."""
     arguments = parser().parse_args()
+    signal.signal(signal.SIGTERM, _end)
     if arguments.list:
         for network in catalog().values():
             missing = f" (needs {', '.join(network.missing)})" if network.missing else ""

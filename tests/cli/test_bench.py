@@ -10,6 +10,7 @@ import pytest
 from ridgeline.cli.bench import EXPERIMENTS
 from ridgeline.experiments.hybrid.cases import MODELS
 from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, Row
+from ridgeline.experiments.networks.result import NetworksExperiment
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow
 from ridgeline.machine import Host, Quantity
 
@@ -63,6 +64,17 @@ WAYS = WayExperiment(
     ),
 )
 
+NETWORKS = NetworksExperiment(
+    date="2026-11-22",
+    host=EMPTY.host,
+    devices=(),
+    versions={"torch": "2.13.0"},
+    device="cpu",
+    scale="cpu",
+    turns=3,
+    steps=0,
+)
+
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
@@ -80,6 +92,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     replace("hybrid", EMPTY)
     for package in ("asynchronous", "parallel", "overlap"):
         replace(package, WAYS)
+    replace("networks", NETWORKS)
     return calls
 
 
@@ -133,7 +146,7 @@ def test_wrong_usage(run, words: list[str], message: str) -> None:
 
 def test_names_agree() -> None:
     """The verb, which imports no torch, knows the parts of every experiment and its package."""
-    assert tuple(EXPERIMENTS) == ("hybrid", "async", "parallel", "overlap")
+    assert tuple(EXPERIMENTS) == ("hybrid", "async", "parallel", "overlap", "networks")
     assert EXPERIMENTS["hybrid"].parts == MODELS
     for name in ("async", "parallel", "overlap"):
         home = importlib.import_module(
@@ -143,6 +156,14 @@ def test_names_agree() -> None:
         for device in ("cpu", "cuda"):
             for quick in (True, False):
                 assert tuple(case.name for case in home.cases(device, quick)) == home.CASES
+
+
+def test_networks(run, asked) -> None:
+    """Kinds reach the experiment of networks, and its tables come back."""
+    ran = run("bench", "networks", "--only", "graph,speech", "-q")
+    assert ran.status == 0
+    assert "networks timed: 0, failed: 0" in ran.out
+    assert asked == [{"quick": False, "only": ("graph", "speech")}]
 
 
 @pytest.mark.parametrize("name", ["async", "parallel", "overlap"])

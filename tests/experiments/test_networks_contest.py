@@ -11,11 +11,12 @@ from ridgeline.errors import TaskError
 from ridgeline.experiments.networks import check, contest, process
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.combine import best_by_hand, combined
-from ridgeline.experiments.networks.experiment import run, settings_for
+from ridgeline.experiments.networks.experiment import run
 from ridgeline.experiments.networks.forms import Form, Runner, Subject, plain_forms
-from ridgeline.experiments.networks.process import Reply, ask, last_error
+from ridgeline.experiments.networks.process import Children, Reply, last_error
 from ridgeline.experiments.networks.request import Answer, Request
 from ridgeline.experiments.networks.result import AUTO, FormRow, NetworksExperiment, TriedPlan
+from ridgeline.experiments.networks.settings import settings_for
 from ridgeline.experiments.turns import spread
 from ridgeline.machine import Setting
 from ridgeline.runtime.world import World
@@ -139,7 +140,7 @@ def test_a_child_costs_itself_alone(
     """Whatever it does, what it had written is kept, and the reason is told; nothing is left running."""
     monkeypatch.setattr(process, "CHILD", "unruly_child")
     request = request_for("plan", network, tmp_path)
-    reply = ask(request, tmp_path, workers=1, environment={}, limit_s=limit_s)
+    reply = Children().ask(request, tmp_path, workers=1, environment={}, limit_s=limit_s)
     assert reply.answer.first_s == 1.0
     assert reply.reason.startswith(reason)
     assert bool(reply.reason) == bool(reason)
@@ -171,7 +172,8 @@ def test_the_experiment_asks_children(profile: Path) -> None:
     assert lines[0] == "small_mlp: check"
     late = settings_for("cpu", stop_after_s=-1.0, machine=str(profile))
     found = run(names=["small_mlp", "vae"], settings=late, earlier=found)
-    assert [one.reason for one in found.networks] == ["", "not begun within -1 s"]
+    reasons = {one.network: one.reason for one in found.networks}
+    assert reasons == {"vae": "not begun within -1 s", "small_mlp": ""}
 
 
 def test_more_networks_at_a_time_than_gpus_are_refused() -> None:

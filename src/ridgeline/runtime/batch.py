@@ -27,8 +27,12 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
     Cost: Copies are asynchronous where the source is pinned.
     """
-    if type(batch) is tuple and all(type(x) is Tensor and x.device == device for x in batch):
-        return batch  # the usual case, without the cost of walking a nest
+    if type(batch) is tuple:
+        for leaf in batch:
+            if type(leaf) is not Tensor or leaf.device != device:
+                break
+        else:
+            return batch  # the usual case, without the cost of walking a nest
     if all(leaf.device == device for leaf in leaves(batch) if isinstance(leaf, Tensor)):
         return batch
     return pytree.tree_map(partial(_to, device), batch)

@@ -52,7 +52,8 @@ class Recorder:
         self.overhead_ns = 0
         self._steps: deque[StepRecord] = deque(maxlen=WINDOW)
         self._frames: list[tuple[Span, ...]] = []
-        self._sampling = DEVICE_SAMPLING if isinstance(clock, DeviceClock) else 1
+        self._is_on_device = isinstance(clock, DeviceClock)
+        self._sampling = DEVICE_SAMPLING if self._is_on_device else 1
         self._num_ended = 0
         self.current = StepRecord(clock.stamp() if starts else 0)
 
@@ -87,7 +88,7 @@ class Recorder:
         record = self.current
         record.end = stamp
         record.is_warmup = is_warmup
-        if len(self._steps) == WINDOW:
+        if self._is_on_device and len(self._steps) == WINDOW:
             self._forget(self._steps.popleft())
         self._steps.append(record)
         self._num_ended += 1
@@ -96,7 +97,10 @@ class Recorder:
 
     def add_cost(self, name: str, value: float) -> None:
         """What the step just ended cost."""
-        self.costs.setdefault(name, deque(maxlen=WINDOW)).append(value)
+        values = self.costs.get(name)
+        if values is None:  # `setdefault` would make a deque in every step
+            values = self.costs[name] = deque(maxlen=WINDOW)
+        values.append(value)
 
     def add_frames(self, spans: tuple[Span, ...]) -> None:
         """Keep the frames of one replay of a captured step, in ns from the begin of the replay."""

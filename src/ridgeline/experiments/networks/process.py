@@ -29,45 +29,69 @@ class Reply(NamedTuple):
     reason: str
 
 
-def ask(
-    request: Request, folder: Path, *, workers: int, environment: Mapping[str, str], limit_s: float
-) -> Reply:
-    """Have a task done, and wait for it.
+class Children:
+    """The children that run now; `ask` may be called by several threads at a time."""
 
-    Args:
-        request: The task.
-        folder: Gets the request, the answer and the log of the child.
-        workers: Processes that train together.
-        environment: What is set for it beside this process's own.
-        limit_s: It is ended after so many seconds.
-    """
-    name = request.task.replace(" ", "-")
-    question = folder / f"{name}.request.json"
-    write_atomically(question, msgspec.json.encode(request))
-    log = folder / f"{name}.log"
-    answer = Path(request.answer)
-    answer.unlink(missing_ok=True)
-    command = [sys.executable, "-P", "-u", "-m"]
-    if workers > 1:
-        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={workers}", "-m"]
-    with log.open("wb") as file:
-        child = subprocess.Popen(
-            [*command, CHILD, str(question)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": _python_path(), **environment},
-        )
-        try:
-            code = child.wait(limit_s)
-            reason = "" if code == 0 else _why(code, log)
-        except subprocess.TimeoutExpired:
-            reason = f"it was ended after {limit_s:.0f} s"
-        finally:
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def ask(
+        self,
+        request: Request,
+        folder: Path,
+        *,
+        workers: int,
+        environment: Mapping[str, str],
+        limit_s: float,
+    ) -> Reply:
+        """Have a task done, and wait for it.
+
+        Args:
+            request: The task.
+            folder: Gets the request, the answer and the log of the child.
+            workers: Processes that train together.
+            environment: What is set for it beside this process's own.
+            limit_s: It is ended after so many seconds.
+        """
+        name = request.task.replace(" ", "-")
+        question = folder / f"{name}.request.json"
+        write_atomically(question, msgspec.json.encode(request))
+        log = folder / f"{name}.log"
+        answer = Path(request.answer)
+        answer.unlink(missing_ok=True)
+        command = [sys.executable, "-P", "-u", "-m"]
+        if workers > 1:
+            command += [
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={workers}",
+                "-m",
+            ]
+        with log.open("wb") as file:
+            child = subprocess.Popen(
+                [*command, CHILD, str(question)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": _python_path(), **environment},
+            )
+            self._running.add(child)
+            try:
+                code = child.wait(limit_s)
+                reason = "" if code == 0 else _why(code, log)
+            except subprocess.TimeoutExpired:
+                reason = f"it was ended after {limit_s:.0f} s"
+            finally:
+                _end(child)
+                self._running.discard(child)
+        if not answer.exists():
+            return Reply(Answer(), reason or "it ended without an answer")
+        return Reply(msgspec.json.decode(answer.read_bytes(), type=Answer), reason)
+
+    def end(self) -> None:
+        """End those that run, with all that they started."""
+        for child in list(self._running):
             _end(child)
-    if not answer.exists():
-        return Reply(Answer(), reason or "it ended without an answer")
-    return Reply(msgspec.json.decode(answer.read_bytes(), type=Answer), reason)
 
 
 def last_error(log: str) -> str:

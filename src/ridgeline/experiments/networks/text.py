@@ -100,8 +100,8 @@ def speed_table(results: tuple[NetworkResult, ...]) -> RenderableType:
 def prediction_table(results: tuple[NetworkResult, ...]) -> RenderableType:
     """What was said of the chosen plan, time to plans, and whether it trains as the plain loop does."""
     rows = table(
-        ("Network", "Before", "Expected", "Trained", "Spread", "Error before", "after", "Plan after",
-         "Compile first", "Again: plan", "compile", "Losses off by", "Parameters", ""),
+        ("Network", "Before", "Expected", "Trained", "Spread", "Error before", "after", "Plan",
+         "compile", "Plan again", "compile", "Losses", "Parameters", "10 steps"),
         right=tuple(range(1, 13)),
     )  # fmt: skip
     for result in results:

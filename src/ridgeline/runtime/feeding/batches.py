@@ -48,9 +48,9 @@ def feed(
             moves the buffer). A batch is then valid until the next one is asked for. Otherwise a
             batch is valid as long as it, or a view of it, is referenced; a buffer that is still held
             when its turn comes is left to its holder and replaced.
-        handover: On the CPU, load in the caller's thread until this says that a loading thread pays; for
-            loaders that any thread may iterate, and feeds that follow each other may share it. None:
-            a thread from the first batch on, but for lists and tuples, whose batches are there already.
+        handover: On the CPU, finds out whether the loading thread pays, and does without where it does not;
+            for loaders that any thread may iterate. Feeds that follow each other share it. None: always
+            a thread, but for lists and tuples, whose batches are there already.
 
     Returns:
         An iterator of batches, for one pass (make a feed in every epoch), which is a context manager and has
@@ -134,6 +134,7 @@ class Feed(Stream):
         self._waited_s = 0.0
         self._compute_s = 0.0
         self._handed_s: float | None = None
+        self._asked_s: float | None = None
 
     def _next(self) -> Any:
         """The next batch; see `feed` for how long it is valid and what may be raised."""
@@ -154,10 +155,8 @@ class Feed(Stream):
         self._ahead.popleft()
         if slot.error is not None:
             self._stop(slot)
-        if self._handover is not None and self._engine is None:
-            self._handover.note(waited_s)
-            if self._handover.pays:
-                self._open_lane()
+        if self._handover is not None:
+            self._follow(self._handover, begin, waited_s)
         self._ask_ahead(limit=self._num_ahead)
         if self._carrier is not None:
             batch = self._carrier.receive(slot)
@@ -210,18 +209,35 @@ class Feed(Stream):
         self._is_over = True  # and so it stays if the loader cannot even begin
         self._source.open()  # here, because a DataLoader watches its workers from the main thread
         self._is_over = False
-        if self._depth > 0 and (self._handover is None or self._handover.pays):
+        if self._depth > 0 and (self._handover is None or self._handover.uses_thread):
             self._open_lane()
         else:
             self._close_with(None)
 
+    def _follow(self, handover: Handover, asked_s: float, waited_s: float) -> None:
+        """Tell how long the step was that ended with this batch, and do as is decided then."""
+        if self._asked_s is not None:
+            handover.note(asked_s - self._asked_s, waited_s)
+        self._asked_s = asked_s
+        if handover.uses_thread and self._engine is None:
+            self._open_lane()
+        elif self._engine is not None and not handover.uses_thread and not self._ahead:
+            self._close_lane(self._engine)
+
     def _open_lane(self) -> None:
         """From now on batches are loaded ahead, in another thread."""
         self._engine = Engine()
+        self._source.thread = None  # that which loaded so far may wait for the new one
         self._position = self._engine.variable("position in the loader")
         for slot in self._slots:
             slot.variable = self._engine.variable("slot of a feed")
         self._close_with(self._engine)
+
+    def _close_lane(self, engine: Engine) -> None:
+        """From now on batches are loaded when they are asked for; nothing is ahead."""
+        engine.close()
+        self._engine = None
+        self._close_with(None)
 
     def _close_with(self, engine: Engine | None) -> None:
         """What ends the loading when the feed is closed or dropped."""
@@ -231,8 +247,9 @@ class Feed(Stream):
 
     @property
     def _num_ahead(self) -> int:
-        """Batches that are prepared while the caller works: none without a thread that could."""
-        return self._depth if self._engine is not None else 0
+        """Batches that are prepared while the caller works: none without a thread, or with one to be ended."""
+        is_kept = self._handover is None or self._handover.uses_thread
+        return self._depth if self._engine is not None and is_kept else 0
 
     def _take_back(self) -> None:
         """The caller asks for the next batch: what it had may be used again."""

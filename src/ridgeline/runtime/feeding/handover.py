@@ -1,90 +1,73 @@
-"""Whether a loading thread is worth its handing over: batches that load faster than that load in place.
+"""Whether a loading thread is worth its handing over: found out by a run itself, in turns.
 
 A batch that another thread prepares has to be asked for, waited for and handed over, and Python threads take
-turns meanwhile. On two cores that costs a small step more than slicing its batch out of memory does, so a
-feed of this kind begins in the caller's thread and takes a loading thread once loading has shown to be slower.
+turns meanwhile. Where slicing it out of memory takes no longer, a step is shorter without the thread; and
+where every core is busy computing, a loading thread takes from the computing what it was to give.
 """
 
-import functools
-import itertools
 import statistics
-import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 
-import torch
-
-FIRST_LOOKS = 3
-"""Loads that are timed before a thread is thought of: the first ones open files and take fresh memory."""
-LOOKS = 9
-"""Loads whose median is compared: single slow ones (a page from disk, another program) start no thread."""
-TURNS, STEPS, OPERATORS, VALUES = 5, 40, 20, 2000
-"""What handing over is measured by: steps of about 0.1 ms, 200 with and 200 without it, in turns."""
-AHEAD = 2
-FAR = 20.0
-"""A load that takes this many times as long as handing over leaves no doubt: no further one is awaited."""
+SKIPPED = 2
+"""First steps of a turn: memory is fresh, a thread begins or ends."""
+LOOKS = 8
+TURNS = 4
+"""Without and with a thread, twice: 40 steps in all, so that a machine that drifts does not decide."""
+LITTLE = 0.01
+"""Loading that takes this share of a step is done in place: more cannot be gained than that."""
+MUCH_S = 1e-3
+"""Loading that takes this long gets a thread at once: handing over costs a tenth of it."""
+GAIN = 0.02
+"""A thread must shorten the step by this fraction, which is what medians of so few steps leave open."""
 
 
 class Handover:
-    """What loading costs, against what handing a batch from thread to thread costs; shared by a run's feeds.
+    """Whether batches come from a loading thread; shared by the feeds of a run, which follow each other.
 
     Serves loaders that any thread may iterate, as those of a map-style data set.
 
-    Args:
-        handing_s: Seconds to hand one batch over; None measures it when it is first needed.
+    Attributes:
+        uses_thread: Whether the next batch is to come from a loading thread.
     """
 
-    def __init__(self, handing_s: float | None = None) -> None:
-        self._handing_s = handing_s
-        self._loads: deque[float] = deque(maxlen=LOOKS)
-        self._num_loads = 0
-        self._pays = False
+    def __init__(self) -> None:
+        self.uses_thread = False
+        self._is_decided = False
+        self._turn = 0
+        self._num_steps = 0
+        self._loads_s: list[float] = []
+        self._steps_s: dict[bool, list[float]] = {False: [], True: []}
 
-    @property
-    def pays(self) -> bool:
-        """Whether a loading thread is worth it. Once it was, it stays so: threads do not come and go."""
-        return self._pays
+    def note(self, step_s: float, load_s: float) -> None:
+        """A step went by, from batch to batch.
 
-    def note(self, load_s: float) -> None:
-        """A batch was loaded in place, in so many seconds."""
-        if self._handing_s is None:
-            self._handing_s = handing_seconds()
-        self._loads.append(load_s)
-        self._num_loads += 1
-        is_far = self._num_loads > 1 and min(self._loads) > FAR * self._handing_s
-        if is_far or self._num_loads >= FIRST_LOOKS:
-            self._pays = self._pays or statistics.median_low(self._loads) > self._handing_s
+        Args:
+            step_s: Its seconds.
+            load_s: Those in which the caller loaded the batch, or waited for it.
+        """
+        if self._is_decided:
+            return
+        self._num_steps += 1
+        if self._num_steps <= SKIPPED:
+            return
+        self._steps_s[self.uses_thread].append(step_s)
+        if not self.uses_thread:
+            self._loads_s.append(load_s)
+        if self._num_steps == SKIPPED + LOOKS:
+            self._end_turn()
 
+    def _end_turn(self) -> None:
+        self._turn, self._num_steps = self._turn + 1, 0
+        median: Callable[[list[float]], float] = statistics.median_low
+        plain_s, load_s = median(self._steps_s[False]), median(self._loads_s)
+        if load_s <= LITTLE * plain_s:
+            self._decide(False)
+        elif load_s >= MUCH_S:
+            self._decide(True)
+        elif self._turn == TURNS:
+            self._decide(median(self._steps_s[True]) < (1.0 - GAIN) * plain_s)
+        else:
+            self.uses_thread = not self.uses_thread
 
-@functools.cache
-def handing_seconds() -> float:
-    """Seconds by which a step becomes longer when a loading thread hands it a batch; measured once a process.
-
-    The batches are empty and the steps are a few operators long, in turns with the same steps without a feed:
-    between operators the threads take turns in Python, which an idle consumer would not notice.
-
-    Cost: About a tenth of a second.
-    """
-    from ridgeline.runtime.feeding.batches import Feed  # which asks this module in turn
-
-    values = torch.ones(VALUES)
-    alone: list[float] = []
-    fed: list[float] = []
-    for _ in range(TURNS):
-        alone += _steps(itertools.repeat(None), values)
-        with Feed(itertools.repeat(None), torch.device("cpu"), AHEAD, None) as batches:
-            fed += _steps(batches, values)
-    return max(0.0, statistics.median(fed) - statistics.median(alone))
-
-
-def _steps(batches: Iterable[None], values: torch.Tensor) -> list[float]:
-    """Seconds of small steps, each with the wait for its batch."""
-    taken: list[float] = []
-    begin = time.perf_counter()
-    for _ in itertools.islice(batches, STEPS + 1):
-        for _ in range(OPERATORS):
-            values.mul_(1.0)
-        end = time.perf_counter()
-        taken.append(end - begin)
-        begin = end
-    return taken[1:]
+    def _decide(self, uses_thread: bool) -> None:
+        self.uses_thread, self._is_decided = uses_thread, True

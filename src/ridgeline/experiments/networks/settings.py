@@ -1,0 +1,120 @@
+"""How the experiment is run, and where: settings, and places for networks that run side by side."""
+
+import os
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+
+from ridgeline.codec import Value
+from ridgeline.errors import TaskError
+from ridgeline.experiments.networks.network import Scale
+from ridgeline.experiments.networks.request import TASKS, Request, Task
+
+TURNS = {"cpu": 5, "cuda": 9}
+STEPS = {"cpu": 0, "cuda": 20}
+"""Turns, and steps in each, by device; 0: as many as fill a turn."""
+
+
+class Settings(Value, frozen=True, kw_only=True):
+    """How the experiment is run.
+
+    Attributes:
+        device: `cpu` or `cuda`.
+        scale: Of the networks.
+        allow: Changes of the maths that all forms may make.
+        turns: Turns of the timing.
+        steps: Steps in a turn; 0: as many as fill one.
+        budget_s: What `TrainStep` gets to choose in; None: its own.
+        workers: Processes that train a network together.
+        parallel: Networks at the same time, each on its own GPU and share of the cores.
+        tasks: What to do with each network.
+        limit_s: A task that takes longer is ended.
+        stop_after_s: No network begins after so many seconds; None: all do.
+        is_warm: Use this user's own caches instead of empty ones.
+        machine: File of a machine profile to use; empty: the machine is measured.
+    """
+
+    device: Literal["cpu", "cuda"]
+    scale: Scale
+    allow: tuple[str, ...] = ()
+    turns: int
+    steps: int
+    budget_s: float | None = None
+    workers: int = 1
+    parallel: int = 1
+    tasks: tuple[Task, ...] = TASKS
+    limit_s: float = 600.0
+    stop_after_s: float | None = None
+    is_warm: bool = False
+    machine: str = ""
+
+
+class Slot(NamedTuple):
+    """Where one network runs: its GPU's number in the environment, and its cores; empty: all of them."""
+
+    gpu: str = ""
+    cores: frozenset[int] = frozenset()
+
+
+def settings_for(device: str | None = None, **changes: object) -> Settings:
+    """The usual settings on a device, with changes; those that are None change nothing.
+
+    Args:
+        device: `cpu` or `cuda`; None takes the GPU where there is one.
+        **changes: Fields of `Settings`.
+    """
+    kind: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    if device in ("cpu", "cuda"):
+        kind = "cpu" if device == "cpu" else "cuda"
+    usual = Settings(
+        device=kind,
+        scale="gpu" if kind == "cuda" else "cpu",
+        allow=("bf16", "random") if kind == "cuda" else (),
+        turns=TURNS[kind],
+        steps=STEPS[kind],
+    )
+    given = {name: value for name, value in changes.items() if value is not None}
+    return msgspec.structs.replace(usual, **given)
+
+
+def environment_of(request: Request, slot: Slot, how: Settings, folder: Path) -> dict[str, str]:
+    """Caches of its own for a child, its GPU, and its share of the cores."""
+    found: dict[str, str] = {}
+    if not how.is_warm:
+        cache = request.peer_cache if request.task.startswith("compile") else request.plan_cache
+        found |= {
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "TRITON_CACHE_DIR": f"{cache}/triton",
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        }
+    if slot.gpu:
+        found["CUDA_VISIBLE_DEVICES"] = slot.gpu
+    if how.workers > 1:
+        cores = len(slot.cores) or len(os.sched_getaffinity(0))
+        found["OMP_NUM_THREADS"] = str(max(1, cores // how.workers))
+    return found
+
+
+def slots_of(how: Settings) -> list[Slot]:
+    """As many places as networks run at a time.
+
+    Raises:
+        TaskError: there are fewer GPUs.
+    """
+    if how.parallel == 1:
+        return [Slot()]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = names.split(",") if names else [str(i) for i in range(torch.cuda.device_count())]
+    if how.device != "cuda" or how.workers > 1 or how.parallel > len(gpus):
+        raise TaskError(
+            f"wanted a GPU for each of {how.parallel} networks at a time, got {len(gpus)} GPUs, device "
+            f"{how.device} and {how.workers} workers for each; run fewer at a time"
+        )
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // how.parallel)
+    return [
+        Slot(gpus[index], frozenset(cores[index * share : (index + 1) * share]))
+        for index in range(how.parallel)
+    ]

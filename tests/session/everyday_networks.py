@@ -229,7 +229,8 @@ class Autoencoder(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         mean, spread = self.encode(x).chunk(2, -1)
-        code = torch.distributions.Normal(mean, F.softplus(spread))
+        # Said, because torch's compiler, once loaded, turns the default off.
+        code = torch.distributions.Normal(mean, F.softplus(spread), validate_args=True)
         return self.decode(code.rsample()), code
 
 

@@ -17,6 +17,7 @@ from ridgeline.errors import WorkloadError
 from ridgeline.plan import Precision
 from ridgeline.tracing.faking import fake_workload
 from ridgeline.tracing.recording import AUTOCAST, LossFn, Step
+from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.running import real_workload
 from ridgeline.tracing.stepping import needs_closure
 from ridgeline.tracing.subject import tensors_of
@@ -51,7 +52,7 @@ def trace(
             has any is the number of samples. Tensors on another device count as already copied.
         name: For reports.
         precisions: Those of a plan. In each that changes the operators (`bf16`) the step is traced as well,
-            as a variant.
+            as a variant; a step that may run and fails in it has a note instead.
         may_run: Whether the step may really run. Taken back is what can be reached from model, loss,
             optimizer and batch, and random state; what was printed or written to files stays.
 
@@ -73,12 +74,17 @@ def trace(
     step = Step(model, loss_fn, optimizer, batch)
     with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
-        variants = [
-            _traced(step._replace(precision=precision), name, may_run=may_run)
-            for precision in AUTOCAST
-            if precision in precisions
-        ]
-    return msgspec.structs.replace(workload, variants=tuple(variants))
+        variants, notes = [], [*workload.notes]
+        for precision in AUTOCAST:
+            if precision not in precisions:
+                continue
+            try:
+                variants.append(_traced(step._replace(precision=precision), name, may_run=may_run))
+            except Exception as error:
+                if not may_run:
+                    raise
+                notes.append(f"the step does not run in {precision}: {obstacle(error)}")
+    return msgspec.structs.replace(workload, variants=tuple(variants), notes=tuple(notes))
 
 
 def _traced(step: Step, name: str, *, may_run: bool) -> Workload:

@@ -74,7 +74,8 @@ def trace(
     step = Step(model, loss_fn, optimizer, batch)
     with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
-        variants, notes = [], [*workload.notes]
+        variants: list[Workload] = []
+        notes = [*workload.notes]
         for precision in AUTOCAST:
             if precision not in precisions:
                 continue
@@ -106,7 +107,7 @@ def _check(model: nn.Module, optimizer: Optimizer, batch: Any, *, may_run: bool)
             "register what is trained as nn.Parameter"
         )
     for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter):
+        if nn.parameter.is_lazy(parameter) and not may_run:
             raise WorkloadError(
                 f"wanted parameters with shapes, got {name} of a lazy module that has none yet; "
                 "call the model once on a batch before tracing"

@@ -28,6 +28,10 @@ Family = Literal[
 Role = Literal["parameter", "buffer", "batch", "activation", "gradient", "state"]
 
 
+_DRAWS = ("dropout", "bernoulli", "rand", "normal_", "uniform", "multinomial", "exponential", "rrelu")
+"""Parts of the names of operators that draw random numbers; attention counts as what it is called with."""
+
+
 class TensorSpec(Value, frozen=True, kw_only=True):
     """A tensor without its data. `dtype` as torch prints it without the prefix, e.g. `float32`."""
 
@@ -150,6 +154,11 @@ class Workload(Noun, frozen=True, kw_only=True):
             op.family == "convolution" and any(len(spec.shape) == 4 for spec in op.inputs)
             for op in self.ops
         )
+
+    @property
+    def draws_random(self) -> bool:
+        """Whether operators draw random numbers: dropout, noise, stochastic depth."""
+        return any(word in op.name for op in self.ops for word in _DRAWS)
 
     def phase(self, phase: Phase) -> tuple[Op, ...]:
         """The ops of one phase, in order."""

@@ -4,7 +4,7 @@ Each maker is called after seeding, so that two calls give the same network.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -98,6 +98,18 @@ def translator() -> Network:
 
     batches = many(lambda: (torch.randint(1, 11, (4, 6)), torch.randint(1, 11, (4, 5))))
     return Network(model, loss_fn, adam(model), batches)
+
+
+def masked() -> Network:
+    layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Linear(6, 5))
+
+    def loss_fn(m: nn.Module, b: Any) -> Tensor:
+        causal = nn.Transformer.generate_square_subsequent_mask(4)
+        out = m[0](b[0][:, None].expand(8, 4, 6), mask=causal)
+        return F.cross_entropy(m[1](out[:, -1]), b[1])
+
+    return Network(model, loss_fn, adam(model), many(rows))
 
 
 class Experts(nn.Module):
@@ -229,7 +241,8 @@ class Autoencoder(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         mean, spread = self.encode(x).chunk(2, -1)
-        code = torch.distributions.Normal(mean, F.softplus(spread))
+        # Said, because torch's compiler, once loaded, turns the default off.
+        code = torch.distributions.Normal(mean, F.softplus(spread), validate_args=True)
         return self.decode(code.rsample()), code
 
 
@@ -242,60 +255,6 @@ def variational() -> Network:
     return simple(Autoencoder(), loss_fn)
 
 
-def metric() -> Network:
-    seen: list[float] = []
-
-    def loss_fn(m: nn.Module, b: Any) -> Tensor:
-        out = m(b[0])
-        seen.append((out.argmax(-1) == b[1]).float().mean().item())
-        loss = F.cross_entropy(out, b[1])
-        return loss * 2 if loss.item() > 1.5 and len(seen) % 2 else loss
-
-    return simple(mlp(), loss_fn)
-
-
-class Counting(optim.Optimizer):
-    """Keeps a count in Python, and looks at the norm of each gradient."""
-
-    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-        self.count = 0
-        self.norms: list[float] = []
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self.count += 1
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                state.setdefault("mean", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.1)
-                self.norms.append(parameter.grad.norm().item())
-                scale = group["lr"] / (self.count * max(self.norms[-1], 1.0))
-                parameter.sub_(state["mean"], alpha=scale)
-
-
-def lazily_cached() -> Network:
-    cache: dict[str, Tensor] = {}
-
-    def loss_fn(m: nn.Module, b: Any) -> Tensor:
-        if "w" not in cache:
-            cache["w"] = torch.linspace(0.5, 1.5, 5)
-        return F.cross_entropy(m(b[0]) * cache["w"], b[1])
-
-    return simple(mlp(), loss_fn)
-
-
-def scaled() -> Network:
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-
-    def loss_fn(m: nn.Module, b: Any) -> Tensor:
-        return scaler.scale(classify(m, b))
-
-    return simple(mlp(), loss_fn)
-
-
 def penalised() -> Network:
     model = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 5))
 
@@ -306,36 +265,6 @@ def penalised() -> Network:
         return F.cross_entropy(out, b[1]) + (slope.norm(dim=-1) - 1).square().mean()
 
     return simple(model, loss_fn)
-
-
-def with_proxies() -> Network:
-    model = mlp()
-    proxies = nn.Parameter(torch.randn(7, 5))
-
-    def loss_fn(m: nn.Module, b: Any) -> Tensor:
-        return F.cross_entropy(m(b[0]) @ proxies.T, b[1])
-
-    optimizer = optim.Adam([*model.parameters(), proxies], 0.01)
-    return Network(model, loss_fn, optimizer, many(rows))
-
-
-def uncopyable() -> Network:
-    model = mlp()
-    model.source = (number for number in range(3))
-    return simple(model)
-
-
-class Watchful(nn.Module):
-    """Refuses to run under a dispatch mode, as code does that keeps modes of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = mlp()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch._C._len_torch_dispatch_stack():
-            raise RuntimeError("modes are not for this network")
-        return self.body(x)
 
 
 def by(make: Callable[..., optim.Optimizer], lr: float = 0.01) -> Callable[[], Network]:
@@ -357,7 +286,6 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "dict": lambda: describing(as_dict=True),
     "dataclass": lambda: describing(as_dict=False),
     "distributions": variational,
-    "metric": metric,
     "adagrad": by(optim.Adagrad),
     "rmsprop": by(optim.RMSprop),
     "nadam": by(optim.NAdam),
@@ -366,11 +294,6 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "adamax": by(optim.Adamax),
     "rprop": by(optim.Rprop),
     "asgd": by(optim.ASGD),
-    "own optimizer": lambda: simple(mlp(), optimizer=lambda m: Counting(m.parameters())),
-    "lazy cache": lazily_cached,
-    "gradient scaler": scaled,
     "gradient penalty": penalised,
-    "proxies": with_proxies,
-    "uncopyable": uncopyable,
-    "watchful": lambda: simple(Watchful()),
+    "masked": masked,
 }

@@ -1,6 +1,5 @@
 """Whatever trains with a plan by hand trains with a chosen one: ten steps have the bits of the plain loop."""
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from everyday_networks import NETWORKS, Experts, Network, adam, classify, many, mlp, rows
+from stateful_networks import STATEFUL
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -32,24 +32,15 @@ REASONS = {
     "cached table": "the step keeps tensors that it makes outside of the model",
     "gradient scaler": "the step keeps tensors that it makes outside of the model",
     "proxies": "1 others, the first of shape (7, 5)",
+    "lazily shaped": "0.weight of type UninitializedParameter",
+    "averaging": "the step keeps tensors that it makes outside of the model",
+    "masked": "aten._local_scalar_dense.default (.item(), .tolist(), bool() or an if on a tensor) in module",
     "uncopyable": "cannot pickle 'generator' object",
 }
 """Why a network is recorded while it runs; all others are traced without running."""
 
 
-@functools.lru_cache(maxsize=4)
-def table(size: int) -> Tensor:
-    return torch.linspace(0.5, 1.5, size)
-
-
-def cached_table() -> Network:
-    table.cache_clear()
-
-    def loss_fn(m: nn.Module, b: Any) -> Tensor:
-        return F.cross_entropy(m(b[0]) * table(5), b[1])
-
-    model = mlp()
-    return Network(model, loss_fn, adam(model), many(rows))
+EVERY = NETWORKS | STATEFUL
 
 
 def seeded(make: Callable[[], Network]) -> Network:
@@ -75,10 +66,10 @@ def assert_equal(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(value, other.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, "cached table"])
+@pytest.mark.parametrize("name", EVERY)
 def test_trains_as_the_plain_loop(name: str) -> None:
     """Losses and state, whatever was traced, recorded or tried before; and the notes say how."""
-    make = NETWORKS.get(name, cached_table)
+    make = EVERY[name]
     plain = seeded(make)
     losses = plain_losses(plain)
     mine = seeded(make)
@@ -91,7 +82,7 @@ def test_trains_as_the_plain_loop(name: str) -> None:
         said = [note for note in step.workload.notes if note.startswith((RECORDED, OPAQUE))]
     assert_equal(plain.model, mine.model)
     if name == "watchful":
-        assert "modes are not for this network (everyday_networks.py:" in said[0]
+        assert "modes are not for this network (stateful_networks.py:" in said[0]
         assert [op.name for op in step.workload.ops] == [f"ridgeline.opaque.{p}" for p in PHASES]
         assert len(opaque_timings(step.workload, machine.ceilings[0].setting)) == 3
     else:

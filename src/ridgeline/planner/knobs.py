@@ -228,12 +228,12 @@ def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
     workload = request.workloads[plan.workers]
     on_gpu = request.device == "cuda"
     is_fusable = on_gpu and not mode.is_replayed_on("cuda") and workload.fused_optimizer_bytes
-    draws = mode.is_compiled and "random" in request.allow
+    draws = mode.is_compiled and "random" in request.allow and workload.draws_random
     searched: dict[str, tuple[str, ...]] = {
         "memory_format": ("as-is", "channels_last") if workload.has_images else ("as-is",),
         "optimizer": ("fused",) if is_fusable else ("as-is",),
         "kernels": ("default",),
-        "random": ("compiled",) if draws else ("as-is",),
+        "random": ("as-is", "compiled") if draws else ("as-is",),
     }
     if on_gpu and mode.form == "compiled" and mode.is_replayed:
         searched["kernels"] = ("default", "combined")

@@ -181,7 +181,7 @@ def _turn(candidate: Candidate, steps: int | None) -> tuple[bool, bool, bool, fl
     plan = candidate.plan
     return (
         is_compiled(plan),
-        plan.kernels == "combined",
+        plan.kernels == "combined" or plan.random == "compiled",
         MODES[plan.execution].is_one_program and plan.workers == 1 and _is_on_gpu(candidate),
         candidate.cost_s(steps),
         num_changes(plan),

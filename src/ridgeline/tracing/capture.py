@@ -17,6 +17,7 @@ from ridgeline.errors import WorkloadError
 from ridgeline.plan import Precision
 from ridgeline.tracing.faking import fake_workload
 from ridgeline.tracing.recording import AUTOCAST, LossFn, Step
+from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.running import real_workload
 from ridgeline.tracing.stepping import needs_closure
 from ridgeline.tracing.subject import tensors_of
@@ -52,7 +53,7 @@ def trace(
             has any is the number of samples. Tensors on another device count as already copied.
         name: For reports.
         precisions: Those of a plan. In each that changes the operators (`bf16`) the step is traced as well,
-            as a variant.
+            as a variant; a step that may run and fails in it has a note instead.
         memory_formats: Those of a plan. `channels_last` adds a variant, in the last of the precisions, where
             images are convolved and the step can be traced without running.
         may_run: Whether the step may really run. Taken back is what can be reached from model, loss,
@@ -76,17 +77,23 @@ def trace(
     step = Step(model, loss_fn, optimizer, batch)
     with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
-        variants = [
-            _traced(step._replace(precision=precision), name, may_run=may_run)
-            for precision in AUTOCAST
-            if precision in precisions
-        ]
+        variants: list[Workload] = []
+        notes = [*workload.notes]
+        for precision in AUTOCAST:
+            if precision not in precisions:
+                continue
+            try:
+                variants.append(_traced(step._replace(precision=precision), name, may_run=may_run))
+            except Exception as error:
+                if not may_run:
+                    raise
+                notes.append(f"the step does not run in {precision}: {obstacle(error)}")
         if "channels_last" in memory_formats and workload.has_images:
             precision = variants[-1].precision if variants else step.precision
             last = step._replace(precision=precision, memory_format="channels_last")
             laid_out = fake_workload(last, name, may_fail=True).workload
             variants += [laid_out] if laid_out is not None else []
-    return msgspec.structs.replace(workload, variants=tuple(variants))
+    return msgspec.structs.replace(workload, variants=tuple(variants), notes=tuple(notes))
 
 
 def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
@@ -108,7 +115,7 @@ def _check(model: nn.Module, optimizer: Optimizer, batch: Any, *, may_run: bool)
             "register what is trained as nn.Parameter"
         )
     for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter):
+        if nn.parameter.is_lazy(parameter) and not may_run:
             raise WorkloadError(
                 f"wanted parameters with shapes, got {name} of a lazy module that has none yet; "
                 "call the model once on a batch before tracing"

@@ -28,6 +28,8 @@ class ModulePath:
         with ExitStack() as undoing:
             undoing.callback(self.close)
             for name, module in model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue  # takes no hooks: what runs in it counts as its owner's
                 enter = self._entering(name)
                 self._hooks.append(module.register_forward_pre_hook(enter, prepend=True))
                 self._hooks.append(module.register_forward_hook(self._leaving))

@@ -104,10 +104,8 @@ def operands(
     packet = func.overloadpacket
     inputs = tuple(_distinct_objects(_tensors((*args, *kwargs.values()))))
     results = tuple(_tensors((result,)))
-    written_names, overwritten_names = _written(func)
-    if packet in HIDDEN_WRITES and argument(func, args, kwargs, "training"):
-        written_names = HIDDEN_WRITES[packet]
-    written = tuple(_tensors(argument(func, args, kwargs, name) for name in written_names))
+    _, overwritten_names = _written(func)
+    written = written_arguments(func, args, kwargs)
     untouched: tuple[Tensor, ...] = ()
     if packet in SHAPE_ONLY:
         untouched = inputs
@@ -127,6 +125,17 @@ def operands(
         # A constant that enters the step is not copied: real execution hands on the same storage.
         is_view=packet is aten.lift_fresh or (bool(results) and not made and not written),
     )
+
+
+def written_arguments(
+    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, ...]:
+    """The tensors that a call writes into."""
+    names, _ = _written(func)
+    packet = func.overloadpacket
+    if packet in HIDDEN_WRITES and argument(func, args, kwargs, "training"):
+        names = HIDDEN_WRITES[packet]
+    return tuple(_tensors(argument(func, args, kwargs, name) for name in names))
 
 
 def argument(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:

@@ -9,6 +9,7 @@ threads, files, process groups) is left alone.
 import collections
 import enum
 import functools
+import inspect
 import io
 import random
 import socket
@@ -24,6 +25,8 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 CONTAINERS = (dict, list, set, collections.deque)
@@ -64,6 +67,7 @@ class Reach:
         stores: Containers, and the `__dict__` of objects.
         cells: Variables that code names.
         tensors: Each once.
+        lazy: Parameters and buffers without a shape yet.
         arrays: NumPy's.
         generators: Sources of random numbers.
     """
@@ -72,6 +76,7 @@ class Reach:
         self.stores: list[Any] = []
         self.cells: list[Cell] = []
         self.tensors: list[Tensor] = []
+        self.lazy: list[Tensor] = []
         self.arrays: list[numpy.ndarray[Any, Any]] = []
         self.generators: list[Any] = []
         self._seen: dict[int, Any] = {}  # holds the objects: a number must not be used again
@@ -117,6 +122,9 @@ class Reach:
         self._open += [element for element in elements if not isinstance(element, _ATOMS)]
 
     def _add_tensor(self, tensor: Tensor) -> None:
+        if is_lazy(tensor):  # it changes its class with its first use
+            self.lazy.append(tensor)
+            return
         self.tensors.append(tensor)
         if tensor.is_leaf and tensor.grad is not None:
             self._open.append(tensor.grad)
@@ -127,7 +135,7 @@ class Reach:
     def _add_object(self, value: Any) -> None:
         """Attributes of an object, and of its class where that is the user's."""
         kind = type(value)
-        self._open.append(getattr(value, "__wrapped__", None))
+        self._open.append(inspect.getattr_static(value, "__wrapped__", None))
         if not _is_open(kind):
             return
         self._open += kind.__mro__[:-1]
@@ -140,6 +148,8 @@ class Reach:
         if isinstance(value, nn.Module):  # scripted ones keep them elsewhere
             self._open += value.parameters(recurse=False)
             self._open += value.buffers(recurse=False)
+        if isinstance(value, LazyModuleMixin):
+            self._add_cell(value, "__class__", None)
         for name in _slots(kind):
             self._add_cell(value, name, getattr(value, name, None))
 

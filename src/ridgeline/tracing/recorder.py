@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.errors import WorkloadError
 from ridgeline.tracing.accumulation import (
     References,
     may_add_in_place,
@@ -23,6 +21,7 @@ from ridgeline.tracing.accumulation import (
 from ridgeline.tracing.arguments import dtype_name, encode
 from ridgeline.tracing.family import family, is_uncounted
 from ridgeline.tracing.flops import flops
+from ridgeline.tracing.foreign import ForeignWrites, refuse_foreign
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operands import Operands, operands
 from ridgeline.tracing.storages import Storages
@@ -132,6 +131,7 @@ class Recorder(TorchDispatchMode):
         self.uncounted: dict[str, None] = {}
         self.collectives: dict[str, None] = {}
         self._is_fake = is_fake
+        self._foreign = ForeignWrites()
         self._path = path
 
     def __torch_dispatch__(
@@ -154,7 +154,8 @@ class Recorder(TorchDispatchMode):
                 self._record(func, args, kwargs, None, self._now())
                 return number
         if self._is_fake:
-            self._refuse_foreign(func, args)
+            refuse_foreign(func, args)
+            self._foreign.expect(func, args, kwargs)
         start = self._now()
         if self._adds_in_place(func, args, kwargs):
             self.in_place.add(len(self.records))
@@ -169,7 +170,8 @@ class Recorder(TorchDispatchMode):
         return self._path.current()
 
     def close(self) -> None:
-        """Take the hooks off the model, and stop following its storages."""
+        """Take the hooks off the model and what was written elsewhere back, and stop following storages."""
+        self._foreign.take_back()
         self._path.close()
         self.storages.close()
 
@@ -256,23 +258,6 @@ class Recorder(TorchDispatchMode):
             dtype=dtype_name(tensor.dtype),
             storage=number,
         )
-
-    def _refuse_foreign(self, func: OpOverload, args: tuple[Any, ...]) -> None:
-        """Stop before a gradient could reach a real tensor that is not the model's."""
-        for value in args:
-            if isinstance(value, (list, tuple)):
-                self._refuse_foreign(func, tuple(value))
-            elif (
-                isinstance(value, Tensor)
-                and not isinstance(value, FakeTensor)
-                and value.requires_grad
-            ):
-                raise WorkloadError(
-                    "wanted a step that trains only the model it is given, got a tensor of shape "
-                    f"{tuple(value.shape)} that requires grad and is not in that model, in {func}; "
-                    "use the model that is passed to loss_fn, make a trained loss its submodule, and freeze "
-                    "another network (a GAN's) with requires_grad_(False) while this step is called"
-                )
 
 
 def _is_bookkeeping(func: OpOverload) -> bool:

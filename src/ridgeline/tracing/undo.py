@@ -40,6 +40,7 @@ class Undo:
         reach = Reach(*roots)
         self._stores = [_Store(store) for store in reach.stores]
         self._cells = [(cell, _load(cell)) for cell in reach.cells]
+        self._lazy = [(tensor, type(tensor)) for tensor in reach.lazy]
         leaves = [t for t in reach.tensors if t.is_leaf]
         self._grads = [(leaf, leaf.grad, leaf.requires_grad) for leaf in leaves]
         self._tensors = [_Values(tensor) for tensor in reach.tensors] if values else []
@@ -54,13 +55,18 @@ class Undo:
         for cell, value in self._cells:
             if _load(cell) is not value:
                 _store(cell, value)
+        for tensor, kind in self._lazy:
+            if type(tensor) is not kind:
+                tensor.grad = None
+                tensor.data = tensor.data.new_empty(0)
+                tensor.__class__ = kind
         for leaf, grad, requires_grad in self._grads:
             if leaf.grad is not grad:
                 leaf.grad = grad
             if leaf.requires_grad != requires_grad:
                 leaf.requires_grad_(requires_grad)
-        for tensor in self._tensors:
-            self.notes += tensor.restore()
+        for values in self._tensors:
+            self.notes += values.restore()
         for array, saved in self._arrays:
             if array.flags.writeable:
                 numpy.copyto(array, saved)

@@ -99,7 +99,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
                 make_capturable(optimizer, next(body.model.parameters()).device)
             for watch in (contextlib.nullcontext(), watching(seen)):
                 copied = _copied(batch, kind)
-                with watch:
+                with watch, _as_if_capturing(kind, seen):
                     if runs_whole:
                         body(copied, recorder)
                     else:
@@ -158,6 +158,28 @@ def is_doubtful(lint: Lint) -> bool:
     Never in such a child itself.
     """
     return bool(lint.doubts) and not lint.findings and not is_trial()
+
+
+@contextlib.contextmanager
+def _as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
+    """Programs that ask whether they are being captured are told so, and go the way that a capture takes.
+
+    Libraries do ask, to leave out what a graph cannot hold: those of transformers look at the values of a
+    mask only where nobody captures. Optimizers are told the truth; they refuse settings of their own.
+    """
+    if kind != "cuda":
+        yield
+        return
+    asked = torch.cuda.is_current_stream_capturing
+
+    def is_capturing() -> bool:
+        return seen.lines.phase != "optimizer" or asked()
+
+    torch.cuda.is_current_stream_capturing = is_capturing
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
 
 
 def _compute_gradients(body: StepBody, batch: Any, recorder: Recorder) -> None:

@@ -40,10 +40,10 @@ class Mode(NamedTuple):
 
 SPINS = "10000"
 """Rounds in which an idle OpenMP thread looks for work before it sleeps: about 0.1 ms, longer than the time
-between two operators. The default spins on for milliseconds, and where anything else wants the core (a loader,
-another program) each thread then waits for one that the system has stopped.
+between two operators. The default spins on for milliseconds, and where anything else wants the core (a
+loader, another program) each thread then waits for one that the system has stopped.
 
-Source: measured on two shared cores, steps of the `mlp` task with two threads: median 13 ms with the default,
+Source: measured on two busy cores, steps of the `mlp` task with two threads: median 13 ms with the default,
 1.8 with a passive wait, 1.2 with 10000 rounds, 2.0 with 1000.
 """
 

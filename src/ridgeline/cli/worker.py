@@ -19,11 +19,9 @@ from ridgeline.history import History
 from ridgeline.plan import Plan
 from ridgeline.runtime import worker_process
 from ridgeline.runtime.progress import Progress
-from ridgeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from ridgeline.runtime.task import Task
-    from ridgeline.runtime.world import World
 
 REQUEST_FILE = "request.json"
 HISTORY_FILE = "history.json"

@@ -35,7 +35,9 @@ def verdict_section(
                 "dl",
                 tag("div", tag("dt", "Why"), tag("dd", bound_units(as_sentence(verdict.why)))),
                 tag("div", tag("dt", "Next"), tag("dd", bound_units(as_sentence(verdict.next)))),
-                tag("div", tag("dt", "Model"), tag("dd", bound_units(as_sentence(verdict.outlook)))),
+                tag(
+                    "div", tag("dt", "Model"), tag("dd", bound_units(as_sentence(verdict.outlook)))
+                ),
                 class_="whynext",
             ),
         ]

@@ -68,7 +68,7 @@ def _parts(whole: Any, sizes: list[int]) -> Iterator[Any]:
 
 
 def _num_at_once(batch: Any, samples: int) -> int:
-    """Batches like this one that are taken together; 1 where one cannot be told from the next in its leaves."""
+    """Batches like this one that are taken together; 1 where its leaves cannot be cut into samples."""
     leaves = pytree.tree_leaves(batch)
     if not all(isinstance(x, Tensor) and x.dim() and len(x) == samples for x in leaves):
         return 1

@@ -63,9 +63,7 @@ def try_plan(task: Task, plan: Plan, world: World, *, seed: int) -> Timeline:
 
             def run(first: int, steps: int) -> None:
                 source = data.some(first, steps)
-                with feed(
-                    source, world.device, depth=plan.feed.depth, handover=handover
-                ) as fed:
+                with feed(source, world.device, depth=plan.feed.depth, handover=handover) as fed:
                     for number, batch in enumerate(fed, first):
                         around(batch, number)
                         if reader.is_full:

@@ -28,7 +28,16 @@ Family = Literal[
 Role = Literal["parameter", "buffer", "batch", "activation", "gradient", "state"]
 
 
-_DRAWS = ("dropout", "bernoulli", "rand", "normal_", "uniform", "multinomial", "exponential", "rrelu")
+_DRAWS = (
+    "dropout",
+    "bernoulli",
+    "rand",
+    "normal_",
+    "uniform",
+    "multinomial",
+    "exponential",
+    "rrelu",
+)
 """Parts of the names of operators that draw random numbers; attention counts as what it is called with."""
 
 

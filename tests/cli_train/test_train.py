@@ -69,7 +69,9 @@ def test_whole_loop(tmp_path: Path, machine_file: Path, capsys: pytest.CaptureFi
     verdict = Verdict.load(run_dir / "verdict.json")
     assert verdict.error_before is None
     assert Timeline.load(run_dir / "expected.json") == Timeline.load(run_dir / "predicted.json")
-    assert f"took {units.nanoseconds(verdict.measured_ns)} ({100 * verdict.error:+.1f} %)" in shown.out
+    assert (
+        f"took {units.nanoseconds(verdict.measured_ns)} ({100 * verdict.error:+.1f} %)" in shown.out
+    )
     assert f"tiny  test metric {100 * history.epochs[-1].metric:.1f} % after 2 epochs" in shown.out
     assert re.search(r"Ridgeline's own time: \S+ \Ss a step", shown.out)
     assert f"report: {run_dir / 'report.html'}" in shown.out

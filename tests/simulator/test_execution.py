@@ -3,7 +3,14 @@
 import pytest
 
 from ridgeline.errors import PlanError
-from ridgeline.execution import MODES, check_alone, check_offered, offered
+from ridgeline.execution import (
+    MODES,
+    SPINS,
+    check_alone,
+    check_offered,
+    offered,
+    thread_variables,
+)
 from ridgeline.plan import Execution
 
 
@@ -39,3 +46,18 @@ def test_one_program_is_for_one_worker(name: Execution) -> None:
             check_alone(name, 2)
     else:
         check_alone(name, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({}, {"GOMP_SPINCOUNT": SPINS}),
+        ({"GOMP_SPINCOUNT": "7"}, {}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {}),
+    ],
+)
+def test_idle_threads_wait_as_the_user_says(given: dict[str, str], added: dict[str, str]) -> None:
+    """Or, where nothing is said, for a moment only before they sleep; their number is the plan's."""
+    assert thread_variables(0, given) == added
+    count = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
+    assert thread_variables(3, given) == count | added

@@ -142,7 +142,8 @@ def _lines(
     reached = _Point(0, 0)
     """End of the last frame; of those that overlap, the latest."""
     begun_ns = 0
-    for number, (frame, place) in enumerate(zip(frames, places, strict=True)):
+    for number, (frame, known_place) in enumerate(zip(frames, places, strict=True)):
+        place = known_place
         if place is None:
             until = next(
                 (

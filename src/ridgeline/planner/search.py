@@ -1,5 +1,6 @@
 """`choose`: enumerate plans, prune by memory, rank by simulation, try the best, and say why."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,6 +48,8 @@ ASSUMED_ERROR = 0.05
 
 Source: assumed; the median that simulators calibrated on the same machine reach.
 """
+MOST_MARGIN = 0.1
+"""However noisy trials are, a plainer plan that is slower by more than this is not kept."""
 TRIES = 12
 """Most trials unless the caller says otherwise: a bound against surprises, seldom reached."""
 
@@ -250,14 +253,10 @@ def _ranked(
         )
     fastest = usable[0]
     rivals = [c for c in usable if (c.measured is None) == (fastest.measured is None)]
-    margin = error
-    if fastest.measured is not None:
-        # Measured against measured, only the noise of the measurements is in doubt.
-        margin = max(step_spread(c.measured) for c in rivals if c.measured)
-    elif is_compiled(fastest.plan):
-        margin = max(margin, COMPILED_ERROR)
-    close = [c for c in rivals if c.cost_s(steps) <= fastest.cost_s(steps) * (1.0 + margin)]
+    margins = {id(c): _margin(c, fastest, error) for c in rivals}
+    close = [c for c in rivals if c.cost_s(steps) <= fastest.cost_s(steps) * (1.0 + margins[id(c)])]
     best = min(close, key=lambda c: (num_changes(c.plan), c.cost_s(steps)))
+    margin = margins[id(best)]
     order = [best, *(c for c in usable if c is not best), *doubtful, *failed]
     workload = request.workloads[best.plan.workers]
     plan = msgspec.structs.replace(
@@ -275,6 +274,24 @@ def _ranked(
         notes=tuple(dict.fromkeys((*notes, *_assumed(best, order)))),
         steps=steps,
     )
+
+
+def _margin(rival: Candidate, fastest: Candidate, error: float) -> float:
+    """By what fraction a rival may be slower than the fastest and still be as fast, for all that is known.
+
+    Measured against measured, only the noise of both medians is in doubt, and what is certain to be plainer
+    is not worth more than `MOST_MARGIN`.
+
+    Source: the standard error of a median is 1.25 standard deviations over the root of the number of samples,
+        and quartiles of a normal distribution lie 0.67 of those apart from it.
+    """
+    if rival.measured is None or fastest.measured is None:
+        return max(error, COMPILED_ERROR) if is_compiled(fastest.plan) else error
+    errors = [
+        step_spread(measured) / 1.35 * 1.25 / math.sqrt(max(1, len(measured.steps_ns)))
+        for measured in (rival.measured, fastest.measured)
+    ]
+    return min(MOST_MARGIN, 2.0 * math.hypot(*errors))
 
 
 def _assumed(best: Candidate, order: Sequence[Candidate]) -> list[str]:

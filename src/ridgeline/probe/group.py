@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ridgeline import units
 from ridgeline.errors import LaunchError
+from ridgeline.execution import thread_variables
 
 GRACE_S = 3.0
 """How long a worker may take to end after SIGTERM before it gets SIGKILL."""
@@ -111,8 +112,7 @@ def _environment(rank: int, workers: int, threads: int, deadline_s: float) -> di
         # The workers find the same modules as the caller, a script's own directory included.
         PYTHONPATH=os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
     )
-    if threads:
-        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
+    environment.update(thread_variables(threads, os.environ))
     # A rendezvous inherited from torchrun belongs to the caller's group, not to this one.
     for name in (
         "MASTER_PORT",

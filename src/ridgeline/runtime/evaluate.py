@@ -9,7 +9,8 @@ from torch.utils.data import Dataset
 
 from ridgeline.runtime.agree import sum_over_workers
 from ridgeline.runtime.batch import to_device
-from ridgeline.runtime.sampler import equal_parts, fetch, length
+from ridgeline.runtime.fetching import fetch
+from ridgeline.runtime.sampler import equal_parts, length
 from ridgeline.runtime.world import World
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ridgeline import errors, units
 from ridgeline.errors import LaunchError, RidgelineError
+from ridgeline.execution import thread_variables
 from ridgeline.plan import Plan
 from ridgeline.runtime import checkpoint
 from ridgeline.runtime.blackbox import read_moment
@@ -224,8 +225,7 @@ def _environment(threads: int) -> Iterator[None]:
     # The workers find the same modules as the caller; -P keeps the working directory out otherwise.
     os.environ["PYTHONPATH"] = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     os.environ["PYTHONUNBUFFERED"] = "1"
-    if threads:
-        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    os.environ.update(thread_variables(threads, os.environ))
     try:
         yield
     finally:

@@ -17,10 +17,11 @@ from ridgeline.runtime import random_state, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
 from ridgeline.runtime.feeding import Handover, feed
+from ridgeline.runtime.fetching import batches
 from ridgeline.runtime.readings import LossReader
 from ridgeline.runtime.recorder import WINDOW
 from ridgeline.runtime.round import Round
-from ridgeline.runtime.sampler import Sampler, fetch
+from ridgeline.runtime.sampler import Sampler
 from ridgeline.runtime.step import WARMUP_STEPS, TrainStep, move
 from ridgeline.runtime.task import Task
 from ridgeline.runtime.world import World
@@ -43,7 +44,7 @@ def try_plan(task: Task, plan: Plan, world: World, *, seed: int) -> Timeline:
     random_state.seed_all(seed)
     model = move(task.model(), world.device)
     optimizer = task.optimizer(model)
-    batches = _Batches(Sampler(task.train_data, task.batch_size, world, seed=seed), task.batch_size)
+    data = _Batches(Sampler(task.train_data, task.batch_size, world, seed=seed), task.batch_size)
     handover = Handover()
     with tempfile.TemporaryDirectory() as place:
         box = BlackBox(Path(place) / "trial.bin")
@@ -61,7 +62,7 @@ def try_plan(task: Task, plan: Plan, world: World, *, seed: int) -> Timeline:
             around = Round(step, reader, box, scheduler)
 
             def run(first: int, steps: int) -> None:
-                source = batches.some(first, steps)
+                source = data.some(first, steps)
                 with feed(source, world.device, depth=plan.feed.depth, handover=handover) as fed:
                     for number, batch in enumerate(fed, first):
                         around(batch, number)
@@ -96,8 +97,8 @@ class _Batches:
         self._order = sampler.order(0)
         self._whole = max(1, sampler.num_samples // batch_size)
 
-    def some(self, first: int, steps: int) -> Iterator[Any]:
+    def some(self, first: int, count: int) -> Iterator[Any]:
         """So many batches; the first is that of step `first`, counted from 1."""
-        for step in range(first - 1, first - 1 + steps):
-            indices = self._sampler.slice_of(self._order, step % self._whole)
-            yield fetch(self._sampler.dataset, indices)
+        steps = range(first - 1, first - 1 + count)
+        slices = (self._sampler.slice_of(self._order, step % self._whole) for step in steps)
+        return batches(self._sampler.dataset, slices)

@@ -20,7 +20,7 @@ from ridgeline.runtime.agree import sum_over_workers
 from ridgeline.runtime.world import World
 
 WINDOW_STEPS = 10
-"""Least steps between two readings: an all-reduce of a dozen numbers costs about as much as one short operator."""
+"""Least steps between two readings: an all-reduce of a dozen numbers costs as much as a short operator."""
 MOST_STEPS = 1000
 """Most of them: a bad loss ends the run within this many steps."""
 WINDOW_S = 0.1

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from ridgeline.errors import DataError, PlanError
+from ridgeline.runtime.fetching import batches, fetch
 from ridgeline.runtime.world import World
 
 
@@ -48,14 +49,6 @@ def worker_slice(order: Tensor, step: int, *, batch_size: int, rank: int, worker
     return order.narrow(0, begin + rank * each, each)
 
 
-def fetch(dataset: Dataset[Any], indices: Tensor) -> Any:
-    """The collated batch of some samples: by the data set's own `batch(indices)` where it has one."""
-    batch = getattr(dataset, "batch", None)
-    if callable(batch):
-        return batch(indices)
-    return default_collate([dataset[index] for index in indices.tolist()])
-
-
 def length(dataset: Dataset[Any], what: str) -> int:
     """Number of samples.
 
@@ -75,7 +68,7 @@ def length(dataset: Dataset[Any], what: str) -> int:
 
 
 class Epoch:
-    """The batches of one epoch for one worker, from a step on; iterating loads them one by one."""
+    """The batches of one epoch for one worker, from a step on; iterating loads them."""
 
     def __init__(self, sampler: "Sampler", epoch: int, first_step: int) -> None:
         self._sampler = sampler
@@ -87,8 +80,9 @@ class Epoch:
 
     def __iter__(self) -> Iterator[Any]:
         order = self._sampler.order(self._epoch)
-        for step in range(self._first_step, self._sampler.steps_per_epoch):
-            yield fetch(self._sampler.dataset, self._sampler.slice_of(order, step))
+        steps = range(self._first_step, self._sampler.steps_per_epoch)
+        slices = (self._sampler.slice_of(order, step) for step in steps)
+        return batches(self._sampler.dataset, slices)
 
 
 class Sampler:

@@ -28,6 +28,8 @@ class ImageData(Dataset[tuple[Tensor, Tensor]]):
         deviation: Divides every pixel, in pixel values.
     """
 
+    is_pure = True
+
     def __init__(self, images: Tensor, labels: Tensor, *, mean: float, deviation: float) -> None:
         self.images = images
         self.labels = labels

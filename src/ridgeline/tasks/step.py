@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ridgeline.errors import RidgelineError, TaskError
-from ridgeline.runtime.sampler import fetch, length
+from ridgeline.runtime.fetching import fetch
+from ridgeline.runtime.sampler import length
 from ridgeline.runtime.step import move
 from ridgeline.runtime.task import Task
 from ridgeline.tracing.capture import trace

@@ -48,9 +48,9 @@ class LaneError(Value, frozen=True, kw_only=True):
 class Verdict(Noun, frozen=True, kw_only=True):
     """What came of a prediction, where the step's time went, and what to do next.
 
-    `error` is what was expected when training began over measured, minus 1: negative when the step was slower.
-    That is the prediction, corrected by the plan's trial where there was one; `error_before` is then the
-    error of the prediction before any trial.
+    `error` is what was expected when training began, over measured, minus 1: negative when the step was
+    slower. That is the prediction, corrected by the plan's trial where there was one; `error_before` is then
+    the error of the prediction before any trial.
     `waterfall` adds up to `measured_ns` exactly. `share_of_ceiling` is the physical limit over the
     measured step, `overhead_fraction` Ridgeline's own time over it; None where nothing tells.
     `hides_overhead` tells that this time passed on the host while the device worked, so that it is no
@@ -155,12 +155,7 @@ def verify(
         is_full=machine is not None and measured.workers >= _most_workers(machine),
     )
     overhead = measured.counters.get("overhead_ns")
-    notes = (
-        *measured.notes,
-        *counted_words(measured.counters),
-        *judged.notes,
-        *fall.notes,
-    )
+    notes = (*measured.notes, *counted_words(measured.counters), *judged.notes, *fall.notes)
     return Verdict(
         title=measured.title,
         workers=measured.workers,

@@ -86,7 +86,7 @@ def feed(
         channel = HostChannel()
     if channel is not None:
         handover = None
-    elif isinstance(loader, list | tuple):
+    elif type(loader) in (list, tuple):
         depth = 0
     return Feed(loader, place, depth, channel, fixed_addresses=fixed_addresses, handover=handover)
 
@@ -247,7 +247,7 @@ class Feed(Stream):
 
     @property
     def _num_ahead(self) -> int:
-        """Batches that are prepared while the caller works: none without a thread, or with one to be ended."""
+        """Batches that are prepared while the caller works: none without a thread, or with one to end."""
         is_kept = self._handover is None or self._handover.uses_thread
         return self._depth if self._engine is not None and is_kept else 0
 

@@ -1,0 +1,75 @@
+"""Readings: every loss once, in windows that follow the clock; and trials that run as a run does."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ridgeline.plan import Plan
+from ridgeline.runtime import plan_trial, readings
+from ridgeline.runtime.readings import MOST_STEPS, WINDOW_STEPS, LossReader
+from ridgeline.runtime.recorder import WINDOW
+from ridgeline.runtime.world import World
+from ridgeline.tasks import load_task
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+def windows(step_s: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(first step, steps) of the windows of a run whose steps take so long."""
+    clock = itertools.count()
+    now = SimpleNamespace(perf_counter=lambda: next(clock) * step_s)
+    monkeypatch.setattr(readings, "time", now)
+    reader = LossReader(ALONE)
+    found, losses = [], []
+    for step in range(steps):
+        reader.add(torch.tensor(float(step)))
+        # One look at the clock a step: of the windows' two, the first is taken when it begins.
+        if reader.is_full:
+            for window in reader.take(wants_stop=False):
+                found.append((window.first_step, len(window.means)))
+                losses += window.means
+        elif reader._count > 1:
+            next(clock)
+    for window in reader.drain(wants_stop=False):
+        found.append((window.first_step, len(window.means)))
+        losses += window.means
+    assert losses == [float(step) for step in range(steps)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("step_s", "size"),
+    [(1.0, WINDOW_STEPS), (1e-3, 100), (1e-6, MOST_STEPS)],
+)
+def test_windows_follow_a_rhythm_in_time(
+    step_s: float, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long steps are read every tenth, short ones about ten times a second; no loss is left out."""
+    found = windows(step_s, 4 * size, monkeypatch)
+    assert found[0] == (1, WINDOW_STEPS)
+    assert abs(found[1][1] - size) <= 0.2 * size
+    for (first, count), (following, _) in itertools.pairwise(found):
+        assert following == first + count
+
+
+def test_a_bad_loss_is_found_in_its_place() -> None:
+    """Also in a window that is not full."""
+    reader = LossReader(ALONE)
+    reader.start(41)
+    for value in (1.0, float("nan"), 2.0):
+        reader.add(torch.tensor(value))
+    (window,) = reader.drain(wants_stop=True)
+    assert (window.first_step, window.first_bad, window.num_stops) == (41, 1, 1)
+    assert reader.drain(wants_stop=False) == []
+
+
+def test_short_steps_are_tried_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the recorder keeps; long ones by the least number, warm-up aside."""
+    task = load_task("mlp", data_dir=None, batch_size=64)
+    for seconds, steps in ((1e9, WINDOW), (0.0, plan_trial.TRIAL_STEPS)):
+        monkeypatch.setattr(plan_trial, "TRIAL_S", seconds)
+        measured = plan_trial.try_plan(task, Plan(threads=1), ALONE, seed=0)
+        assert len(measured.steps_ns) == steps
+        assert {"input", "forward", "backward", "optimizer"} <= {s.name for s in measured.frames}

@@ -18,7 +18,7 @@ from ridgeline.experiments.networks.request import Answer, Request
 from ridgeline.experiments.networks.result import AUTO, FormRow, NetworksExperiment, TriedPlan
 from ridgeline.experiments.networks.settings import settings_for
 from ridgeline.experiments.turns import spread
-from ridgeline.machine import Setting
+from ridgeline.machine import Quantity, Setting
 from ridgeline.runtime.world import World
 from strategies import make_machine
 
@@ -89,6 +89,41 @@ def test_contest_has_a_row_for_every_form(name: str, profile: Path, tmp_path: Pa
     assert told.before_s is not None
     assert [plan.execution for plan in answers[-1].tried] == ["eager"]
     assert answers[-1].first_s is not None
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_by_hand_the_slower_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form by hand a tenth slower than another, roughly timed, gives its memory back and says why."""
+    subject = subject_of("small_mlp")
+    eager = plain_forms(subject)[0]
+    names = ["slow", "fast", "near", "slower"]
+    rough_s = dict(zip(names, (2.0, 1.0, 1.05, 3.0), strict=True))
+    figures = iter(rough_s.values())
+    monkeypatch.setattr(contest, "rough_s", lambda *arguments: next(figures))
+    by_hand = [Form(name, "by hand", eager.make) for name in names]
+    monkeypatch.setattr(contest, "forms_by_hand", lambda subject: by_hand)
+    answers: list[Answer] = []
+    contest.first_step(request_for("compile", "small_mlp", tmp_path), subject, answers.append)
+    assert answers[0].notes == ("torch.compile: RuntimeError: no compiler here",)
+    assert len(answers) == 1 + len(names)
+    reasons = {row.form: row.reason for row in answers[-1].forms}
+    assert reasons == {
+        "slow": "left out of the turns: roughly 2.00 times the time of fast",
+        "fast": "",
+        "near": "",
+        "slower": "left out of the turns: roughly 3.00 times the time of fast",
+    }
+    assert best_by_hand(answers[-1]) == ("fast",)
+
+
+def test_ratios_are_taken_turn_by_turn() -> None:
+    """The time of `auto` over another's, each turn by itself; a form without times keeps its reason."""
+    rows = {name: FormRow(form=name, kind="plain") for name in (AUTO, "eager", "lost")}
+    samples = {AUTO: [1.0, 2.0, 3.0], "eager": [2.0, 8.0, 3.0]}
+    found = {row.form: row for row in contest.rows_with_times(rows, samples)}
+    assert found["eager"].auto_over == Quantity.measured([0.5, 0.25, 1.0], "x")
+    assert found["eager"].step_s == Quantity.measured([2.0, 8.0, 3.0], "s")
+    assert found["lost"] == rows["lost"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -65,7 +65,10 @@ RESNET = NetworkResult(
             measured_s=20e-3,
         ),
         TriedPlan(
-            plan="1 worker, step-graph", execution="step-graph", before_s=25e-3, failure="too slow"
+            plan="1 worker, step-graph",
+            execution="step-graph",
+            before_s=25e-3,
+            failure="[too] slow",
         ),
     ),
     starts=Starts(plan_s=50.0, plan_again_s=7.5, compile_s=42.0, compile_again_s=6.1),

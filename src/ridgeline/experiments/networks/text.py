@@ -92,7 +92,7 @@ def speed_table(results: tuple[NetworkResult, ...]) -> RenderableType:
             ratio(over_plain(result)),
             ratio(over_hand(result)),
             ratio(times_faster_than_compile(result)),
-            Text(_chosen(result)),  # where brackets are no markup
+            "" if result.headline is None else result.headline.execution,
         )
     return rows
 
@@ -212,13 +212,6 @@ def percent(figure: float | None) -> str:
 def share(figure: float | None) -> str:
     """A fraction that has no sign."""
     return NONE if figure is None else units.percent(figure)
-
-
-def _chosen(result: NetworkResult) -> str:
-    row = result.form(AUTO)
-    if row is not None and row.reason:
-        return f"failed: {row.reason}"
-    return "" if result.headline is None else result.headline.execution
 
 
 def _cell(row: FormRow | None) -> str:

@@ -52,6 +52,7 @@ class WholeForm(Form):
 
     def __init__(self, loss_fn: LossFunction, arguments: dict[str, Any]) -> None:
         super().__init__(loss_fn)
+        inductor.ignore_advice()
         self._compiled = torch.compile(loss_fn, **arguments)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
@@ -105,6 +106,7 @@ class CompiledRegions:
             )
         self.names = tuple(name for name, _ in found)
         self._blocks = tuple(block for _, block in found)
+        inductor.ignore_advice()
         calls = []
         for block in self._blocks:
             block.compile(**arguments)

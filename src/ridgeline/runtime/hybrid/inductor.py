@@ -1,6 +1,7 @@
 """How torch's compiler is called: with plain options, or for programs that a GPU replays."""
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +19,23 @@ PLAIN: Options = {"fallback_random": True}
 """The compiler's own random numbers differ from torch's: with these a program drops out what the eager one
 would, so that results stay those of the program and can be compared."""
 
+ADVICE = (
+    "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
+    r"\s*Online softmax is disabled on the fly",
+)
+"""How the compiler's advice begins on what a plan decides (its precision) or nobody can change."""
+
 PLAIN_ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": PLAIN}
 """Arguments of `torch.compile` and `Module.compile`."""
+
+
+def ignore_advice() -> None:
+    """Have this process not pass on the compiler's `ADVICE` from now on; other warnings stay as they are.
+
+    It comes whenever something is compiled, which the caller of a compiled step sees no sooner than in a call.
+    """
+    for message in ADVICE:
+        warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
 def replayed_options(*, announces: bool = False) -> Options:
@@ -80,6 +96,7 @@ def compile_replayed(
     """
     from torch._inductor.compile_fx import compile_fx
 
+    ignore_advice()
     again = copy_of(graph)  # the compiler changes the graph that it is given
     options = {**replayed_options(announces=announces), **(settings or {})}
     try:
@@ -104,6 +121,7 @@ def compile_plain(
     """
     from torch._inductor.compile_fx import compile_fx
 
+    ignore_advice()
     compiled: Any = compile_fx(graph, inputs, config_patches={**PLAIN, **(settings or {})})
     return compiled
 

@@ -63,7 +63,9 @@ def names(model: nn.Module) -> list[str]:
 def test_advice_on_what_a_plan_decides_is_not_passed_on(kind: str) -> None:
     """A compiled form keeps the compiler's advice on TF32 from its user, and no other warning."""
     tf32 = f"{inductor.ADVICE[0]}. Consider setting `torch.set_float32_matmul_precision('high')`."
-    softmax = "\nOnline softmax is disabled on the fly since Inductor decides to\nsplit the reduction."
+    softmax = (
+        "\nOnline softmax is disabled on the fly since Inductor decides to\nsplit the reduction."
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_form(kind, loss_fn, make_model(), notes=[])

@@ -32,7 +32,7 @@ PLAIN_ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": PLAIN}
 def ignore_advice() -> None:
     """Have this process not pass on the compiler's `ADVICE` from now on; other warnings stay as they are.
 
-    It comes whenever something is compiled, which the caller of a compiled step sees no sooner than in a call.
+    It comes whenever something is compiled, which may be in any call of a compiled step.
     """
     for message in ADVICE:
         warnings.filterwarnings("ignore", message=message, category=UserWarning)

@@ -1,4 +1,8 @@
-"""What every test must leave as it found it: threads, child processes, environment, process group."""
+"""What every test must leave as it found it, and which tests see the host's GPUs.
+
+A test leaves threads, child processes, environment and process group as they were. One that is not marked `gpu`
+is about the CPU, as the processes that it starts are, also where the host has GPUs.
+"""
 
 import os
 import sys
@@ -17,6 +21,53 @@ SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "_TORCHINDUCTO
 KEPT_THREADS = ("InductorSubproc", "subproc_worker_timer", "tqdm_monitor")
 """The reader and the timer of the compiler's workers, and the watch of its progress bar: all live as long as
 the process."""
+
+
+_hiding: list[pytest.MonkeyPatch] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that compare times on a GPU come first, in a fresh process; then others on GPUs; then the rest.
+
+    What torch learns of a host without GPUs it keeps, so that tests on GPUs must not come later.
+    """
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("gpu") is None:
+        return 2
+    return 0 if item.get_closest_marker("quiet") is not None else 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture: hide the GPUs from tests of the CPU."""
+    if item.get_closest_marker("gpu") is None:
+        _hide_gpus()
+    else:
+        _show_gpus()
+
+
+def pytest_unconfigure() -> None:
+    """Leave the process as it was."""
+    _show_gpus()
+
+
+def _hide_gpus() -> None:
+    if not _hiding:
+        _hiding.append(pytest.MonkeyPatch())
+        # For child processes, and for a torch that has not looked yet; one that has does not look again.
+        _hiding[0].setenv("CUDA_VISIBLE_DEVICES", "")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        _hiding[0].setattr(torch.cuda, "is_available", lambda: False)
+        _hiding[0].setattr(torch.cuda, "device_count", lambda: 0)
+
+
+def _show_gpus() -> None:
+    while _hiding:
+        _hiding.pop().undo()
 
 
 @pytest.fixture(scope="session", autouse=True)

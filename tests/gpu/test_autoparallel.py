@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_programs import chains, same
+from quiet_device import holds_when_quiet
 from torch import Tensor, nn
 
 from ridgeline.runtime.autoparallel.costs import measure_costs
@@ -96,15 +97,21 @@ def schedules(program: Program) -> dict[str, Any]:
     return candidates(program, [NodeCost(1e-5, 0.1)] * len(program.operations), 8)
 
 
+@pytest.mark.quiet
 def test_costs_follow_the_work() -> None:
     """A large product takes longer than a small one and fills the device; a tiny kernel leaves most of it."""
     large, tiny = torch.randn(8192, 8192, device=DEVICE), torch.randn(8, device=DEVICE)
     program = trace_program(lambda a, b: (a @ a, b + 1), (large, tiny))
-    product, kernel = measure_costs(program, (large, tiny), known={})
-    assert product.seconds > 100 * kernel.seconds > 0
-    assert product.fill > 0.9
-    assert kernel.fill < 0.7
-    assert 0.0 <= GraphClock(DEVICE).sync_s() < 50e-6
+
+    def wrong() -> str:
+        product, kernel = measure_costs(program, (large, tiny), known={})
+        sync_s = GraphClock(DEVICE).sync_s()
+        assert kernel.seconds > 0
+        good = product.seconds > 100 * max(kernel.seconds, sync_s) and sync_s >= 0
+        good = good and product.fill > 0.9 and kernel.fill < 0.7
+        return "" if good else f"{product}, {kernel}, {sync_s * 1e6:.1f} us a sync"
+
+    holds_when_quiet(wrong)
 
 
 @pytest.mark.parametrize("make", [cell, chains])
@@ -225,24 +232,34 @@ def test_measuring_leaves_no_trace_in_state() -> None:
         graph.close()
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize(("make", "gain"), [(chains, 1.5), (cell, 1.3)])
 def test_independent_small_operations_gain(make: Callable[[], Any], gain: float) -> None:
     """Chains of small products, and a NASNet cell forward and backward: faster than the sequential graph."""
     fn, args = make()
-    with parallelize(fn, args) as parallel:
-        report = parallel.report
-        serial = report.row("serial")
-        assert serial is not None
-        assert serial.measured_s is not None
-        assert serial.measured_s / report.measured_s > gain, repr(report)
+
+    def wrong() -> str:
+        with parallelize(fn, args) as parallel:
+            report = parallel.report
+            serial = report.row("serial")
+            assert serial is not None
+            assert serial.measured_s is not None
+            return "" if serial.measured_s / report.measured_s > gain else repr(report)
+
+    holds_when_quiet(wrong)
 
 
+@pytest.mark.quiet
 def test_one_large_operation_after_another_gains_nothing() -> None:
     """Where each operation fills the device the report says that nothing is gained."""
     x = torch.randn(8192, 8192, device=DEVICE)
-    with parallelize(lambda x: (x @ x, x.t() @ x), (x,)) as parallel:
-        assert parallel.report.speedup < 1.05
-        assert parallel.report.reason
+
+    def wrong() -> str:
+        with parallelize(lambda x: (x @ x, x.t() @ x), (x,)) as parallel:
+            report = parallel.report
+            return "" if report.speedup < 1.05 and report.reason else repr(report)
+
+    holds_when_quiet(wrong)
 
 
 RACE_CHECK = """

@@ -1,12 +1,12 @@
 """One program over GPUs and the CPU: the same results, no hidden wait, the time of the longest."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from gpu_programs import chains, same
+from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor
 
 import ridgeline as rl
@@ -84,6 +84,7 @@ def test_the_host_works_between_two_devices() -> None:
         same(got, want, 1e-4)
 
 
+@pytest.mark.quiet
 @two_gpus
 def test_independent_work_on_two_devices_takes_the_time_of_one() -> None:
     """The seeds' 50 products on each of two GPUs: at most 1.03 times the time of one GPU (1.05 here)."""
@@ -96,21 +97,17 @@ def test_independent_work_on_two_devices_takes_the_time_of_one() -> None:
     device_of = [operation.device.index for operation in program.operations]
     placed = DeviceProgram(program, by_hand(program, device_of), ["cuda:0", "cuda:1"])
 
-    def seconds(call: Callable[[], object]) -> float:
-        found: list[float] = []
-        for _ in range(4):
-            for index in range(2):
-                torch.cuda.synchronize(index)
-            begin = time.perf_counter()
-            result = call()
-            for index in range(2):
-                torch.cuda.synchronize(index)
-            found.append(time.perf_counter() - begin)
-            del result
-        return min(found[1:])
+    def wrong() -> str:
+        both, *alone = in_turns(
+            {
+                "both": lambda: placed(*inputs),
+                "first": lambda: work(inputs[0]),
+                "second": lambda: work(inputs[1]),
+            }
+        ).values()
+        return "" if both < 1.05 * max(alone) else f"{both:.4f} s against {alone}"
 
-    alone = max(seconds(lambda x=x: work(x)) for x in inputs)
-    assert seconds(lambda: placed(*inputs)) < 1.05 * alone
+    holds_when_quiet(wrong)
 
 
 def beside(program: Program) -> DeviceProgram:
@@ -159,6 +156,7 @@ def test_moved_values_are_whole_in_every_result() -> None:
         same(list(got), want)
 
 
+@pytest.mark.quiet
 def test_the_cpu_works_while_the_gpu_computes_and_copies() -> None:
     """Chains on both, as long as each other, the GPU's moved and added: below 0.7 times one after the other."""
     y = torch.randn(4096, 4096, device=DEVICE) / 64
@@ -170,19 +168,9 @@ def test_the_cpu_works_while_the_gpu_computes_and_copies() -> None:
             value = value / value.abs().max()
         return value
 
-    def seconds(call: Callable[[], object], count: int = 5) -> float:
-        found: list[float] = []
-        for _ in range(count):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            call()
-            torch.cuda.synchronize()
-            found.append(time.perf_counter() - begin)
-        return min(found[1:])
-
-    on_gpu = seconds(lambda: chain(y, 10)) / 10
+    short = in_turns({"gpu": lambda: chain(y, 10), "cpu": lambda: chain(x, 4)})
+    on_gpu, on_cpu = short["gpu"] / 10, short["cpu"] / 4
     num = max(2, round(0.03 / on_gpu))
-    on_cpu = seconds(lambda: chain(x, 4)) / 4
     num_cpu = max(1, round(num * on_gpu / on_cpu))
 
     def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +181,16 @@ def test_the_cpu_works_while_the_gpu_computes_and_copies() -> None:
     placed = beside(program)
     for scale in (1.0, 2.0, 3.0):
         same(placed(x * scale, y + scale), fn(x * scale, y + scale))
-    assert seconds(lambda: placed(x, y)) < 0.7 * seconds(lambda: fn(x, y))
-    with rl.parallelize(fn, (x, y)) as ours:
-        same(ours(x, y), fn(x, y), 1e-4)
-        assert ours.report.chosen != "serial", repr(ours.report)
+
+    def wrong() -> str:
+        found = in_turns({"ours": lambda: placed(x, y), "serial": lambda: fn(x, y)})
+        return "" if found["ours"] < 0.7 * found["serial"] else str(found)
+
+    holds_when_quiet(wrong)
+
+    def chosen_as_written() -> str:
+        with rl.parallelize(fn, (x, y)) as ours:
+            same(ours(x, y), fn(x, y), 1e-4)
+            return repr(ours.report) if ours.report.chosen == "serial" else ""
+
+    holds_when_quiet(chosen_as_written)

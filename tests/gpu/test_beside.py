@@ -1,6 +1,7 @@
 """Weight gradients on a second stream: those of one stream, in every replay."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -69,6 +70,14 @@ def check_same(got: list[list[Tensor]], want: list[list[Tensor]]) -> None:
             assert float((a - b).abs().max()) <= 1e-6 * float(b.abs().max())
 
 
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """No program comes from a cache; a `monkeypatch` would take the setting away, since it has an alias."""
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+
+
+@pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.parametrize(
     ("execution", "layout"),
     [
@@ -89,7 +98,6 @@ def test_gradients_are_those_of_one_stream(
         return moved[-1]
 
     monkeypatch.setattr(gradients, "put_beside", counted)
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     with monkeypatch.context() as patch:
         patch.setattr(inductor, "replayed_options", lambda **_: inductor.PLAIN)
         want, _ = gradients_of(execution, layout)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.plan import Plan
-from ridgeline.runtime.hybrid.compiling import MOST_VARIANTS, CompiledRegions, find_regions
+from ridgeline.runtime.hybrid import inductor
+from ridgeline.runtime.hybrid.compiling import (
+    MOST_VARIANTS,
+    CompiledRegions,
+    find_regions,
+    make_form,
+)
 from ridgeline.runtime.step import TrainStep
 from ridgeline.tasks.resnet18 import ResNet18
 
@@ -50,6 +57,22 @@ def batch_of(size: int, seed: int) -> Any:
 
 def names(model: nn.Module) -> list[str]:
     return [name for name, _ in find_regions(model)]
+
+
+@pytest.mark.parametrize("kind", ["compiled", "regional"])
+def test_advice_on_what_a_plan_decides_is_not_passed_on(kind: str) -> None:
+    """A compiled form keeps the compiler's advice on TF32 from its user, and no other warning."""
+    tf32 = f"{inductor.ADVICE[0]}. Consider setting `torch.set_float32_matmul_precision('high')`."
+    softmax = (
+        "\nOnline softmax is disabled on the fly since Inductor decides to\nsplit the reduction."
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_form(kind, loss_fn, make_model(), notes=[])
+        warnings.warn(tf32, UserWarning, stacklevel=1)
+        warnings.warn(softmax, UserWarning, stacklevel=1)
+        with pytest.raises(UserWarning, match="of another kind"):
+            warnings.warn("of another kind", UserWarning, stacklevel=1)
 
 
 def test_the_outermost_repeated_blocks_are_regions() -> None:

@@ -74,3 +74,49 @@ def test_clean_test_passes(pytester: pytest.Pytester) -> None:
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)
+
+
+def test_only_tests_on_gpus_see_them(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host with two GPUs other tests, their fixtures and processes have none, and come last."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    pytester.makeconftest(CONFTEST.read_text())
+    pytester.makepyfile(
+        """
+        import os, subprocess, sys, types
+        import pytest
+
+        cuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
+        sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+        SEEN = []
+
+        def look():
+            told = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+            child = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
+            return cuda.is_available(), cuda.device_count(), child.stdout.strip()
+
+        @pytest.fixture(scope="module")
+        def before():
+            return look()
+
+        def test_on_the_cpu(before):
+            assert before == look() == (False, 0, "")
+            assert SEEN == ["quiet", "gpu"]
+
+        def test_on_the_cpu_again():
+            assert look() == (False, 0, "")
+
+        @pytest.mark.gpu
+        def test_on_a_gpu():
+            assert look() == (True, 2, "0,1")
+            SEEN.append("gpu")
+
+        @pytest.mark.gpu
+        @pytest.mark.quiet
+        def test_that_compares_times():
+            SEEN.append("quiet")
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=4)

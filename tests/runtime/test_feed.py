@@ -282,7 +282,6 @@ def test_what_cannot_be_fed_is_refused() -> None:
         feed(5, "cpu")  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch without a CUDA device")
 def test_a_device_that_is_not_there_is_refused() -> None:
     """Said by us, and not by an assertion inside torch."""
     with pytest.raises(

@@ -18,7 +18,6 @@ def test_a_worker_gets_its_share_of_the_batch() -> None:
     assert [step_workload(task, workers=n, device="cpu").samples for n in (1, 4)] == [64, 16]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about hosts without a GPU")
 def test_a_gpu_step_is_described_without_a_gpu() -> None:
     """A machine file of a GPU can be simulated anywhere; the workload says how it came about."""
     task = load_task("mlp")

@@ -76,11 +76,10 @@ def run_trial(
 
 def _measured(step: PlannedStep, example: Any, world: World) -> Timeline:
     for _ in range(FIRST_STEPS):
-        loss = step(example)
-    float(loss)  # wait for a GPU
+        step(example)
+    float(step(example))  # waits for a GPU
     begin = time.perf_counter()
-    loss = step(example)
-    float(loss)
+    float(step(example))
     step_s = max(time.perf_counter() - begin, 1e-9)
     wanted = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(MEASURED_S / step_s)))
     for _ in range(int(share_bytes(str(wanted).encode(), world))):

@@ -175,7 +175,7 @@ def _deadline() -> Iterator[None]:
 
 def _release(*, wait: bool) -> None:
     for resource in list(_to_close):
-        # A device that failed says so again to everybody who touches it; the rest must be closed all the same.
+        # A device that failed says so to everybody who touches it; the rest must be closed all the same.
         with contextlib.suppress(*(() if wait else (RuntimeError,))):
             resource.close(wait=wait)
 

@@ -59,6 +59,7 @@ class WholeForm(Form):
         self, loss_fn: LossFunction, arguments: dict[str, Any], limit_s: float = math.inf
     ) -> None:
         super().__init__(loss_fn)
+        inductor.ignore_advice()
         self._compiled = torch.compile(loss_fn, **arguments)
         self._limit_s: float | None = limit_s
 
@@ -126,6 +127,7 @@ class CompiledRegions:
             )
         self.names = tuple(name for name, _ in found)
         self._blocks = tuple(block for _, block in found)
+        inductor.ignore_advice()
         calls = []
         for block in self._blocks:
             block.compile(**arguments)

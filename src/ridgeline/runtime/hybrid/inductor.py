@@ -1,6 +1,7 @@
 """How torch's compiler is called: with plain options, or for programs that a GPU replays."""
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,12 @@ PLAIN: Options = {"fallback_random": True}
 """The compiler's own random numbers differ from torch's: with these a program drops out what the eager one
 would, so that results stay those of the program and can be compared."""
 
+ADVICE = (
+    "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
+    r"\s*Online softmax is disabled on the fly",
+)
+"""How the compiler's advice begins on what a plan decides (its precision) or nobody can change."""
+
 PLAIN_ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": PLAIN}
 """Arguments of `torch.compile` and `Module.compile`."""
 
@@ -29,6 +36,15 @@ def plain_arguments(*, owns_random: bool = False) -> dict[str, Any]:
         owns_random: The program may draw random numbers of its own, not those of the eager one.
     """
     return {"dynamic": False, "options": {}} if owns_random else PLAIN_ARGUMENTS
+
+
+def ignore_advice() -> None:
+    """Have this process not pass on the compiler's `ADVICE` from now on; other warnings stay as they are.
+
+    It comes whenever something is compiled, which may be in any call of a compiled step.
+    """
+    for message in ADVICE:
+        warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
 def replayed_options(*, announces: bool = False, combines: bool = True) -> Options:
@@ -98,6 +114,7 @@ def compile_replayed(
     """
     from torch._inductor.compile_fx import compile_fx
 
+    ignore_advice()
     again = copy_of(graph)  # the compiler changes the graph that it is given
     options = {
         **replayed_options(announces=announces, combines=combines),
@@ -125,6 +142,7 @@ def compile_plain(
     """
     from torch._inductor.compile_fx import compile_fx
 
+    ignore_advice()
     compiled: Any = compile_fx(graph, inputs, config_patches={**PLAIN, **(settings or {})})
     return compiled
 

@@ -125,6 +125,7 @@ def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         return CallableForm(TracedFunction(fn, args).compile(), needs_layout=True)
     except CaptureError as error:
         note = f"compiled: by torch.compile with its guards at every call, since: {error}"
+    inductor.ignore_advice()
     compiled = torch.compile(fn, **inductor.PLAIN_ARGUMENTS)
     call = without_gradients(compiled)
     try:

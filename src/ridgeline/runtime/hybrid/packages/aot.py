@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.inductor import ignore_advice
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 
 SETTINGS: dict[str, str | int | bool] = {
@@ -114,4 +115,5 @@ def _compiler_warnings_ignored() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
+        ignore_advice()
         yield

@@ -29,12 +29,16 @@ Role = Literal["parameter", "buffer", "batch", "activation", "gradient", "state"
 
 
 class TensorSpec(Value, frozen=True, kw_only=True):
-    """A tensor without its data. `dtype` as torch prints it without the prefix, e.g. `float32`."""
+    """A tensor without its data. `dtype` as torch prints it without the prefix, e.g. `float32`.
+
+    `on_host` marks, in a step on a GPU, a tensor in the host's memory: an optimizer's step counter.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
     role: Role = "activation"
+    on_host: bool = False
 
 
 class Op(Value, frozen=True, kw_only=True):
@@ -68,6 +72,12 @@ class Op(Value, frozen=True, kw_only=True):
     def intensity(self) -> float:
         """FLOP per byte moved; 0 for operators that move nothing."""
         return self.flops / self.bytes_moved if self.bytes_moved else 0.0
+
+    @property
+    def runs_on_host(self) -> bool:
+        """Whether, in a step on a GPU, the host computes this op by itself: no kernel, no waiting."""
+        tensors = (*self.inputs, *self.outputs)
+        return bool(tensors) and all(spec.on_host for spec in tensors)
 
     @property
     def key(self) -> str:

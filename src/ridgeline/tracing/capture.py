@@ -120,7 +120,7 @@ def _traced(step: _Step, name: str) -> Workload:
         samples=_samples(batch),
         batch=tuple(_spec_of(tensor, "batch") for tensor in tensors_of(batch)),
         ops=tuple(
-            _op(record, edges, run.recorder.storages)
+            _op(record, edges, run.recorder.storages, _device(model))
             for record, edges in zip(records, join(flow, hazards), strict=True)
         ),
         parameters=_parameters(model, run.ready),
@@ -285,15 +285,18 @@ def _parameters(model: nn.Module, ready: Mapping[str, int]) -> tuple[Parameter, 
     )
 
 
-def _op(record: Record, edges: tuple[int, ...], storages: Storages) -> Op:
+def _op(record: Record, edges: tuple[int, ...], storages: Storages, device: str) -> Op:
+    def spec(use: Use) -> TensorSpec:
+        return _spec(use, storages.role(use.storage), on_host=use.on_cpu and device != "cpu")
+
     return Op(
         name=record.name,
         phase=record.phase,
         module=record.module,
         family=record.family,
         dtype=record.dtype,
-        inputs=tuple(_spec(use, storages.role(use.storage)) for use in record.inputs),
-        outputs=tuple(_spec(use, storages.role(use.storage)) for use in record.outputs),
+        inputs=tuple(map(spec, record.inputs)),
+        outputs=tuple(map(spec, record.outputs)),
         arguments=record.arguments,
         flops=record.flops,
         bytes_read=record.bytes_read,
@@ -302,8 +305,10 @@ def _op(record: Record, edges: tuple[int, ...], storages: Storages) -> Op:
     )
 
 
-def _spec(use: Use, role: Role) -> TensorSpec:
-    return TensorSpec(shape=use.shape, stride=use.stride, dtype=use.dtype, role=role)
+def _spec(use: Use, role: Role, *, on_host: bool) -> TensorSpec:
+    return TensorSpec(
+        shape=use.shape, stride=use.stride, dtype=use.dtype, role=role, on_host=on_host
+    )
 
 
 def _spec_of(tensor: Tensor, role: Role) -> TensorSpec:

@@ -37,13 +37,14 @@ _NOT_OPERATORS = frozenset({"prim", "profiler"})
 
 @dataclass(frozen=True)
 class Use:
-    """One tensor of a recorded op: its geometry and the number of its storage."""
+    """One tensor of a recorded op: its geometry, the number of its storage, and whether it is on the CPU."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: str
     storage: int
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ class Recorder(TorchDispatchMode):
             offset=int(tensor.storage_offset()) if is_strided else 0,
             dtype=dtype_name(tensor.dtype),
             storage=self.storages.number(tensor),
+            on_cpu=tensor.device.type == "cpu",
         )
 
     def _refuse_foreign(self, func: OpOverload, args: tuple[Any, ...]) -> None:

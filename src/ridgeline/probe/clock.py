@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ class Clock:
         self.late: dict[int, list[float]] = defaultdict(list)
 
     def warm(self, replay: Replay, wanted: Callable[[int], bool], *, is_first: bool) -> None:
-        """A pass that is not timed. The first waits for a GPU after each op, so that faults have a culprit."""
+        """A pass that is not timed. The first waits for a GPU after each op: a fault there has a culprit."""
         settle: Callable[[], None] | None = None
         if is_first and self._ruler is not None:
 
@@ -121,7 +122,7 @@ class Clock:
         firsts.append((max(marks, default=-1) + 1, self._now_ns()))
         overhead_ns = sorted(self._overhead_ns)[len(self._overhead_ns) // 2]
         stretches = []
-        for (first, begin), (end, after) in zip(firsts, firsts[1:], strict=False):
+        for (first, begin), (end, after) in pairwise(firsts):
             issued = sum(first <= index < end for index in marks)
             stretches.append(Stretch(first, end, (after - begin - issued * overhead_ns) * 1e-9))
         return stretches if replay.ended_at is None else None

@@ -217,5 +217,3 @@ def _mean_of_peers(
             )
             merged.append(OperatorTiming(setting=setting, key=key, seconds=quantity))
     return tuple(merged)
-
-

@@ -96,5 +96,3 @@ class _Once:
             return False
         self._counts[key] += 1
         return True
-
-

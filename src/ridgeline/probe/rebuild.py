@@ -34,6 +34,16 @@ def resolve(name: str) -> Callable[..., Any]:
     return found
 
 
+def schema(name: str) -> list[Any]:
+    """The arguments that the operator called `name` takes, each with its name and default.
+
+    Raises:
+        WorkloadError: torch here has no such operator.
+    """
+    overload: Any = resolve(name)
+    return list(overload._schema.arguments)  # noqa: SLF001 - torch has no public way
+
+
 def parse(op: Op) -> Arguments:
     """Positional and keyword arguments of an op, tensors still as `{"tensor": i}`.
 

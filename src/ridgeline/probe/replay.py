@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -31,7 +32,11 @@ _LASTING = ("parameter", "state", "buffer")
 
 
 class DeviceLostError(MachineError):
-    """An operator left the GPU in a state in which this process can use it no more."""
+    """An operator left the GPU in a state in which this process can use it no more; `reason` is its fault."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class Replay:
         self,
         wanted: Callable[[int], bool],
         mark: Callable[[], Any] = time.perf_counter_ns,
-        watch: Watch = Watch(),  # noqa: B008 - frozen
+        watch: Watch = Watch(),
     ) -> dict[int, tuple[Any, Any]]:
         """One pass over the step: the marks before and after each op that was issued, by its index.
 
@@ -199,7 +204,8 @@ class Replay:
         except RuntimeError as error:
             raise DeviceLostError(
                 f"wanted a GPU that goes on after {self._ops[index].name}, got {_first_line(error)}; "
-                "measure again without that operator"
+                "measure again without that operator",
+                self.failures[self._ops[index].key],
             ) from error
 
     def _can_issue(self, step: Instruction) -> bool:
@@ -245,10 +251,11 @@ class Replay:
                 self._pool[place] = tensor
             return tensor
         tensor = self._values[source.op, source.output]
-        if source.is_whole or (
-            tuple(tensor.shape) == spec.shape and tuple(tensor.stride()) == spec.stride
-        ):
+        shape = tuple(tensor.shape)
+        if shape == spec.shape and (source.is_whole or tuple(tensor.stride()) == spec.stride):
             return tensor
+        if source.is_whole and tensor.numel() != prod(spec.shape):
+            return tensor  # traced by a rule that does not know the size: a workspace, a random state
         return tensor.as_strided(spec.shape, spec.stride)
 
     def _compile(self) -> list[Instruction | None]:
@@ -267,7 +274,9 @@ class Replay:
                 program.append(None)
                 continue
             sources = tuple(places.source(index, position) for position in range(len(op.inputs)))
-            for source in sources:  # also of what is replaced below: it lives as long as in the step
+            for (
+                source
+            ) in sources:  # also of what is replaced below: it lives as long as in the step
                 if source.op >= 0:
                     last_read[source.op, source.output] = index
             sources = tuple(

@@ -7,9 +7,9 @@ operators check, or read memory by, is given values that are in range for that v
 
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from ridgeline.probe import rebuild
+from ridgeline.probe.named_arguments import Call
 from ridgeline.workload import Op, TensorSpec
 
 Kind = Literal["index", "starts", "bounds", "parts", "constant", "odds", "trues"]
@@ -38,47 +38,6 @@ class Made(NamedTuple):
     trusts_ops: bool = False
 
 
-class Call:
-    """The arguments of an op by name; tensors as their specs."""
-
-    def __init__(self, op: Op) -> None:
-        self._op = op
-        args, kwargs = rebuild.parse(op)
-        schema = rebuild.resolve(op.name)._schema.arguments  # noqa: SLF001 - torch has no public way
-        self._values: dict[str, Any] = {
-            entry.name: entry.default_value for entry in schema if entry.has_default_value()
-        }
-        self._values |= {entry.name: value for entry, value in zip(schema, args, strict=False)}
-        self._values |= kwargs
-
-    def __contains__(self, name: str) -> bool:
-        return self._values.get(name) is not None
-
-    def get(self, name: str) -> Any:
-        """A plain value, still encoded if it is none of JSON's."""
-        return self._values.get(name)
-
-    def positions(self, name: str) -> list[int | None]:
-        """Where the tensors of an argument are among the op's inputs; None for one that is left out."""
-        value = self._values.get(name)
-        values = value if isinstance(value, list) else [value]
-        return [entry["tensor"] if _is_tensor(entry) else None for entry in values]
-
-    def spec(self, name: str) -> TensorSpec | None:
-        """The tensor of an argument; None where it was given none."""
-        (position, *_) = self.positions(name) or [None]
-        return None if position is None else self._op.inputs[position]
-
-    def at(self, position: int) -> TensorSpec:
-        """The tensor at a position of the op's inputs."""
-        return self._op.inputs[position]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the tensor of an argument; () where there is none."""
-        spec = self.spec(name)
-        return () if spec is None else spec.shape
-
-
 Rule = Callable[[Call], dict[str, Made]]
 """Argument name to the values that it needs."""
 
@@ -98,10 +57,6 @@ def valid_inputs(op: Op) -> dict[int, Made]:
     for argument, made in rule(call).items():
         found |= {position: made for position in call.positions(argument) if position is not None}
     return {position: made for position, made in found.items() if _suits(made, call.at(position))}
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, dict) and "tensor" in value
 
 
 def _suits(made: Made, spec: TensorSpec) -> bool:
@@ -230,8 +185,10 @@ def _packed_attention(call: Call) -> dict[str, Made]:
 _WEIGHT_ROWS = _of(_rows("weight"), "indices")
 _TABLE: tuple[tuple[str, Rule], ...] = (
     (
-        "gather scatter scatter_add scatter_reduce index_select index_add index_copy index_fill "
-        "index_reduce",
+        (
+            "gather scatter scatter_add scatter_reduce index_select index_add index_copy index_fill "
+            "index_reduce"
+        ),
         _along,
     ),
     ("take put", _of(_elements("self"), "index")),
@@ -245,14 +202,18 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ),
     ("_embedding_bag _embedding_bag_forward_only", _bags),
     (
-        "_embedding_bag_backward _embedding_bag_dense_backward "
-        "_embedding_bag_per_sample_weights_backward",
+        (
+            "_embedding_bag_backward _embedding_bag_dense_backward "
+            "_embedding_bag_per_sample_weights_backward"
+        ),
         _bags_backward,
     ),
     (
-        "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
-        "multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
-        "multilabel_margin_loss_backward",
+        (
+            "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
+            "multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
+            "multilabel_margin_loss_backward"
+        ),
         _of(_classes, "target"),
     ),
     ("_ctc_loss _ctc_loss_backward _cudnn_ctc_loss", _ctc),
@@ -282,8 +243,10 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("div floor_divide remainder fmod", _same(Made("index", 3, least=1), "other")),
     ("_pack_padded_sequence", lambda call: {"lengths": Made("constant", _longest(call))}),
     (
-        "_flash_attention_forward _flash_attention_backward _efficient_attention_forward "
-        "_efficient_attention_backward",
+        (
+            "_flash_attention_forward _flash_attention_backward _efficient_attention_forward "
+            "_efficient_attention_backward"
+        ),
         _packed_attention,
     ),
 )

@@ -78,9 +78,7 @@ def warning(check: StepCheck) -> str | None:
     )
 
 
-def _missed(
-    workload: Workload, passes: Passes, medians: Mapping[int, float]
-) -> tuple[str, ...]:
+def _missed(workload: Workload, passes: Passes, medians: Mapping[int, float]) -> tuple[str, ...]:
     """The families whose ops stand where stretches take another time than their ops, largest first."""
     found: dict[str, float] = defaultdict(float)
     for stretches in zip(*passes.whole, strict=False):
@@ -95,5 +93,3 @@ def _missed(
     most = max((abs(off) for off in found.values()), default=0.0)
     ordered = sorted(found, key=lambda family: -abs(found[family]))
     return tuple(family for family in ordered if abs(found[family]) > 0.25 * most)
-
-

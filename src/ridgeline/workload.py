@@ -42,12 +42,16 @@ _DRAWS = (
 
 
 class TensorSpec(Value, frozen=True, kw_only=True):
-    """A tensor without its data. `dtype` as torch prints it without the prefix, e.g. `float32`."""
+    """A tensor without its data. `dtype` as torch prints it without the prefix, e.g. `float32`.
+
+    `on_host` marks, in a step on a GPU, a tensor in the host's memory: an optimizer's step counter.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
     role: Role = "activation"
+    on_host: bool = False
 
 
 class Op(Value, frozen=True, kw_only=True):
@@ -57,6 +61,8 @@ class Op(Value, frozen=True, kw_only=True):
     distinct input read once, each output written once, nothing for views. `arguments` is the JSON
     text of the operator's arguments with tensors replaced by `{"tensor": i}` (index into `inputs`),
     enough to issue the operator again on fresh tensors. `dependencies` are indices of earlier ops.
+    `memory` says for each input and then each output where its data are: number of the storage, and offset
+    in elements. Equal numbers are one storage throughout the step; empty where that is not known.
     """
 
     name: str
@@ -71,6 +77,7 @@ class Op(Value, frozen=True, kw_only=True):
     bytes_read: int
     bytes_written: int
     dependencies: tuple[int, ...] = ()
+    memory: tuple[tuple[int, int], ...] = ()
 
     @property
     def bytes_moved(self) -> int:
@@ -81,6 +88,12 @@ class Op(Value, frozen=True, kw_only=True):
     def intensity(self) -> float:
         """FLOP per byte moved; 0 for operators that move nothing."""
         return self.flops / self.bytes_moved if self.bytes_moved else 0.0
+
+    @property
+    def runs_on_host(self) -> bool:
+        """Whether, in a step on a GPU, the host computes this op by itself: no kernel, no waiting."""
+        tensors = (*self.inputs, *self.outputs)
+        return bool(tensors) and all(spec.on_host for spec in tensors)
 
     @property
     def key(self) -> str:

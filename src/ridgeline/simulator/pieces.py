@@ -119,10 +119,11 @@ def _price_op(list_: Prices, index: int, op: Op) -> Piece:
     cost = list_.op(op)
     dispatch_s = list_.dispatch(op.phase)
     work_s, fixed_s, host_s = cost.seconds, 0.0, 0.0
+    has_kernel = op.family != "view" and not op.runs_on_host
     if list_.setting.device == "cuda":
         # The dispatch was measured on the device, so it contains the launch; it is a mean over all
         # operators, and one with a kernel is never issued faster than a bare launch.
-        least_s = list_.dispatch("launch") if op.family != "view" else 0.0
+        least_s = list_.dispatch("launch") if has_kernel else 0.0
         issue_s = list_.issue(op)
         host_s = max(dispatch_s if issue_s is None else issue_s, least_s)
     elif cost.has_dispatch:
@@ -144,7 +145,7 @@ def _price_op(list_: Prices, index: int, op: Op) -> Piece:
         source=cost.source,
         flops=op.flops,
         num_bytes=op.bytes_moved,
-        has_kernel=op.family != "view",
+        has_kernel=has_kernel,
     )
 
 

@@ -37,7 +37,8 @@ def recorded_workload(
     """
     records, storages = run.recorder.records, run.recorder.storages
     ops = tuple(
-        _op(record, before, storages) for record, before in zip(records, join(*edges), strict=True)
+        _op(record, before, storages, _device(step.model))
+        for record, before in zip(records, join(*edges), strict=True)
     )
     return make_workload(
         step,
@@ -105,25 +106,31 @@ def _parameters(model: nn.Module, ready: Mapping[str, int]) -> tuple[Parameter, 
     )
 
 
-def _op(record: Record, edges: tuple[int, ...], storages: Storages) -> Op:
+def _op(record: Record, edges: tuple[int, ...], storages: Storages, device: str) -> Op:
+    def spec(use: Use) -> TensorSpec:
+        return _spec(use, storages.role(use.storage), on_host=use.on_cpu and device != "cpu")
+
     return Op(
         name=record.name,
         phase=record.phase,
         module=record.module,
         family=record.family,
         dtype=record.dtype,
-        inputs=tuple(_spec(use, storages.role(use.storage)) for use in record.inputs),
-        outputs=tuple(_spec(use, storages.role(use.storage)) for use in record.outputs),
+        inputs=tuple(map(spec, record.inputs)),
+        outputs=tuple(map(spec, record.outputs)),
         arguments=record.arguments,
         flops=record.flops,
         bytes_read=record.bytes_read,
         bytes_written=record.bytes_written,
         dependencies=edges,
+        memory=tuple((use.storage, use.offset) for use in (*record.inputs, *record.outputs)),
     )
 
 
-def _spec(use: Use, role: Role) -> TensorSpec:
-    return TensorSpec(shape=use.shape, stride=use.stride, dtype=use.dtype, role=role)
+def _spec(use: Use, role: Role, *, on_host: bool) -> TensorSpec:
+    return TensorSpec(
+        shape=use.shape, stride=use.stride, dtype=use.dtype, role=role, on_host=on_host
+    )
 
 
 def _samples(batch: Any) -> int:

@@ -50,13 +50,14 @@ none, as a fake operator makes none: only the operator itself can fill them."""
 
 @dataclass(frozen=True)
 class Use:
-    """One tensor of a recorded op: its geometry and the number of its storage."""
+    """One tensor of a recorded op: its geometry, the number of its storage, and whether it is on the CPU."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: str
     storage: int
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,7 @@ class Recorder(TorchDispatchMode):
             offset=int(tensor.storage_offset()) if is_strided else 0,
             dtype=dtype_name(tensor.dtype),
             storage=number,
+            on_cpu=tensor.device.type == "cpu",
         )
 
 

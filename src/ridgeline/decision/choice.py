@@ -167,7 +167,7 @@ class Choice:
 
     def _profile(self, refresh: bool) -> Machine:
         """This machine, measured where its saved profile has gaps, assumed where that cannot be."""
-        workload = self.describe()
+        workload = self._to_measure()
         setting = self.world.setting
         wanted_s = missing_seconds(workload, (setting,))
         if self.seconds is not None and wanted_s > MOST_MEASURING_SHARE * self.seconds:
@@ -186,6 +186,18 @@ class Choice:
             machine = known_machine().machine
             return with_assumed_rates(machine, setting, why)
         return machine
+
+    def _to_measure(self) -> Workload:
+        """The traces whose operators are timed.
+
+        On a GPU single precision is seldom the faster where bf16 is allowed: its operators are priced by
+        the rates of their families, and trials tell.
+        """
+        workload = self.describe()
+        narrow = tuple(load for load in workload.variants if load.precision == "bf16")
+        if self.world.kind == "cpu" or not narrow:
+            return workload
+        return msgspec.structs.replace(narrow[0], variants=narrow[1:])
 
     def _chosen(self, machine: Machine) -> Ranking:
         workload = self.describe()

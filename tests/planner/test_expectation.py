@@ -151,3 +151,13 @@ def test_the_note_gives_both() -> None:
         "assumed",
     )
     assert after.counters == {"compile_s": 2.0, "peak_memory_bytes": 5.0}
+
+
+def test_a_trial_in_another_order_does_not_reorder() -> None:
+    """Frames stay one after the other, as predicted, even where the trial ran them the other way round."""
+    predicted = make_timeline(
+        [("a", "compute", 0, 50), ("b", "compute", 50, 100)], origin="predicted"
+    )
+    trial = make_timeline([("b", "compute", 0, 20), ("a", "compute", 20, 60)])
+    spans = expected(predicted, trial).frames
+    assert [(s.name, s.start_ns, s.end_ns) for s in spans] == [("a", 20, 60), ("b", 60, 60)]

@@ -1,9 +1,11 @@
 """Graphs are gone before their process group is, however a script ends; and no end waits for lost peers."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ GONE = (
     "PlanError: wanted an open process group of 2 workers, got one that was destroyed (rank {}); train and "
     "choose before destroy_process_group(), or join a group and make a new TrainStep"
 )
+BOUNDED = ["within bounds", "closed at once", "aborted group"]
 WAITED = ["capture", "synchronize", "close"]
 
 
@@ -120,6 +123,14 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         dist.distributed_c10d, "_abort_process_group", lambda: done.append("aborted group")
     )
     monkeypatch.delattr(sys, "last_value", raising=False)
+
+    @contextlib.contextmanager
+    def bounded(seconds: int) -> Iterator[None]:
+        assert seconds == leaving.ABORT_S
+        done.append("within bounds")
+        yield
+
+    monkeypatch.setattr(leaving, "_deadline", bounded)
     return done
 
 
@@ -133,11 +144,11 @@ def test_an_uncaught_error_aborts(log: list[str], monkeypatch: pytest.MonkeyPatc
     """What a worker that raised leaves behind would wait for its peers, and they for it."""
     monkeypatch.setattr(sys, "last_value", ValueError("of no matter"), raising=False)
     leaving._at_exit()
-    assert log == ["closed at once", "aborted group"]
+    assert log == BOUNDED
 
 
 def test_an_end_alone_aborts(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that ends while others go on does not wait for them."""
+    """A worker that ends while others go on does not wait for them, nor does its status change."""
     monkeypatch.setattr(leaving, "_all_end", lambda: False)
     leaving._at_exit()
     assert log == ["closed at once", "aborted group"]
@@ -158,7 +169,7 @@ def test_what_is_destroyed_while_an_error_is_handled_is_aborted(log: list[str]) 
         raise ValueError("of no matter")
     except ValueError:
         leaving._before_destroying.finalize()
-    assert log == ["closed at once", "aborted group"]
+    assert log == BOUNDED
 
 
 @pytest.mark.parametrize("code", [None, 0])
@@ -175,7 +186,7 @@ def test_after_a_failed_capture_the_group_is_aborted(log: list[str]) -> None:
     """The device refuses all work then, so nothing comes to an end that could be waited for."""
     leaving.abandon("of no matter")
     leaving.leave()
-    assert log == ["closed at once", "aborted group"]
+    assert log == BOUNDED
 
 
 def test_workers_meet_at_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +205,20 @@ def test_workers_meet_at_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", Lost)
     assert not leaving._all_end()
+
+
+def test_an_abort_that_does_not_come_back_ends_the_process() -> None:
+    """With status 1 and the place where it was, also where no thread can be started any more."""
+    program = (
+        "import atexit, threading\n"
+        "from ridgeline.runtime.leaving import _deadline\n"
+        "def stuck():\n"
+        "    with _deadline(1):\n"
+        "        threading.Event().wait()\n"
+        "atexit.register(stuck)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "in stuck" in done.stderr

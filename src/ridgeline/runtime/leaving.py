@@ -127,10 +127,12 @@ def _at_exit() -> None:
         _release(wait=False)
     elif not _on_nccl():
         leave()
-    elif _abandoned or is_failure(getattr(sys, "last_value", None)) or not _all_end():
+    elif _abandoned or is_failure(getattr(sys, "last_value", None)):
         _end_at_once()
-    else:
+    elif _all_end():
         leave()
+    else:  # it may have ended well, ahead of the others: no status of ours may come in between
+        _end_at_once(within_s=0)
 
 
 def _all_end() -> bool:
@@ -149,24 +151,28 @@ def _all_end() -> bool:
     return num_there >= dist.get_world_size()
 
 
-def _end_at_once() -> None:
-    """Give up graphs without waiting for peers; over NCCL, abort the group, so that nothing waits later."""
+def _end_at_once(*, within_s: int = ABORT_S) -> None:
+    """Give up graphs without waiting for peers; over NCCL, abort the group, so that nothing waits later.
+
+    Args:
+        within_s: An abort that takes longer ends the process with status 1; 0: it takes what it takes.
+    """
     _idle()
     if not _on_nccl():
         _release(wait=False)
         return
-    with _deadline():
+    with _deadline(within_s) if within_s else contextlib.nullcontext():
         _release(wait=False)
         dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - there is no public name
 
 
 @contextlib.contextmanager
-def _deadline() -> Iterator[None]:
-    """End the process with status 1 where the block takes longer than `ABORT_S`, and say where it was.
+def _deadline(seconds: int) -> Iterator[None]:
+    """End the process with status 1 where the block takes longer, and say where it was.
 
     An interpreter that ends starts no threads of Python any more; this one is of C.
     """
-    faulthandler.dump_traceback_later(ABORT_S, exit=True, file=sys.__stderr__ or 2)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
     try:
         yield
     finally:

@@ -242,6 +242,8 @@ def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
         for name, options in searched.items()
     ]
     for words in itertools.product(*values):
+        if "combined" in words and "compiled" in words:
+            continue  # two variants at once tell nothing that each alone does not
         yield msgspec.structs.replace(plan, **dict(zip(searched, words, strict=True)))
 
 

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ridgeline.execution import MODES
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.ranking import Candidate
 from ridgeline.planner.trials import DOUBT, differences
 
+HOST = 1.0
+"""Distance between what the host issues and what is replayed: they are limited by different things."""
 SHARED_S = 1.0
 """Seconds to prepare a plan whose compiled program another plan has: the capture and the comparison."""
 AGAIN = 0.65
@@ -37,8 +40,11 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
         return candidate
     nearest = min(tried, key=lambda c: _distance(candidate, c))
     ratio = nearest.step_s / (nearest.timeline.step_ns * 1e-9)
-    if differences(candidate.plan, nearest.plan) & SHARING:
+    different = differences(candidate.plan, nearest.plan)
+    if different & SHARING:
         ratio = 1.0
+    if "replay" in different and MODES[candidate.plan.execution].is_replayed:
+        ratio = min(ratio, 1.0)  # what a slow host adds is not in a replay
     return msgspec.structs.replace(
         candidate,
         corrected_s=candidate.timeline.step_ns * 1e-9 * ratio,
@@ -47,7 +53,8 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
 
 
 def _distance(candidate: Candidate, other: Candidate) -> tuple[float, float]:
-    doubt = sum(DOUBT[name] for name in differences(candidate.plan, other.plan))
+    different = differences(candidate.plan, other.plan)
+    doubt = sum(DOUBT[name] for name in different) + (HOST if "replay" in different else 0.0)
     return doubt, abs(other.timeline.step_ns - candidate.timeline.step_ns)
 
 

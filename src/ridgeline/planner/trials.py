@@ -85,6 +85,7 @@ def next_trial(
         index
         for index in _representatives(candidates)
         if _is_open(candidates[index])
+        and not has_failed_alike(candidates[index], candidates)
         and could_win(candidates[index], candidates, device=device, steps=steps)
         and _fits(candidates[index], room)
     ]
@@ -103,6 +104,17 @@ def could_win(
     best_s = min(c.cost_s(steps) for c in tried)
     doubt = min(_doubt(candidate.plan, c.plan, device) for c in tried)
     return candidate.cost_s(steps) * (1.0 - doubt) < best_s * (1.0 - SAME_PLAN_MARGIN)
+
+
+def has_failed_alike(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
+    """Whether the same mode failed in this precision, or in two of them: what cannot be captured stays so."""
+    failed = [
+        c.plan.precision
+        for c in candidates
+        if c.failure
+        and (c.plan.execution, c.plan.workers) == (candidate.plan.execution, candidate.plan.workers)
+    ]
+    return candidate.plan.precision in failed or len(set(failed)) > 1
 
 
 def num_tries(tries: int, steps: int | None) -> int:
@@ -176,13 +188,18 @@ def _fits(candidate: Candidate, room: Room) -> bool:
     return seconds <= room.seconds
 
 
-def _turn(candidate: Candidate, steps: int | None) -> tuple[bool, bool, bool, float, int]:
-    """What compiles nothing first; then the compiler's defaults, then one program, then variants."""
+def _turn(candidate: Candidate, steps: int | None) -> tuple[bool, bool, bool, bool, float, int]:
+    """What compiles nothing first; then the compiler's defaults, then one program, then variants.
+
+    Of what compiles, the form that a GPU replays comes before the same program called by the host: it has the
+    same kernels, and what the host adds only hides what they take.
+    """
     plan = candidate.plan
     return (
         is_compiled(plan),
         plan.kernels == "combined" or plan.random == "compiled",
         MODES[plan.execution].is_one_program and plan.workers == 1 and _is_on_gpu(candidate),
+        is_compiled(plan) and _is_on_gpu(candidate) and not MODES[plan.execution].is_replayed,
         candidate.cost_s(steps),
         num_changes(plan),
     )

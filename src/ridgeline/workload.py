@@ -48,6 +48,8 @@ class Op(Value, frozen=True, kw_only=True):
     distinct input read once, each output written once, nothing for views. `arguments` is the JSON
     text of the operator's arguments with tensors replaced by `{"tensor": i}` (index into `inputs`),
     enough to issue the operator again on fresh tensors. `dependencies` are indices of earlier ops.
+    `memory` says for each input and then each output where its data are: number of the storage, and offset
+    in elements. Equal numbers are one storage throughout the step; empty where that is not known.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Op(Value, frozen=True, kw_only=True):
     bytes_read: int
     bytes_written: int
     dependencies: tuple[int, ...] = ()
+    memory: tuple[tuple[int, int], ...] = ()
 
     @property
     def bytes_moved(self) -> int:

@@ -302,6 +302,7 @@ def _op(record: Record, edges: tuple[int, ...], storages: Storages, device: str)
         bytes_read=record.bytes_read,
         bytes_written=record.bytes_written,
         dependencies=edges,
+        memory=tuple((use.storage, use.offset) for use in (*record.inputs, *record.outputs)),
     )
 
 

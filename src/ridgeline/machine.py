@@ -255,6 +255,30 @@ class OperatorTiming(Value, frozen=True, kw_only=True):
     issue: Quantity | None = None
 
 
+class StepCheck(Value, frozen=True, kw_only=True):
+    """The operators' timings held against whole passes over the same step, without a mark between them.
+
+    `ops_s` is the sum of the timings before it was corrected by this check, `whole` what a pass took; on a
+    GPU both are seconds of its kernels. `missed` names the families of operators that make up the
+    difference where it is more than a few percent, `untimed` counts operators without a timing.
+    """
+
+    setting: Setting
+    workload: str
+    precision: str
+    ops_s: Amount
+    whole: Quantity | None = None
+    missed: tuple[str, ...] = ()
+    untimed: Annotated[int, Meta(ge=0)] = 0
+
+    @property
+    def ratio(self) -> float | None:
+        """Sum of the timings over the whole pass; None where no whole pass was timed."""
+        if self.whole is None or not self.whole.value:
+            return None
+        return self.ops_s / self.whole.value
+
+
 class Machine(Noun, frozen=True, kw_only=True):
     """What the hardware can do; made by `rl.measure()`, saved as `machine.json`.
 
@@ -275,6 +299,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     links: tuple[Link, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
     timings: tuple[OperatorTiming, ...] = ()
+    checks: tuple[StepCheck, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -23,7 +23,7 @@ from ridgeline.machine import (
     Setting,
     SizePoint,
 )
-from ridgeline.probe import fingerprint
+from ridgeline.probe import attempts, fingerprint
 from ridgeline.probe import measure as probe
 from ridgeline.probe.group import run_in_group
 from ridgeline.probe.survey import Findings, Request
@@ -73,7 +73,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
         return msgspec.json.encode(found(requests[-1]))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(probe, "run_in_group", answer)
+    monkeypatch.setattr(attempts, "run_in_group", answer)
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 0.0)
     return requests
 
@@ -174,9 +174,11 @@ def test_op_that_could_not_be_issued_is_not_tried_for_ever(asked: list[Request])
     without = msgspec.structs.replace(
         machine,
         timings=tuple(t for t in machine.timings if t.key != key),
-        warnings=(f"operator {key} cannot be issued again and was not timed: reason",),
+        warnings=(f"operator {key} could not be timed: reason",),
     )
     assert probe.requests(without, [ONE], quick=True, workload=workload) == ()
+    (request,) = probe.requests(without, [TWO], quick=True, workload=workload)
+    assert request.skip == (key,)
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(

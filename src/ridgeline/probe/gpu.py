@@ -35,7 +35,7 @@ class Ruler:
     kernel there is, is taken off.
     """
 
-    RUN = 32
+    RUN = 64
     """Operators queued per sleep."""
     SLEEP_CYCLES = 16_000_000
     """About 8 ms: most hosts queue a run of operators in less; doubled where one does not."""
@@ -46,6 +46,7 @@ class Ruler:
         self._queued = self.RUN
         self._cycles = self.SLEEP_CYCLES
         self._woke: torch.cuda.Event | None = None
+        self._slept_at = self._paced_at = 0.0
         self.floor_s = 0.0
         x = torch.zeros(1, device=device)
         between_events_s = statistics.median(self.measure([lambda: x.add_(1.0)] * (4 * self.RUN)))
@@ -57,21 +58,49 @@ class Ruler:
         event.record()
         return event
 
-    def pace(self) -> None:
-        """Call before every operator: puts the GPU to sleep again when a run is over.
+    def pace(self) -> bool:
+        """Call before every operator: puts the GPU to sleep again when a run is over, or when it woke early.
+
+        It wakes early behind an operator that waits for it, or when the host was held up; what was queued
+        last may then have started late.
+
+        Returns:
+            Whether the operator before this one may have waited for the host.
 
         Cost: Synchronises the device once per run.
         """
-        if self._queued >= self.RUN:
-            if self._woke is not None and self._woke.query():
-                # The GPU woke up while operators were still being queued and then waited for the host.
-                self._cycles = min(2 * self._cycles, self.LONGEST_SLEEP_CYCLES)
-            torch.cuda.synchronize(self._device)
-            sleep(self._cycles)
-            self._woke = torch.cuda.Event()
-            self._woke.record()
-            self._queued = 0
+        was_late = self.is_awake()
+        now = time.perf_counter()
+        if was_late or self._queued >= self.RUN:
+            # A host that is slow is so at every operator; one that waited for the GPU, at the last.
+            waited_s, whole_s = now - self._paced_at, now - self._slept_at
+            self.hold(is_slow=was_late and waited_s < 0.25 * whole_s)
         self._queued += 1
+        self._paced_at = time.perf_counter()
+        return was_late
+
+    def hold(self, *, is_slow: bool | None = None) -> bool:
+        """Wait for what was queued and put the GPU to sleep; whether it had been awake before that.
+
+        Args:
+            is_slow: Sleep twice as long from now on; None: if it had been awake.
+
+        Cost: Synchronises the device.
+        """
+        was_awake = self.is_awake()
+        if was_awake if is_slow is None else is_slow:
+            self._cycles = min(2 * self._cycles, self.LONGEST_SLEEP_CYCLES)
+        torch.cuda.synchronize(self._device)
+        sleep(self._cycles)
+        self._woke = torch.cuda.Event()
+        self._woke.record()
+        self._queued = 0
+        self._slept_at = time.perf_counter()
+        return was_awake
+
+    def is_awake(self) -> bool:
+        """Whether the GPU has begun with what was queued since it was last put to sleep."""
+        return self._woke is not None and self._woke.query()
 
     def restart(self) -> None:
         """What was queued is done: the next operator begins a run."""

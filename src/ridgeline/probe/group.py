@@ -15,13 +15,31 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 from ridgeline import units
 from ridgeline.errors import LaunchError
+
+
+class WorkerError(LaunchError):
+    """A worker failed, was killed, or was ended for being late.
+
+    Attributes:
+        rank: Which one was first.
+        how: In a few words.
+        signal: The signal that ended it; 0 where it ended by itself or was late.
+    """
+
+    def __init__(self, message: str, *, rank: int, how: str, signal: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.how = how
+        self.signal = signal
+
 
 GRACE_S = 3.0
 """How long a worker may take to end after SIGTERM before it gets SIGKILL."""
@@ -29,6 +47,7 @@ SETTLE_S = 0.5
 """How long peers of a failed worker may take to fail too, so that the first one can be told."""
 TAIL_LINES = 12
 _POLL_S = 0.02
+_LOOK_S = 0.5
 
 
 def run_in_group(
@@ -39,6 +58,9 @@ def run_in_group(
     threads: int,
     device: str,
     deadline_s: float = 300.0,
+    first_gpu: int = 0,
+    environment: Mapping[str, str] | None = None,
+    hanging: Callable[[], int | None] | None = None,
 ) -> bytes:
     """The reply of rank 0 to `request`, computed by `workers` processes that run at once.
 
@@ -50,11 +72,15 @@ def run_in_group(
         request: Passed to every worker as it is; JSON by custom.
         workers: Number of processes, at least 1.
         threads: Threads of torch in each worker; 0 leaves the default.
-        device: `cpu` (gloo) or `cuda` (NCCL, worker k on GPU k).
+        device: `cpu` (gloo) or `cuda` (NCCL, worker k on GPU `first_gpu` + k).
         deadline_s: Seconds after which the group is ended.
+        first_gpu: The GPU of rank 0.
+        environment: Variables to add to those of the workers.
+        hanging: Asked about once a second for a rank that makes no progress; then the group is ended.
 
     Raises:
-        LaunchError: a worker failed, was killed, or the deadline passed. All others are ended first.
+        WorkerError: a worker failed, was killed or hangs, or the deadline passed. All others are ended first.
+        LaunchError: the arguments are wrong, or rank 0 left no reply.
 
     Cost: Starts interpreters and imports torch in each: about 2 s.
     """
@@ -70,25 +96,10 @@ def run_in_group(
         stack.callback(_end, processes)
         for rank in range(workers):
             log = stack.enter_context((directory / f"output.{rank}").open("wb"))
-            processes.append(
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",
-                        "-u",
-                        "-m",
-                        "ridgeline.probe.group",
-                        name,
-                        target,
-                        device,
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=_environment(rank, workers, threads, deadline_s),
-                )
-            )
-        _wait(processes, directory, target, deadline_s)
+            command = [name, target, device, str(first_gpu)]
+            variables = _environment(rank, workers, threads, deadline_s) | dict(environment or {})
+            processes.append(_started(command, variables, log))
+        _wait(processes, directory, target, deadline_s, hanging or (lambda: None))
         reply = directory / "reply"
         if not reply.exists():
             raise LaunchError(
@@ -96,6 +107,19 @@ def run_in_group(
                 "ended well; the function must return bytes instead of leaving the interpreter"
             )
         return reply.read_bytes()
+
+
+def _started(
+    arguments: list[str], environment: dict[str, str], log: BinaryIO
+) -> "subprocess.Popen[bytes]":
+    """A worker process; its standard input is its lifeline."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-u", "-m", "ridgeline.probe.group", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    )
 
 
 def _environment(rank: int, workers: int, threads: int, deadline_s: float) -> dict[str, str]:
@@ -125,28 +149,46 @@ def _environment(rank: int, workers: int, threads: int, deadline_s: float) -> di
 
 
 def _wait(
-    processes: list[subprocess.Popen[bytes]], directory: Path, target: str, deadline_s: float
+    processes: list[subprocess.Popen[bytes]],
+    directory: Path,
+    target: str,
+    deadline_s: float,
+    hanging: Callable[[], int | None],
 ) -> None:
     """Wait until all workers ended well; end all and raise for the first that did not."""
     limit = time.monotonic() + deadline_s
+    next_look = 0.0
     while True:
         codes = [process.poll() for process in processes]
         if any(codes):  # a code other than None and 0
             failed = _settle(processes)
             _end(processes)
             rank = _first_to_fail(failed, directory)
-            raise LaunchError(_failure(target, len(processes), rank, failed[rank], directory))
+            raise _failure(target, len(processes), rank, failed[rank], directory)
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > limit:
             late = [rank for rank, code in enumerate(codes) if code is None]
             _end(processes)
-            raise LaunchError(
+            raise WorkerError(
                 f"wanted {len(processes)} workers to finish {target} within "
                 f"{units.seconds(deadline_s)}, got no end from rank {late[0]} of {len(processes)}; "
                 f"its last output:\n{_tail(directory, late[0])}\n"
-                "give a longer deadline, or less work"
+                "give a longer deadline, or less work",
+                rank=late[0],
+                how=f"no end within {units.seconds(deadline_s)}",
             )
+        if time.monotonic() > next_look:
+            next_look = time.monotonic() + _LOOK_S
+            stuck = hanging()
+            if stuck is not None:
+                _end(processes)
+                raise WorkerError(
+                    f"wanted progress in {target}, got none from rank {stuck} of {len(processes)}; its "
+                    f"last output:\n{_tail(directory, stuck)}\nleave out what it hangs in",
+                    rank=stuck,
+                    how="it hangs",
+                )
         time.sleep(_POLL_S)
 
 
@@ -163,14 +205,17 @@ def _first_to_fail(codes: dict[int, int], directory: Path) -> int:
     return min(codes, key=failed_at)
 
 
-def _failure(target: str, workers: int, rank: int, code: int, directory: Path) -> str:
+def _failure(target: str, workers: int, rank: int, code: int, directory: Path) -> WorkerError:
     how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     advice = "correct the error above, or try with one worker"
     if -code == signal.SIGKILL:
         advice = "the system may be out of memory; use fewer workers or a smaller batch"
-    return (
+    return WorkerError(
         f"wanted {workers} workers to finish {target}, got {how} from rank {rank} of {workers}; "
-        f"its last output:\n{_tail(directory, rank)}\n{advice}"
+        f"its last output:\n{_tail(directory, rank)}\n{advice}",
+        rank=rank,
+        how=how,
+        signal=max(0, -code),
     )
 
 
@@ -217,7 +262,7 @@ def _follow_parent() -> None:
     threading.Thread(target=watch, name="ridgeline-lifeline", daemon=True).start()
 
 
-def _work(directory: Path, target: str, device: str) -> None:
+def _work(directory: Path, target: str, device: str, first_gpu: int) -> None:
     """Join the group, call the target, and write the reply if this is rank 0."""
     import torch
     import torch.distributed as dist
@@ -228,12 +273,12 @@ def _work(directory: Path, target: str, device: str) -> None:
         torch.set_num_threads(threads)
     place = None
     if device == "cuda":
-        if rank >= torch.cuda.device_count():
+        if first_gpu + rank >= torch.cuda.device_count():
             raise LaunchError(
                 f"wanted one GPU per worker, got {torch.cuda.device_count()} GPUs for rank {rank}; "
                 f"start at most {torch.cuda.device_count()} workers on this host"
             )
-        place = torch.device("cuda", rank)
+        place = torch.device("cuda", first_gpu + rank)
         torch.cuda.set_device(place)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
@@ -253,12 +298,12 @@ def _work(directory: Path, target: str, device: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of a worker process: directory, target and device."""
+    """Entry of a worker process: directory, target, device and the GPU of rank 0."""
     _follow_parent()
     directory, target, device = Path(arguments[0]), arguments[1], arguments[2]
     is_done = False
     try:
-        _work(directory, target, device)
+        _work(directory, target, device, int(arguments[3]))
         is_done = True
     finally:
         if not is_done:  # note when, so that the parent can tell who failed first

@@ -13,8 +13,9 @@ from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, MachineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.probe import fingerprint as identity
+from ridgeline.probe.apart import time_apart, without_timings
+from ridgeline.probe.attempts import survey_in_group
 from ridgeline.probe.doubts import doubts
-from ridgeline.probe.group import run_in_group
 from ridgeline.probe.links import every_link
 from ridgeline.probe.survey import Findings, Request, measure_here
 from ridgeline.workload import Workload
@@ -22,6 +23,8 @@ from ridgeline.workload import Workload
 MOST_WORKERS = 8
 MOST_TIMINGS = 20_000
 """Operator timings kept in the cache; the oldest go first."""
+
+MOST_CHECKS = 200
 
 BUSY_SHARE = 0.25
 """Share of the processors in use by others from which a measurement gets a warning."""
@@ -55,7 +58,8 @@ def measure(
 
     Raises:
         MachineError: a setting asks for more GPUs than there are, or for no thread on the CPU.
-        LaunchError: a measuring process failed.
+        LaunchError: a measuring process failed, and not in an operator of the workload: what those do
+            costs them their timings, with a warning in the machine.
 
     Cost: Keeps all cores (or GPUs) busy while it measures. Writes one file.
     """
@@ -71,15 +75,14 @@ def measure(
         say(_describe(request))
         machine = merge(machine, Findings(warnings=_busy(machine)))
         largest = request.settings[-1]
-        reply = run_in_group(
-            "ridgeline.probe.survey:survey",
-            msgspec.json.encode(request),
+        findings = survey_in_group(
+            request,
             workers=largest.workers,
             threads=0 if largest.device == "cuda" else machine.host.cores,
             device=largest.device,
             deadline_s=300.0 if quick else 1800.0,
         )
-        machine = _kept(merge(machine, msgspec.json.decode(reply, type=Findings)))
+        machine = _kept(merge(machine, findings))
     return machine
 
 
@@ -120,7 +123,9 @@ def requests(
             links=device == "cuda" and bool(mine) and _has_unmeasured_link(machine),
         )
         if request.timings:
-            request = msgspec.structs.replace(request, workload=workload)
+            request = msgspec.structs.replace(
+                request, workload=workload, skip=_faulty(machine, workload)
+            )
         if request.settings:
             found.append(request)
     return tuple(found)
@@ -132,6 +137,10 @@ def merge(machine: Machine, findings: Findings) -> Machine:
     fresh = {(entry.setting, entry.key) for entry in findings.timings}
     timings = [e for e in machine.timings if (e.setting, e.key) not in fresh]
     ceilings = machine.ceilings + findings.ceilings
+    checks = {
+        (check.setting, check.workload, check.precision): check
+        for check in (*machine.checks, *findings.checks)
+    }
     warnings = (*machine.warnings, *findings.warnings, *doubts(ceilings))
     return msgspec.structs.replace(
         machine,
@@ -141,6 +150,7 @@ def merge(machine: Machine, findings: Findings) -> Machine:
         links=tuple(links.values()),
         overlaps=machine.overlaps + findings.overlaps,
         timings=(*timings, *findings.timings)[-MOST_TIMINGS:],
+        checks=tuple(checks.values())[-MOST_CHECKS:],
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
@@ -165,6 +175,13 @@ def _has_untimed(machine: Machine, setting: Setting, workload: Workload) -> bool
         for op in load.ops
         if op.family != "view" or setting.device == "cpu"
     )
+
+
+def _faulty(machine: Machine, workload: Workload | None) -> tuple[str, ...]:
+    """Operators that a warning names: issued again they would fail again, or end the process again."""
+    told = "\n".join(machine.warnings)
+    loads = (workload, *workload.variants) if workload else ()
+    return tuple(dict.fromkeys(op.key for load in loads for op in load.ops if op.key in told))
 
 
 def _kept(machine: Machine, hosts: int = 1) -> Machine:
@@ -269,7 +286,11 @@ def _measure_in_place(
     for request in requests(machine, wanted, quick=quick, workload=workload):
         if dist.get_rank() == 0:
             say(_describe(request))
-        machine = _share(merge(machine, measure_here(request)))
+        alone, apart = without_timings(request)
+        if alone is not None:
+            machine = _share(merge(machine, measure_here(alone)))
+        if apart is not None:
+            machine = _share(merge(machine, time_apart(apart)))
         if dist.get_rank() == 0:
             machine = _kept(machine, hosts)
     return machine

@@ -2,29 +2,37 @@
 
 import statistics
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 import torch
 
-from ridgeline.machine import OperatorTiming, Quantity, Setting
+from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
+from ridgeline.probe.clock import Clock
 from ridgeline.probe.dispatch import reissue_excess
-from ridgeline.probe.gpu import Ruler
+from ridgeline.probe.passes import WARM_PASSES, Passes, timed_passes
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.replay import Replay
+from ridgeline.probe.whole_step import check_step, correction, warning
 from ridgeline.workload import Phase, Workload
 
-BUDGET_S = 4.0
-"""Default time for one workload and setting."""
-LEAST_SAMPLES = 2
-MOST_PASSES = 40
-MOST_TAIL = 1.25
-"""Delays beyond this share are not the machine's own: it was busy with something else."""
+BUDGET_S = {"cpu": 4.0, "cuda": 2.5}
+"""Default time for samples of one workload at one setting; a GPU's passes are short."""
 ISSUE_PASSES = 7
 """Passes in which only the host's time is read; they are short, and their median is quiet."""
-LONG_S = 0.05
-"""A first call this long is kept as a sample: what it spends on preparation is small beside it."""
+ISSUE_BUDGET_S = 1.5
+"""Where the GPU's work is long, so are these passes: two will do then."""
+
+
+class Timed(NamedTuple):
+    """What was found out about the operators of one workload at one setting."""
+
+    timings: tuple[OperatorTiming, ...]
+    warnings: tuple[str, ...]
+    check: StepCheck
 
 
 def time_operators(
@@ -32,153 +40,147 @@ def time_operators(
     setting: Setting,
     peers: Peers | None = None,
     *,
-    budget_s: float = BUDGET_S,
-) -> tuple[tuple[OperatorTiming, ...], tuple[str, ...]]:
+    budget_s: float | None = None,
+    warm_passes: int = WARM_PASSES,
+    skip: Collection[str] = (),
+    clock: Clock | None = None,
+) -> Timed:
     """Timings of every distinct op of `workload`, and a warning for each op that cannot be issued.
 
-    The step is replayed, all peers at once, for about `budget_s`; when a pass is too long for that,
-    ops that have their samples are passed over. On the CPU a timing is all that the op costs a step:
-    kernel, page faults of fresh outputs, freeing, and the host's dispatch in its phase. On GPUs it
-    is the time of its kernels.
+    The step is replayed, all peers at once: first to warm up, then for about `budget_s`; when a pass is
+    too long for that, ops that have their samples are passed over. On the CPU a timing is all that the
+    op costs a step: kernel, page faults of fresh outputs, freeing, and the host's dispatch in its phase.
+    On GPUs it is the time of its kernels, and none for ops of the host. Timings are corrected by a
+    check against whole passes.
 
     Args:
         workload: As traced, with the batch of one worker.
         setting: Recorded in the timings; threads must be set already.
         peers: Who measures at the same time; None: this process alone.
-        budget_s: Seconds; a step that takes longer still runs twice.
+        budget_s: Seconds; None: by the device. A step that takes longer still runs twice.
+        warm_passes: Unmeasured passes before the first sample.
+        skip: Keys of ops that are not to be issued.
+        clock: Of this setting's device; None makes one.
+
+    Raises:
+        DeviceLostError: an op left the GPU unusable for this process.
 
     Cost: Allocates what one step of the workload allocates.
     """
     device = torch.device(setting.device)
     peers = peers or Peers(rank=0, size=1, device=device)
+    clock = clock or Clock(device)
+    budget_s = BUDGET_S[setting.device] if budget_s is None else budget_s
+    keys = [op.key for op in workload.ops]
     with torch.no_grad():
-        replay = Replay(workload.ops, device)
-        passes = _sample(replay, workload, peers, budget_s)
-    samples = _settled(passes, [op.key for op in workload.ops])
-    tail = _tail(passes, samples)
-    excess: dict[Phase, float] = {}
-    if setting.device == "cpu":
-        excess = reissue_excess(device)
-    warnings = tuple(
-        f"operator {key} cannot be issued again and was not timed: {reason}"
-        for key, reason in replay.failures.items()
+        replay = Replay(workload.ops, device, has_host=workload.device == "cuda", skip=skip)
+        passes = timed_passes(
+            replay, clock, keys, peers, budget_s=budget_s, warm_passes=warm_passes
+        )
+    samples = _samples(passes, clock, keys, replay)
+    check = check_step(workload, setting, passes, _everywhere(samples, keys))
+    merged = _mean_of_peers(
+        _by_key(workload, setting, samples, correction(check)), setting, workload, peers
     )
+    if setting.device == "cuda":
+        merged = _with_issue(merged, workload, _issue_seconds(replay, workload, device, clock))
+    said = warning(check)
+    return Timed(merged, (*_warnings(workload, replay, setting), *([said] if said else [])), check)
+
+
+def _samples(
+    passes: Passes, clock: Clock, keys: list[str], replay: Replay
+) -> dict[int, list[float]]:
+    """Seconds of every op by index; of one that was always late, those."""
+    samples: dict[int, list[float]] = defaultdict(list)
+    for taken in passes.ops:
+        for index, seconds in taken.items():
+            samples[index].append(seconds)
+    for index, seconds in clock.late.items():
+        if index not in samples:
+            samples[index] = list(seconds)
+    return {i: s for i, s in sorted(samples.items()) if keys[i] not in replay.failures}
+
+
+def _everywhere(samples: Mapping[int, list[float]], keys: list[str]) -> dict[int, float]:
+    """Seconds of every op by index, for one that was passed over those of its equals."""
+    known = {index: statistics.median(seconds) for index, seconds in samples.items()}
+    by_key: dict[str, list[float]] = defaultdict(list)
+    for index, seconds in known.items():
+        by_key[keys[index]].append(seconds)
+    return {
+        index: known[index] if index in known else statistics.fmean(by_key[key])
+        for index, key in enumerate(keys)
+        if key in by_key
+    }
+
+
+def _by_key(
+    workload: Workload, setting: Setting, samples: Mapping[int, list[float]], scale: float
+) -> dict[str, Quantity]:
+    """One figure for all occurrences of an op, with the host's part where that is not seen in a replay."""
+    excess: Mapping[Phase, float] = {}
+    if setting.device == "cpu":
+        excess = reissue_excess(torch.device("cpu"))
     by_key: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for index, seconds in samples.items():
         op = workload.ops[index]
         by_key[op.key][index] = [
-            max(0.0, tail * taken + excess.get(op.phase, 0.0)) for taken in seconds
+            max(0.0, scale * taken + excess.get(op.phase, 0.0)) for taken in seconds
         ]
-    timings = {
-        key: OperatorTiming(setting=setting, key=key, seconds=_merge(by_index))
-        for key, by_index in by_key.items()
-        if key not in replay.failures
-    }
-    merged = _mean_of_peers(timings, workload, peers)
-    if setting.device == "cuda":
-        merged = _with_issue(merged, workload, _issue_seconds(replay, workload, device))
-    return merged, warnings
+    return {key: _merge(by_index) for key, by_index in by_key.items()}
 
 
-def _issue_seconds(replay: Replay, workload: Workload, device: torch.device) -> dict[str, Quantity]:
+def _warnings(workload: Workload, replay: Replay, setting: Setting) -> tuple[str, ...]:
+    found = [
+        f"operator {key} could not be timed: {reason}" for key, reason in replay.failures.items()
+    ]
+    if replay.ended_at is not None:
+        found.append(
+            f"operators of {workload.name} from number {replay.ended_at} of {len(workload.ops)} on were "
+            f"not timed at {setting}: memory ran out; use a smaller batch, or leave more memory free"
+        )
+    return tuple(found)
+
+
+def _issue_seconds(
+    replay: Replay, workload: Workload, device: torch.device, clock: Clock
+) -> dict[str, Quantity]:
     """Host seconds to issue each op in a real step, by key; the GPU runs behind meanwhile."""
-    excess = reissue_excess(device)
+    excess = _excess_on(device.type)
     taken: dict[str, list[float]] = defaultdict(list)
+    end = time.monotonic() + ISSUE_BUDGET_S
     with torch.no_grad():
-        for _ in range(ISSUE_PASSES):
+        for number in range(ISSUE_PASSES):
+            if number > 1 and time.monotonic() > end:
+                break
             torch.cuda.synchronize()
-            for index, (begin, end) in replay.run(lambda index: True).items():
+            for index, seconds in clock.issuing(replay).items():
                 op = workload.ops[index]
-                seconds = (end - begin) * 1e-9 + excess.get(op.phase, 0.0)
-                taken[op.key].append(max(0.0, seconds))
+                taken[op.key].append(max(0.0, seconds + excess.get(op.phase, 0.0)))
     return {key: Quantity.measured(seconds, "s") for key, seconds in taken.items()}
+
+
+@lru_cache(maxsize=2)
+def _excess_on(kind: str) -> Mapping[Phase, float]:
+    """Of a GPU, whose host has no setting: measured once."""
+    return reissue_excess(torch.device(kind))
 
 
 def _with_issue(
     timings: tuple[OperatorTiming, ...], workload: Workload, issue: dict[str, Quantity]
 ) -> tuple[OperatorTiming, ...]:
-    """The timings with what the host needs; a view launches no kernel, so nothing else is left of it."""
-    views = {op.key for op in workload.ops if op.family == "view"}
+    """The timings with what the host needs; of views and ops of the host nothing else is left."""
+    idle = {op.key for op in workload.ops if op.family == "view" or op.runs_on_host}
     nothing = Quantity(value=0.0, unit="s", low=0.0, high=0.0, n=1, source="measured")
     return tuple(
         msgspec.structs.replace(
             timing,
-            seconds=nothing if timing.key in views else timing.seconds,
+            seconds=nothing if timing.key in idle else timing.seconds,
             issue=issue.get(timing.key),
         )
         for timing in timings
     )
-
-
-def _sample(
-    replay: Replay, workload: Workload, peers: Peers, budget_s: float
-) -> list[dict[int, float]]:
-    """Seconds of every op by index, pass by pass; at least two passes."""
-    clock = _Clock(peers.device)
-    counts: Counter[str] = Counter()
-    keys = [op.key for op in workload.ops]
-    end = time.monotonic() + budget_s
-
-    def wanted(index: int) -> bool:
-        if counts[keys[index]] >= LEAST_SAMPLES and time.monotonic() > end:
-            return False
-        counts[keys[index]] += 1
-        return True
-
-    passes: list[dict[int, float]] = []
-    while peers.agree(
-        len(passes) < LEAST_SAMPLES or (time.monotonic() < end and len(passes) < MOST_PASSES)
-    ):
-        peers.barrier()
-        passes.append(clock.run(replay, wanted))
-    return passes
-
-
-def _settled(passes: list[dict[int, float]], keys: list[str]) -> dict[int, list[float]]:
-    """The samples of every op by index, without those that only warmed up."""
-    first, later = passes[0], passes[1:]
-    samples = {
-        index: [taken[index] for taken in later if index in taken]
-        for index in {index for taken in passes for index in taken}
-    }
-    has_later = {keys[index] for index, seconds in samples.items() if seconds}
-    warm_up = {keys[index]: index for index in sorted(first, reverse=True)}
-    numbers = Counter(keys[index] for index in first)
-    for index, seconds in first.items():
-        key = keys[index]
-        is_spare = key in has_later or (warm_up[key] == index and numbers[key] > 1)
-        if seconds >= LONG_S or not is_spare:
-            samples[index].append(seconds)
-    return {index: seconds for index, seconds in samples.items() if seconds}
-
-
-def _tail(passes: list[dict[int, float]], samples: dict[int, list[float]]) -> float:
-    """What a whole pass takes, over the sum of its ops' medians; 1.0 where no whole pass is known.
-
-    The median of an op leaves out rare delays (interrupts, other programs, pages that the system
-    takes back), but a step of hundreds of ops meets some of them every time.
-    """
-    totals = [sum(taken.values()) for taken in passes[1:] if len(taken) == len(samples)]
-    medians = sum(statistics.median(seconds) for seconds in samples.values())
-    if len(totals) < LEAST_SAMPLES or medians <= 0.0:
-        return 1.0
-    return min(max(1.0, statistics.median(totals) / medians), MOST_TAIL)
-
-
-class _Clock:
-    """Runs a replay and reads off seconds: the host's clock, or events on the GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._ruler = Ruler(device) if device.type == "cuda" else None
-
-    def run(self, replay: Replay, wanted: Callable[[int], bool]) -> dict[int, float]:
-        if self._ruler is None:
-            marks = replay.run(wanted)
-            return {index: (end - begin) * 1e-9 for index, (begin, end) in marks.items()}
-        marks = replay.run(wanted, self._ruler.mark, self._ruler.pace)
-        torch.cuda.synchronize()
-        self._ruler.restart()
-        return {index: self._ruler.seconds(*pair) for index, pair in marks.items()}
 
 
 def _merge(by_index: dict[int, list[float]]) -> Quantity:
@@ -200,14 +202,12 @@ def _merge(by_index: dict[int, list[float]]) -> Quantity:
 
 
 def _mean_of_peers(
-    timings: dict[str, OperatorTiming], workload: Workload, peers: Peers
+    timings: Mapping[str, Quantity], setting: Setting, workload: Workload, peers: Peers
 ) -> tuple[OperatorTiming, ...]:
     """Timings averaged over the workers; ops that failed on any of them are left out."""
     keys = list(dict.fromkeys(op.key for op in workload.ops))
-    missing = OperatorTiming(
-        setting=Setting(device="cpu"), key="", seconds=Quantity.assumed(float("nan"), "s")
-    )
-    mine = [timings.get(key, missing).seconds for key in keys]
+    missing = Quantity.assumed(float("nan"), "s")
+    mine = [timings.get(key, missing) for key in keys]
     rows = peers.gather([v for q in mine for v in (q.value, q.low, q.high)])
     merged = []
     for position, key in enumerate(keys):
@@ -218,8 +218,8 @@ def _mean_of_peers(
                 unit="s",
                 low=columns[1],
                 high=columns[2],
-                n=timings[key].seconds.n * peers.size,
+                n=timings[key].n * peers.size,
                 source="measured",
             )
-            merged.append(OperatorTiming(setting=timings[key].setting, key=key, seconds=quantity))
+            merged.append(OperatorTiming(setting=setting, key=key, seconds=quantity))
     return tuple(merged)

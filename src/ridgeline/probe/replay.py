@@ -3,41 +3,40 @@
 An operator timed in a loop by itself finds its inputs in cache and its output's memory just freed
 and mapped. In a step it finds neither: activations written long ago come from memory, and fresh
 outputs cost page faults. Replaying the step keeps all of that: each input is the output of the op
-that made it, outputs die after their last reader, parameters and optimizer state persist.
+that made it, outputs die after their last reader, parameters and optimizer state persist. Only
+what must be in range (indices, probabilities) is made up for each op that insists on it.
 """
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.errors import WorkloadError
-from ridgeline.probe import rebuild
+from ridgeline.errors import MachineError, WorkloadError
+from ridgeline.probe import rebuild, values
+from ridgeline.probe.places import Output, Place, Places, Source, is_workspace, valid
+from ridgeline.probe.valid_inputs import valid_inputs
 from ridgeline.workload import Op, TensorSpec
 
-Place = tuple[str, TensorSpec, int]
-"""A persistent tensor: role, spec, and which of the equal ones."""
-
-Output = tuple[int, int]
-"""A tensor of this step: index of the op that makes it, and which of its outputs it is."""
-
-_FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
+_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 _WITH_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
 """Operators that make the workspace of their backward only where gradients are on, as in a real step."""
 
+_LASTING = ("parameter", "state", "buffer")
 
-@dataclass(frozen=True)
-class Source:
-    """Where an input comes from: output `output` of op `op`, or, when `op` is -1, the pool."""
 
-    op: int
-    output: int
-    place: Place | None = None
+class DeviceLostError(MachineError):
+    """An operator left the GPU in a state in which this process can use it no more; `reason` is its fault."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -52,81 +51,170 @@ class Instruction:
     workspaces: tuple[Source, ...]
 
 
+@dataclass(frozen=True)
+class Watch:
+    """What to do around every op that is issued, outside of its time.
+
+    Attributes:
+        before: Called with the index of the op.
+        pace: Called last before the op.
+        settle: Called after it; what it raises is the op's failure.
+    """
+
+    before: Callable[[int], None] | None = None
+    pace: Callable[[], None] | None = None
+    settle: Callable[[], None] | None = None
+
+
 class Replay:
     """A workload's ops with their tensors, ready to run again and again.
 
     Args:
         ops: All ops of the step, in order.
         device: Where to run them.
+        has_host: The step was traced on a GPU, so some of its tensors may be the host's.
+        skip: Keys of ops that are not to be issued.
 
     Attributes:
         failures: Keys of ops that could not be rebuilt or issued, with the reason.
+        ended_at: The op at which memory ran out in the last pass, so that the pass ended there; or None.
     """
 
-    def __init__(self, ops: Sequence[Op], device: torch.device) -> None:
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        device: torch.device,
+        *,
+        has_host: bool = False,
+        skip: Collection[str] = (),
+    ) -> None:
         self.failures: dict[str, str] = {}
+        self.ended_at: int | None = None
+        self._skip = frozenset(skip)
         self._ops = tuple(ops)
         self._device = device
-        self._limit = rebuild.index_limit(ops)
+        self._has_host = has_host
         self._pool: dict[Place, Tensor] = {}
         self._values: dict[Output, Tensor] = {}
+        self._not_real: set[Output] = set()
         self._read: dict[int, list[int]] = defaultdict(list)
         self._dead: dict[int, list[Output]] = defaultdict(list)
-        self._program = self._compile(ops)
+        self._program = self._compile()
 
     def run(
         self,
         wanted: Callable[[int], bool],
         mark: Callable[[], Any] = time.perf_counter_ns,
-        pace: Callable[[], None] | None = None,
+        watch: Watch = Watch(),
     ) -> dict[int, tuple[Any, Any]]:
         """One pass over the step: the marks before and after each op that was issued, by its index.
 
         Args:
             wanted: Whether to issue op `index`; otherwise its outputs are made without it.
             mark: The clock in ns, or on GPUs a recorded event.
-            pace: Called before every op that is issued.
+            watch: What to do around every op.
+
+        Raises:
+            DeviceLostError: an op left the GPU unusable.
         """
         taken: dict[int, tuple[Any, Any]] = {}
-        values = self._values
-        for index, step in enumerate(self._program):
-            if step is None or not self._can_issue(step) or not wanted(index):
-                self._stand_in(index)
-                continue
-            try:
-                args, kwargs = self._arguments(step)
-                if pace is not None:
-                    pace()
-                begin = mark()
-                result = step.call(*args, **kwargs)
-                args.clear()
-                kwargs.clear()
-                # Freeing is part of a step's time, so it is part of the op after which it happens.
-                for dead in self._dead[index]:
-                    values.pop(dead, None)
-                end = mark()
-                made = _tensors(result)
-                if index in self._read and len(made) < len(step.op.outputs):
-                    raise ValueError(
-                        f"{len(step.op.outputs)} tensors were traced, {len(made)} made"
-                    )
-            except _FAILURES as error:
-                self.failures[step.op.key] = f"{type(error).__name__}: {error}".splitlines()[0]
-                self._stand_in(index)
-                continue
-            taken[index] = (begin, end)
-            for output in self._read.get(index, ()):
-                values[index, output] = made[output]
-            del made, result
-        values.clear()
+        self.ended_at = None
+        index = 0
+        try:
+            for index, step in enumerate(self._program):
+                if step is None or not self._can_issue(step) or not wanted(index):
+                    self._stand_in(index)
+                    continue
+                marks = self._issue(index, step, mark, watch)
+                if marks is not None:
+                    taken[index] = marks
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            self.failures.setdefault(self._ops[index].key, f"memory ran out: {_first_line(error)}")
+            self.ended_at = index
+        finally:
+            self._values.clear()
+            self._not_real.clear()
+        if self.ended_at is not None and self._device.type == "cuda":
+            torch.cuda.empty_cache()
         return taken
+
+    def refresh(self) -> None:
+        """Give parameters and states new values where they are not finite any more.
+
+        Many passes train on made-up data, which may diverge, and some operators take another time for NaN.
+
+        Cost: Waits for the device.
+        """
+        lasting = {
+            place: tensor
+            for place, tensor in self._pool.items()
+            if place[0] in _LASTING and tensor.is_floating_point() and tensor.numel()
+        }
+        ends = [
+            tensor.as_strided((1,), (1,), 0).to(self._device, torch.float64)
+            for tensor in lasting.values()
+        ]
+        if ends and not bool(torch.cat(ends).isfinite().all()):
+            for place, tensor in lasting.items():
+                values.refill(tensor, place[1], place[3])
+
+    def _issue(
+        self, index: int, step: Instruction, mark: Callable[[], Any], watch: Watch
+    ) -> tuple[Any, Any] | None:
+        """The marks of one op; None, with the reason among the failures, where it cannot be issued."""
+        alive = self._values
+        try:
+            args, kwargs = self._arguments(step)
+            if watch.before is not None:
+                watch.before(index)
+            if watch.pace is not None:
+                watch.pace()
+            begin = mark()
+            result = step.call(*args, **kwargs)
+            args.clear()
+            kwargs.clear()
+            # Freeing is part of a step's time, so it is part of the op after which it happens.
+            for dead in self._dead[index]:
+                alive.pop(dead, None)
+            end = mark()
+            if watch.settle is not None:
+                watch.settle()
+            made = _tensors(result)
+            if index in self._read and len(made) < len(step.op.outputs):
+                raise ValueError(f"{len(step.op.outputs)} tensors were traced, {len(made)} made")
+        except _FAILURES as error:
+            if _is_out_of_memory(error):
+                raise
+            self.failures[step.op.key] = f"{type(error).__name__}: {_first_line(error)}"
+            self._check_device(index)
+            self._stand_in(index)
+            return None
+        for output in self._read.get(index, ()):
+            alive[index, output] = made[output]
+        return begin, end
+
+    def _check_device(self, index: int) -> None:
+        """Raise if the GPU does not answer: then no op after this one can be issued."""
+        if self._device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError as error:
+            raise DeviceLostError(
+                f"wanted a GPU that goes on after {self._ops[index].name}, got {_first_line(error)}; "
+                "measure again without that operator",
+                self.failures[self._ops[index].key],
+            ) from error
 
     def _can_issue(self, step: Instruction) -> bool:
         """Whether the op did not fail before, and the workspaces that it reads are filled."""
-        if step.op.key in self.failures:
+        if step.op.key in self.failures or step.op.key in self._skip:
             return False
         for source in step.workspaces:
-            if source.op < 0 or self._ops[source.op].key in self.failures:
+            filler = self._ops[source.op].key if source.op >= 0 else ""
+            if source.op < 0 or filler in self.failures or filler in self._skip:
                 self.failures[step.op.key] = "the op that fills its workspace cannot be issued"
                 return False
         return all((source.op, source.output) in self._values for source in step.workspaces)
@@ -135,8 +223,9 @@ class Replay:
         """Outputs of an op that is not issued; nothing can stand in for a workspace."""
         for output in self._read.get(index, ()):
             spec = self._ops[index].outputs[output]
-            if not _is_workspace(spec):
-                self._values[index, output] = rebuild.empty(spec, self._device)
+            if not is_workspace(spec):
+                self._values[index, output] = values.stand_in(spec, self._device)
+                self._not_real.add((index, output))
         for dead in self._dead[index]:
             self._values.pop(dead, None)
 
@@ -145,108 +234,67 @@ class Replay:
             self._tensor(source, spec)
             for source, spec in zip(step.sources, step.op.inputs, strict=True)
         ]
-        return (
-            [rebuild.fill(value, tensors, self._device) for value in step.args],
-            {k: rebuild.fill(value, tensors, self._device) for k, value in step.kwargs.items()},
-        )
+
+        def fill(value: Any) -> Any:
+            return rebuild.fill(value, tensors, self._device, has_host=self._has_host)
+
+        return [fill(value) for value in step.args], {k: fill(v) for k, v in step.kwargs.items()}
 
     def _tensor(self, source: Source, spec: TensorSpec) -> Tensor:
-        if source.place is not None:
-            tensor = self._pool.get(source.place)
+        place = source.place
+        if place is None and (source.op, source.output) in self._not_real:
+            place = source.else_place
+        if place is not None:
+            tensor = self._pool.get(place)
             if tensor is None:
-                tensor = rebuild.random(spec, self._device, self._limit)
-                self._pool[source.place] = tensor
+                tensor = values.made_up(spec, self._device, place[3])
+                self._pool[place] = tensor
             return tensor
         tensor = self._values[source.op, source.output]
-        if tuple(tensor.shape) == spec.shape and tuple(tensor.stride()) == spec.stride:
+        shape = tuple(tensor.shape)
+        if shape == spec.shape and (source.is_whole or tuple(tensor.stride()) == spec.stride):
             return tensor
-        if _is_workspace(spec):
-            return tensor
+        if source.is_whole and tensor.numel() != prod(spec.shape):
+            return (
+                tensor  # traced by a rule that does not know the size: a workspace, a random state
+            )
         return tensor.as_strided(spec.shape, spec.stride)
 
-    def _compile(self, ops: Sequence[Op]) -> list[Instruction | None]:
-        places = _Places(ops)
+    def _compile(self) -> list[Instruction | None]:
+        places = Places(self._ops)
         program: list[Instruction | None] = []
         last_read: dict[Output, int] = {}
-        for index, op in enumerate(ops):
+        for index, op in enumerate(self._ops):
             try:
                 args, kwargs = rebuild.parse(op)
                 call = rebuild.resolve(op.name)
                 if op.name in _WITH_GRAD_MODE:
                     call = torch.enable_grad()(call)
+                made = valid_inputs(op)
             except WorkloadError as error:
                 self.failures[op.key] = str(error)
                 program.append(None)
                 continue
-            sources = tuple(
-                places.source(ops, index, position) for position in range(len(op.inputs))
-            )
-            for source in sources:
+            sources = tuple(places.source(index, position) for position in range(len(op.inputs)))
+            for (
+                source
+            ) in sources:  # also of what is replaced below: it lives as long as in the step
                 if source.op >= 0:
                     last_read[source.op, source.output] = index
+            sources = tuple(
+                valid(source, spec, made.get(position))
+                for position, (source, spec) in enumerate(zip(sources, op.inputs, strict=True))
+            )
             workspaces = tuple(
                 source
                 for source, spec in zip(sources, op.inputs, strict=True)
-                if _is_workspace(spec)
+                if is_workspace(spec)
             )
             program.append(Instruction(op, call, args, kwargs, sources, workspaces))
-        for made, reader in last_read.items():
-            self._read[made[0]].append(made[1])
-            self._dead[reader].append(made)
+        for (made_by, output), reader in last_read.items():
+            self._read[made_by].append(output)
+            self._dead[reader].append((made_by, output))
         return program
-
-
-class _Places:
-    """Decides for every input of every op which tensor it is."""
-
-    def __init__(self, ops: Sequence[Op]) -> None:
-        self._seen: Counter[tuple[Any, ...]] = Counter()
-        self._copies: dict[tuple[str, TensorSpec], int] = defaultdict(lambda: 1)
-        counts: Counter[tuple[Any, ...]] = Counter()
-        for op in ops:
-            for spec in op.inputs:
-                counts[op.phase, op.name, spec] += 1
-        for (_phase, _name, spec), count in counts.items():
-            # Equal parameters are as many as one kind of op meets in one phase.
-            if spec.role in ("parameter", "state", "gradient", "buffer"):
-                self._copies[spec.role, spec] = max(self._copies[spec.role, spec], count)
-
-    def source(self, ops: Sequence[Op], index: int, position: int) -> Source:
-        """Source of input `position` of op `index`."""
-        op = ops[index]
-        spec = op.inputs[position]
-        found = self._made_by(ops, op, position)
-        if found is not None:
-            return found
-        turn = self._seen[op.phase, op.name, spec]
-        self._seen[op.phase, op.name, spec] += 1
-        copies = self._copies[spec.role, spec]
-        which = turn % copies
-        if op.phase == "backward":
-            which = copies - 1 - which  # backward meets them in the opposite order
-        return Source(-1, 0, (spec.role, spec, which))
-
-    def _made_by(self, ops: Sequence[Op], op: Op, position: int) -> Source | None:
-        """The output of a dependency that this input is, by shape, stride and dtype.
-
-        Parameters, states and batches are made by no op, only viewed or changed in place.
-        """
-        spec = op.inputs[position]
-        is_lasting = spec.role in ("parameter", "state", "buffer", "batch")
-        twin = sum(_same(spec, other) for other in op.inputs[:position])
-        matches = [
-            Source(made, output)
-            for made in sorted(op.dependencies, reverse=True)
-            for output, candidate in enumerate(ops[made].outputs)
-            if _same(spec, candidate) and (not is_lasting or candidate.role == spec.role)
-        ]
-        if matches or is_lasting:
-            return matches[min(twin, len(matches) - 1)] if matches else None
-        for made in sorted(op.dependencies, reverse=True):
-            for output, candidate in enumerate(ops[made].outputs):
-                if candidate.dtype == spec.dtype and _extent(candidate) >= _extent(spec):
-                    return Source(made, output)
-        return None
 
 
 def _tensors(result: Any) -> list[Tensor]:
@@ -256,20 +304,12 @@ def _tensors(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else []
 
 
-def _is_workspace(spec: TensorSpec) -> bool:
-    """Whether a tensor is bytes for a later kernel, of a size that only the kernel knows: traced as none.
-
-    A kernel that is handed an empty one reads past its end.
-    """
-    return spec.shape == (0,) and spec.dtype == "uint8"
-
-
-def _same(one: TensorSpec, other: TensorSpec) -> bool:
-    return (one.shape, one.stride, one.dtype) == (other.shape, other.stride, other.dtype)
+def _is_out_of_memory(error: BaseException) -> bool:
+    """On the CPU torch has no error of its own for this."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        "can't allocate memory" in str(error)
+    )
 
 
-def _extent(spec: TensorSpec) -> int:
-    """Elements of storage that a tensor reaches over."""
-    if 0 in spec.shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -4,12 +4,15 @@ The parent asks once for all settings, because starting workers costs seconds. A
 workers than the group is measured by its first ranks while the others wait.
 """
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import msgspec
 import psutil
 import torch
 import torch.distributed as dist
 
-from ridgeline.codec import Value
+from ridgeline.codec import Value, write_atomically
 from ridgeline.machine import (
     Ceiling,
     Collective,
@@ -18,20 +21,29 @@ from ridgeline.machine import (
     OperatorTiming,
     Overlap,
     Setting,
+    StepCheck,
 )
 from ridgeline.probe.ceilings import measure_ceilings
+from ridgeline.probe.clock import Clock
 from ridgeline.probe.collectives import measure_collectives
 from ridgeline.probe.dispatch import measure_dispatch
 from ridgeline.probe.gpu import measure_launch
+from ridgeline.probe.journal import Journal, journal_path, scratch
 from ridgeline.probe.links import measure_links
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.overlap import measure_overlap
+from ridgeline.probe.passes import WARM_PASSES
 from ridgeline.probe.peers import Peers
+from ridgeline.probe.replay import DeviceLostError
 from ridgeline.workload import Workload
 
 
 class Request(Value, frozen=True, kw_only=True):
-    """What to measure, and at which settings."""
+    """What to measure, and at which settings.
+
+    `skip` are keys of operators that are not to be issued; `timed` are pairs of a setting and a precision
+    whose operators are known.
+    """
 
     quick: bool
     ceilings: tuple[Setting, ...] = ()
@@ -40,6 +52,8 @@ class Request(Value, frozen=True, kw_only=True):
     dispatch: bool = False
     links: bool = False
     workload: Workload | None = None
+    skip: tuple[str, ...] = ()
+    timed: tuple[tuple[Setting, str], ...] = ()
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -59,6 +73,7 @@ class Findings(Value, frozen=True, kw_only=True):
     links: tuple[Link, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
     timings: tuple[OperatorTiming, ...] = ()
+    checks: tuple[StepCheck, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __add__(self, other: "Findings") -> "Findings":
@@ -69,15 +84,48 @@ class Findings(Value, frozen=True, kw_only=True):
 
 
 def survey(request: bytes) -> bytes:
-    """Target of `run_in_group`: the findings of rank 0 as JSON."""
+    """Target of `run_in_group`: the findings of rank 0 as JSON.
+
+    Where a journal is wanted, what was found so far is kept beside it, and what an operator did to a GPU.
+    """
     wanted = msgspec.json.decode(request, type=Request)
-    return msgspec.json.encode(measure_here(wanted))
+    directory, rank = scratch(), _rank()
+
+    def keep(findings: Findings) -> None:
+        if directory is not None and rank == 0:
+            write_atomically(partial_path(directory), msgspec.json.encode(findings))
+
+    try:
+        return msgspec.json.encode(measure_here(wanted, keep))
+    except DeviceLostError as error:
+        if directory is not None:
+            fault_path(directory, rank).write_text(error.reason)
+        raise
 
 
-def measure_here(request: Request) -> Findings:
+def partial_path(directory: Path) -> Path:
+    """Where rank 0 keeps what it has found so far."""
+    return directory / "partial"
+
+
+def fault_path(directory: Path, rank: int) -> Path:
+    """Where a worker writes what an operator did to its GPU."""
+    return directory / f"fault.{rank}"
+
+
+def measure_here(
+    request: Request, keep: Callable[[Findings], None] = lambda findings: None
+) -> Findings:
     """Measure in this process and its peers of the default process group; the same call on every rank.
 
     Threads are set for each setting and put back afterwards, and so are torch's random generators.
+
+    Args:
+        request: What to measure.
+        keep: Called with all findings so far, again and again.
+
+    Raises:
+        DeviceLostError: an operator of the workload left the GPU unusable for this process.
 
     Cost: Blocks until all ranks are done.
     """
@@ -86,19 +134,24 @@ def measure_here(request: Request) -> Findings:
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from):
         try:
-            return _measured(request, device)
+            return _measured(request, device, keep)
         finally:
             torch.set_num_threads(threads)
 
 
-def _measured(request: Request, device: torch.device) -> Findings:
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _measured(request: Request, device: torch.device, keep: Callable[[Findings], None]) -> Findings:
     """What every rank measures, with threads and generators left as the last setting needed them."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    rank = _rank()
     size = dist.get_world_size() if dist.is_initialized() else 1
     findings = Findings()
     if (request.dispatch or request.links) and rank == 0:
         torch.set_num_threads(1)
         findings += _alone(request, device)
+        keep(findings)
     for setting in request.settings:
         # Every rank must take part in making a group, also those that are not in it.
         group = None
@@ -109,7 +162,9 @@ def _measured(request: Request, device: torch.device) -> Findings:
             if setting.threads:
                 torch.set_num_threads(setting.threads)
             peers = Peers(rank=rank, size=setting.workers, device=device, group=group)
-            findings += _at(setting, peers, request)
+            for part in _at(setting, peers, request):
+                findings += part
+                keep(findings)
         if size > 1:
             Peers(rank=rank, size=size, device=device).barrier()
     return findings
@@ -131,23 +186,25 @@ def _alone(request: Request, device: torch.device) -> Findings:
     return Findings(dispatch=dispatch, links=links)
 
 
-def _at(setting: Setting, peers: Peers, request: Request) -> Findings:
-    """What is wanted at one setting."""
-    findings = Findings()
+def _at(setting: Setting, peers: Peers, request: Request) -> Iterator[Findings]:
+    """What is wanted at one setting, part by part."""
     if setting in request.ceilings:
-        findings += Findings(ceilings=measure_ceilings(setting, peers, quick=request.quick))
+        yield Findings(ceilings=measure_ceilings(setting, peers, quick=request.quick))
     if setting in request.collectives and peers.size > 1:
-        findings += Findings(
+        yield Findings(
             collectives=measure_collectives(setting, peers, quick=request.quick),
             overlaps=measure_overlap(setting, peers, quick=request.quick),
         )
     if setting in request.timings and request.workload is not None:
-        for workload in (request.workload, *request.workload.variants):
-            findings += _timings(workload, setting, peers)
-    return findings
+        for variant, load in enumerate((request.workload, *request.workload.variants)):
+            if (setting, load.precision) not in request.timed:
+                yield _timings(load, setting, peers, request.skip, variant)
 
 
-def _timings(workload: Workload, setting: Setting, peers: Peers) -> Findings:
+def _timings(
+    workload: Workload, setting: Setting, peers: Peers, skip: tuple[str, ...], variant: int
+) -> Findings:
+    """The operators of one trace of the step; a variant finds most things warm already."""
     needed = workload.peak_memory_bytes * (setting.workers if setting.device == "cpu" else 1)
     if setting.device == "cpu":
         free = psutil.virtual_memory().available
@@ -157,5 +214,14 @@ def _timings(workload: Workload, setting: Setting, peers: Peers) -> Findings:
         reason = f"the step needs {needed} bytes, {free} are free"
         warning = f"operators of {workload.name} were not timed at {setting}: {reason}"
         return Findings(warnings=(warning,))
-    timings, warnings = time_operators(workload, setting, peers)
-    return Findings(timings=timings, warnings=warnings)
+    warm_passes = WARM_PASSES if variant == 0 else 1
+    directory = scratch()
+    if directory is None:
+        timed = time_operators(workload, setting, peers, warm_passes=warm_passes, skip=skip)
+    else:
+        with Journal(journal_path(directory, _rank()), variant) as journal:
+            clock = Clock(peers.device, before=journal.note)
+            timed = time_operators(
+                workload, setting, peers, warm_passes=warm_passes, skip=skip, clock=clock
+            )
+    return Findings(timings=timed.timings, warnings=timed.warnings, checks=(timed.check,))

@@ -1,0 +1,74 @@
+"""Operator timings for a process group that trains: taken in processes of their own, beside it.
+
+A kernel that asserts would take a worker with it that is about to train, and the group with that. So rank 0
+starts processes for it, as many as there are workers on its host, while the others wait.
+"""
+
+import os
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from ridgeline.errors import LaunchError
+from ridgeline.machine import Setting
+from ridgeline.probe.attempts import survey_in_group
+from ridgeline.probe.survey import Findings, Request
+
+DEADLINE_S = 240.0
+"""The other workers wait in a collective meanwhile, which NCCL by default ends after 10 minutes."""
+
+
+def without_timings(request: Request) -> tuple[Request | None, Request | None]:
+    """A request without its operator timings, and one with only those; None for an empty one."""
+    alone = msgspec.structs.replace(request, timings=(), workload=None)
+    apart = msgspec.structs.replace(
+        request, ceilings=(), collectives=(), dispatch=False, links=False
+    )
+    is_alone = alone.ceilings or alone.collectives or alone.dispatch or alone.links
+    return (alone if is_alone else None), (apart if request.timings else None)
+
+
+def time_apart(request: Request) -> Findings:
+    """Operator timings, measured by processes that rank 0 starts on its host; nothing on other ranks.
+
+    On the CPU as many processes measure at once as workers train on this host. Whatever fails becomes a
+    warning: training goes on.
+
+    Cost: Rank 0 blocks until its processes are done, at most `DEADLINE_S`.
+    """
+    if dist.get_rank() != 0:
+        return Findings()
+    found = Findings()
+    for setting in request.timings:
+        here = _here(setting)
+        asked = msgspec.structs.replace(request, timings=(here,))
+        try:
+            part = survey_in_group(
+                asked,
+                workers=here.workers,
+                threads=here.threads,
+                device=here.device,
+                deadline_s=DEADLINE_S,
+                first_gpu=torch.cuda.current_device() if here.device == "cuda" else 0,
+            )
+        except LaunchError as error:
+            name = "" if request.workload is None else f" of {request.workload.name}"
+            part = Findings(warnings=(f"operators{name} were not timed at {setting}: {error}",))
+        found += _as_of(part, setting)
+    return found
+
+
+def _here(setting: Setting) -> Setting:
+    """The part of a setting that is on this host."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", setting.workers))
+    return msgspec.structs.replace(setting, workers=max(1, min(setting.workers, local)))
+
+
+def _as_of(findings: Findings, setting: Setting) -> Findings:
+    """The findings as those of the setting of all hosts."""
+    return msgspec.structs.replace(
+        findings,
+        timings=tuple(msgspec.structs.replace(t, setting=setting) for t in findings.timings),
+        checks=tuple(msgspec.structs.replace(c, setting=setting) for c in findings.checks),
+    )

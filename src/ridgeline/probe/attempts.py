@@ -1,0 +1,113 @@
+"""A survey that survives its operators: what ends the processes is left out, and they start again."""
+
+import tempfile
+import time
+from pathlib import Path
+from signal import SIGKILL
+
+import msgspec
+
+from ridgeline.probe.group import WorkerError, run_in_group
+from ridgeline.probe.journal import DIRECTORY, HANG_S, Entry, Reader
+from ridgeline.probe.survey import Findings, Request, fault_path, partial_path
+from ridgeline.workload import Workload
+
+SURVEY = "ridgeline.probe.survey:survey"
+MOST_FAULTS = 5
+"""Operators that may end the measuring processes before the others are given up: each costs a new start."""
+
+
+def survey_in_group(
+    request: Request,
+    *,
+    workers: int,
+    threads: int,
+    device: str,
+    deadline_s: float,
+    first_gpu: int = 0,
+) -> Findings:
+    """The findings of a group of fresh processes; see `run_in_group` for the arguments.
+
+    Where an operator of the workload ends a process (an assertion in a kernel, a signal), hangs or exhausts
+    the memory, a warning says so, what was found before is kept, and the rest is measured without it.
+
+    Raises:
+        LaunchError: the processes ended in something else than an operator.
+
+    Cost: Each start takes seconds: interpreters, torch, a GPU's context.
+    """
+    found, load = Findings(), request.workload
+    limit = time.monotonic() + deadline_s
+    for _ in range(MOST_FAULTS):
+        with tempfile.TemporaryDirectory(prefix="ridgeline-survey-") as name:
+            directory = Path(name)
+            reader = Reader(directory)
+            try:
+                reply = run_in_group(
+                    SURVEY,
+                    msgspec.json.encode(request),
+                    workers=workers,
+                    threads=threads,
+                    device=device,
+                    deadline_s=max(1.0, limit - time.monotonic()),
+                    first_gpu=first_gpu,
+                    environment={DIRECTORY: name},
+                    hanging=lambda reader=reader: reader.hanging(workers, after_s=HANG_S),
+                )
+                return found + msgspec.json.decode(reply, type=Findings)
+            except WorkerError as error:
+                entry = reader.entry(error.rank) or reader.any_entry(workers)
+                if entry is None or request.workload is None:
+                    raise
+                done = _partial(directory)
+                found += done
+                fault = fault_path(directory, error.rank)
+                reason = fault.read_text() if fault.exists() else error.how
+        load, key = _culprit(request.workload, entry)
+        if error_is_lack_of_memory(reason) or time.monotonic() > limit:
+            return found + Findings(warnings=(_given_up(load, reason),))
+        found += Findings(warnings=(f"operator {key} could not be timed: {reason}",))
+        request = remainder(request, done, key)
+    return found + Findings(
+        warnings=(_given_up(load, f"{MOST_FAULTS} of them ended the measuring process"),)
+    )
+
+
+def error_is_lack_of_memory(how: str) -> bool:
+    """Whether a process ended as those do that the system ends for want of memory."""
+    return f"signal {int(SIGKILL)} " in how
+
+
+def remainder(request: Request, done: Findings, key: str) -> Request:
+    """What of a request is left to measure after `done`, without the operator `key`."""
+    rated = {entry.setting for entry in done.ceilings}
+    joined = {entry.setting for entry in done.collectives}
+    return msgspec.structs.replace(
+        request,
+        ceilings=tuple(setting for setting in request.ceilings if setting not in rated),
+        collectives=tuple(setting for setting in request.collectives if setting not in joined),
+        dispatch=request.dispatch and not done.dispatch,
+        links=request.links and not done.links,
+        skip=(*request.skip, key),
+        timed=(*request.timed, *((check.setting, check.precision) for check in done.checks)),
+    )
+
+
+def _partial(directory: Path) -> Findings:
+    """What rank 0 had found before."""
+    path = partial_path(directory)
+    return msgspec.json.decode(path.read_bytes(), type=Findings) if path.exists() else Findings()
+
+
+def _culprit(workload: Workload, entry: Entry) -> tuple[Workload, str]:
+    """The trace and the key of the op that a journal names."""
+    load = (workload, *workload.variants)[entry.variant]
+    return load, load.ops[entry.op].key
+
+
+def _given_up(workload: Workload | None, reason: str) -> str:
+    assert workload is not None
+    return (
+        f"operators of {workload.name} ({workload.precision}) were not timed: {reason}; their time is "
+        "estimated from others of their kind"
+    )

@@ -177,6 +177,8 @@ def test_op_that_could_not_be_issued_is_not_tried_for_ever(asked: list[Request])
         warnings=(f"operator {key} could not be timed: reason",),
     )
     assert probe.requests(without, [ONE], quick=True, workload=workload) == ()
+    (request,) = probe.requests(without, [TWO], quick=True, workload=workload)
+    assert request.skip == (key,)
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(

@@ -58,10 +58,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_preparation_is_in_no_sample(clock: Clock, count: int) -> None:
+def test_preparation_is_in_no_sample(
+    clock: Clock, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long the first two passes take, a timing is that of the steady step, to the digit."""
+    monkeypatch.setattr("ridgeline.probe.passes.MOST_PASSES", 3)
     _Wound.preparing = count * WARM_PASSES
-    timings, warnings, check = time_operators(step_of(count), ONE, budget_s=0.02, clock=clock)
+    timings, warnings, check = time_operators(step_of(count), ONE, budget_s=60.0, clock=clock)
     assert [timing.seconds.value for timing in timings] == [WORKING_S] * count
     assert check.ratio == pytest.approx(1.0)
     assert warnings == ()
@@ -189,3 +192,75 @@ def test_tensors_of_the_host_are_made_there() -> None:
     replay.run(lambda index: True)
     assert replay.failures == {}
     assert seen[0].device == CPU
+
+
+class _Sleeper:
+    """A ruler whose GPU wakes early behind the ops of `waits`, and then behind those of `hiccups` once."""
+
+    def __init__(self, waits: set[int], hiccups: set[int]) -> None:
+        self.waits, self.hiccups = waits, hiccups
+        self.now = -1
+        self.holds: list[bool | None] = []
+        self._is_awake = False
+
+    def issued(self, index: int) -> None:
+        self.now += 1
+        if index in self.waits or index in self.hiccups:
+            self._is_awake = True
+            self.hiccups.discard(index)
+
+    def is_awake(self) -> bool:
+        return self._is_awake
+
+    def pace(self) -> bool:
+        was, self._is_awake = self._is_awake, False
+        return was
+
+    def hold(self, *, is_slow: bool | None = None) -> bool:
+        self.holds.append(is_slow)
+        return self.pace()
+
+    def mark(self) -> int:
+        return self.now
+
+    def restart(self) -> None:
+        self._is_awake = False
+
+    def seconds(self, begin: int, end: int) -> float:
+        return float(end - begin)
+
+
+@pytest.fixture
+def sleeping(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Replay, _Sleeper]:
+    """A clock of a GPU, and a step of six ops of which the third waits for the GPU."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    clock, replay, ruler = Clock(CPU), Replay(step_of(6).ops, CPU), _Sleeper({2}, {4})
+    monkeypatch.setattr(clock, "_ruler", ruler)
+    for index, step in enumerate(replay._program):
+        object.__setattr__(step, "call", lambda x, index=index: ruler.issued(index))
+    return clock, replay, ruler
+
+
+def test_times_that_a_gpu_may_have_waited_in_are_kept_apart(
+    sleeping: tuple[Clock, Replay, _Sleeper],
+) -> None:
+    """An op behind which the GPU was awake has no time in that pass; one that waits itself never has."""
+    clock, replay, _ = sleeping
+    assert set(clock.ops(replay, lambda index: True)) == {0, 1, 3, 5}
+    assert set(clock.ops(replay, lambda index: True)) == {0, 1, 3, 4, 5}
+    assert clock.late == {2: [1.0, 1.0], 4: [1.0]}
+    samples = operators._samples(Passes(), clock, [str(i) for i in range(6)], replay)
+    assert samples == {2: [1.0, 1.0], 4: [1.0]}
+
+
+def test_a_stretch_ends_behind_an_op_that_waits(
+    sleeping: tuple[Clock, Replay, _Sleeper],
+) -> None:
+    """Then the GPU is awake, and put to sleep again without sleeping longer; all ops are in a stretch."""
+    clock, replay, ruler = sleeping
+    for _ in range(2):
+        clock.ops(replay, lambda index: True)
+    assert clock.whole(replay) == [Stretch(0, 3, 3.0), Stretch(3, 6, 3.0)]
+    assert ruler.holds == [None, False]
+    ruler.hiccups.add(5)
+    assert clock.whole(replay) is None

@@ -217,3 +217,17 @@ def test_values_that_diverged_are_drawn_again() -> None:
         next(iter(held.values())).fill_(float("nan"))
         replay.refresh()
     assert all(bool(tensor.isfinite().all()) for tensor in held.values())
+
+
+def test_moments_of_equal_shape_are_two_tensors() -> None:
+    """What Adam takes the root of stays positive, and memory is read that a real step reads."""
+    model = nn.Linear(4, 3, bias=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    workload = trace(model, lambda model, x: model(x).sum(), optimizer, torch.randn(2, 4))
+    replay = Replay(workload.ops, CPU)
+    with torch.no_grad():
+        for _ in range(3):
+            replay.run(lambda index: True)
+    states = [t for place, t in replay._pool.items() if place[0] == "state" and t.dim()]
+    assert len({tensor.data_ptr() for tensor in states}) == 2
+    assert all(bool(tensor.isfinite().all()) for tensor in replay._pool.values())

@@ -95,6 +95,18 @@ def test_a_batch_on_the_host_counts_as_copied() -> None:
     assert here.notes == ("the batch was traced as if it were on cuda:0 already",)
 
 
+def test_step_counters_are_the_hosts() -> None:
+    """AdamW counts steps on the host, so reading them waits for no device; capturable, on the device."""
+    model = mlp().cuda()
+
+    def reads(optimizer: optim.Optimizer) -> list[bool]:
+        ops = rl.trace(model, image_loss, optimizer, on_gpu(rows)).phase("optimizer")
+        return [op.runs_on_host for op in ops if op.name == "aten._local_scalar_dense.default"]
+
+    assert set(reads(adamw(model))) == {True}
+    assert reads(optim.AdamW(model.parameters(), capturable=True)) == []
+
+
 def test_peak_memory_is_what_the_allocator_hands_out() -> None:
     """Predicted and measured peak of a large MLP differ by less than 5 percent."""
     gc.collect()

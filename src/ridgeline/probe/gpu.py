@@ -46,6 +46,7 @@ class Ruler:
         self._queued = self.RUN
         self._cycles = self.SLEEP_CYCLES
         self._woke: torch.cuda.Event | None = None
+        self._slept_at = self._paced_at = 0.0
         self.floor_s = 0.0
         x = torch.zeros(1, device=device)
         between_events_s = statistics.median(self.measure([lambda: x.add_(1.0)] * (4 * self.RUN)))
@@ -69,9 +70,13 @@ class Ruler:
         Cost: Synchronises the device once per run.
         """
         was_late = self.is_awake()
+        now = time.perf_counter()
         if was_late or self._queued >= self.RUN:
-            self.hold(is_slow=was_late and self._queued >= self.RUN // 2)
+            # A host that is slow is so at every operator; one that waited for the GPU, at the last.
+            waited_s, whole_s = now - self._paced_at, now - self._slept_at
+            self.hold(is_slow=was_late and waited_s < 0.25 * whole_s)
         self._queued += 1
+        self._paced_at = time.perf_counter()
         return was_late
 
     def hold(self, *, is_slow: bool | None = None) -> bool:
@@ -90,6 +95,7 @@ class Ruler:
         self._woke = torch.cuda.Event()
         self._woke.record()
         self._queued = 0
+        self._slept_at = time.perf_counter()
         return was_awake
 
     def is_awake(self) -> bool:

@@ -148,7 +148,9 @@ def requests(
             links=device == "cuda" and bool(mine) and _has_unmeasured_link(machine),
         )
         if request.timings:
-            request = msgspec.structs.replace(request, workload=workload)
+            request = msgspec.structs.replace(
+                request, workload=workload, skip=_faulty(machine, workload)
+            )
         if request.settings:
             found.append(request)
     return tuple(found)
@@ -198,6 +200,13 @@ def _has_untimed(machine: Machine, setting: Setting, workload: Workload) -> bool
         for op in load.ops
         if op.family != "view" or setting.device == "cpu"
     )
+
+
+def _faulty(machine: Machine, workload: Workload | None) -> tuple[str, ...]:
+    """Operators that a warning names: issued again they would fail again, or end the process again."""
+    told = "\n".join(machine.warnings)
+    loads = (workload, *workload.variants) if workload else ()
+    return tuple(dict.fromkeys(op.key for load in loads for op in load.ops if op.key in told))
 
 
 def _kept(machine: Machine, hosts: int = 1) -> Machine:

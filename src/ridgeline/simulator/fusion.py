@@ -7,12 +7,11 @@ convolutions, attention) stay what they are.
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from ridgeline.execution import Form
 from ridgeline.simulator.costs import Identity
 from ridgeline.simulator.dataflow import DataFlow, data_flow, spec_bytes, spec_elements
-from ridgeline.simulator.recompute import recomputed
-from ridgeline.simulator.runs import Run as Run
 from ridgeline.workload import Op, TensorSpec, Workload
 
 FUSABLE = ("elementwise", "normalization", "reduction", "copy")
@@ -20,6 +19,19 @@ FUSABLE = ("elementwise", "normalization", "reduction", "copy")
 
 Source: torch/_inductor/lowering.py; contractions become calls of libraries or templates instead.
 """
+
+
+class Run(NamedTuple):
+    """Operators that become one kernel: their indices in order, and the bytes across its boundary."""
+
+    ops: tuple[int, ...]
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes read plus bytes written."""
+        return self.bytes_read + self.bytes_written
 
 
 def fused_runs(workload: Workload, form: Form) -> tuple[Run, ...]:
@@ -45,8 +57,8 @@ def _fused_runs(workload: Identity[Workload], form: Form) -> tuple[Run, ...]:
     part = parts_of(workload.value, form)
     flow = data_flow(workload.value)
     groups = _joined(ops, flow, part)
-    runs = sorted(_run(ops, flow, members) for members in groups if len(members) > 1)
-    return recomputed(ops, flow, runs)
+    runs = [_run(ops, flow, members) for members in groups if len(members) > 1]
+    return tuple(sorted(runs))
 
 
 def parts_of(workload: Workload, form: Form) -> Callable[[Op], Hashable]:

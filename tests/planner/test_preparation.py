@@ -7,32 +7,17 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_candidates import S, make_candidate
 
 from chained_workloads import make_chain
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Execution, Plan, Sync
-from ridgeline.planner import Candidate, choose
+from ridgeline.planner import choose
 from ridgeline.planner.preparation import allowed_s, break_even_steps, compile_budget_s
 from ridgeline.planner.relatives import AGAIN, SHARED_S, corrected
-from ridgeline.planner.trials import RUNS_PER_TRIAL, Room, next_trial
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
-from strategies import make_machine, make_timeline
-
-S = 1_000_000_000
-
-
-def _candidate(
-    execution: Execution, step_s: float, compile_s: float = 0.0, *, is_measured: bool = False
-) -> Candidate:
-    end = round(step_s * S)
-    predicted = make_timeline(
-        [("step", "compute", 0, end)],
-        origin="predicted",
-        counters={"compile_s": compile_s} if compile_s else {},
-    )
-    measured = msgspec.structs.replace(predicted, origin="measured") if is_measured else None
-    return Candidate(plan=Plan(execution=execution), timeline=predicted, measured=measured, why="")
+from strategies import make_machine
 
 
 class Trial:
@@ -148,11 +133,11 @@ def test_what_a_trial_measured_replaces_the_estimate() -> None:
 
 def test_an_untried_plan_is_prepared_like_its_kin() -> None:
     """Buckets do not change what capturing takes, so a plan is not ahead because nobody tried it."""
-    tried = _candidate("graph", 0.002, 0.8, is_measured=True)
-    plain = _candidate("graph", 0.002)
+    tried = make_candidate("graph", 0.002, 0.8, is_measured=True)
+    plain = make_candidate("graph", 0.002)
     buckets = Sync(bucket_bytes=(1 << 20,))
     kin = msgspec.structs.replace(plain, plan=Plan(execution="graph", sync=buckets))
-    eager = _candidate("eager", 0.004)
+    eager = make_candidate("eager", 0.004)
     others = corrected([tried, kin, eager, msgspec.structs.replace(plain, plan=Plan(workers=2))])
     assert [c.compile_s for c in others] == [0.8, 0.8, 0.0, 0.0]
     assert kin.compile_s == 0.0
@@ -160,11 +145,11 @@ def test_an_untried_plan_is_prepared_like_its_kin() -> None:
 
 def test_what_is_compiled_already_is_not_compiled_again() -> None:
     """A plan with the program of a tried one is captured in a second; another one is compiled, faster."""
-    tried = _candidate("compiled", 0.002, 40.0, is_measured=True)
+    tried = make_candidate("compiled", 0.002, 40.0, is_measured=True)
     tried = msgspec.structs.replace(
         tried, timeline=msgspec.structs.replace(tried.timeline, counters={"compile_s": 80.0})
     )
-    same = _candidate("compiled+graph", 0.001, 80.0)
+    same = make_candidate("compiled+graph", 0.001, 80.0)
     other = msgspec.structs.replace(
         same, plan=Plan(execution="compiled+graph", memory_format="channels_last")
     )
@@ -176,12 +161,12 @@ def test_what_is_compiled_already_is_not_compiled_again() -> None:
 @given(st.floats(0.1, 10.0), st.floats(1e-3, 1.0), st.floats(1e-3, 1.0))
 def test_trials_correct_their_relatives(factor: float, graph_s: float, eager_s: float) -> None:
     """What a trial took over its prediction is expected of the others; other numbers of workers stay."""
-    graph = _candidate("graph", graph_s)
+    graph = make_candidate("graph", graph_s)
     measured = msgspec.structs.replace(
         graph.timeline, origin="measured", steps_ns=(round(factor * graph_s * S),)
     )
     tried = msgspec.structs.replace(graph, measured=measured)
-    eager = _candidate("eager", eager_s)
+    eager = make_candidate("eager", eager_s)
     two = msgspec.structs.replace(eager, plan=Plan(workers=2))
     tried, eager, two = corrected([tried, eager, two])
     assert tried.step_s == pytest.approx(factor * graph_s, rel=1e-5)
@@ -207,31 +192,18 @@ def test_trials_stay_within_their_budget() -> None:
 def test_unknown_runs_have_a_budget_too() -> None:
     """On a GPU the step is compiled once however long that takes; then half of it is left for others."""
     candidates = [
-        _candidate("compiled+graph", 1.0, 90.0),
-        _candidate("graph", 2.0),
-        _candidate("eager", 4.0),
+        make_candidate("compiled+graph", 1.0, 90.0),
+        make_candidate("graph", 2.0),
+        make_candidate("eager", 4.0),
     ]
     assert compile_budget_s(candidates, None, device="cuda", share=0.25) == math.inf
     assert compile_budget_s(candidates, 100, device="cpu", share=0.25) == 50.0
     assert compile_budget_s(candidates[:1], 100, device="cpu", share=0.25) == 0.25 * 190
     assert allowed_s(candidates, None, None) == math.inf
-    compiled = _candidate("compiled+graph", 1.0, 90.0, is_measured=True)
+    compiled = make_candidate("compiled+graph", 1.0, 90.0, is_measured=True)
     assert allowed_s([compiled, *candidates[1:]], None, None) == 1.5 * 90.0 + 15.0
     assert allowed_s([compiled, *candidates[1:]], 1000, None) == math.inf
     assert allowed_s([compiled, *candidates[1:]], None, 30.0) == 30.0
-
-
-@given(st.floats(0.0, 200.0), st.floats(1e-3, 2.0), st.floats(1.0, 100.0))
-def test_given_seconds_are_kept(seconds: float, step_s: float, compile_s: float) -> None:
-    """No trial is begun that is not expected to end within the seconds that are left."""
-    candidates = [_candidate("compiled", step_s, compile_s), _candidate("eager", 2.0 * step_s)]
-    room = Room(tries=9, seconds=seconds)
-    picked = next_trial(candidates, room, device="cpu")
-    if picked is None:
-        assert seconds < RUNS_PER_TRIAL * 2.0 * step_s * (1 + 1e-9)
-    else:
-        mine = candidates[picked]
-        assert mine.compile_s + RUNS_PER_TRIAL * mine.step_s <= seconds
 
 
 def test_scripts_on_a_cpu_do_not_wait_for_the_compiler() -> None:
@@ -249,59 +221,6 @@ def test_scripts_on_a_cpu_do_not_wait_for_the_compiler() -> None:
     known = Trial(machine, workload)
     choose(machine, workload, trial=known, steps=10_000)
     assert "packaged" in known.executions
-
-
-def _trials(candidates: list[Candidate], device: str = "cpu", tries: int = 9) -> list[str]:
-    """The executions that are tried, in order, where each takes what was predicted."""
-    found = []
-    for num_tried in range(99):
-        index = next_trial(candidates, Room(tries=tries - num_tried), device=device)
-        if index is None:
-            break
-        found.append(candidates[index].plan.execution)
-        measured = msgspec.structs.replace(candidates[index].timeline, origin="measured")
-        candidates[index] = msgspec.structs.replace(candidates[index], measured=measured)
-        candidates = corrected(candidates)
-    return found
-
-
-def test_the_plain_plan_is_always_tried() -> None:
-    """And first: modes that compile never crowd out the best one that does not."""
-    candidates = [
-        _candidate("compiled+graph", 1.0, 1.0),
-        _candidate("regional+graph", 1.1, 1.0),
-        _candidate("graph", 2.0),
-    ]
-    assert _trials(list(candidates), tries=1) == ["graph"]
-    assert _trials(list(candidates)) == ["graph", "compiled+graph", "regional+graph"]
-
-
-@pytest.mark.parametrize(
-    ("device", "step_s", "tried"),
-    [("cpu", 1.2, True), ("cpu", 1.4, False), ("cuda", 1.4, True), ("cuda", 2.1, False)],
-)
-def test_what_cannot_win_is_not_tried(device: str, step_s: float, tried: bool) -> None:
-    """A mode that compiles is tried while it may win by as much as is in doubt, on a GPU by half."""
-    candidates = [_candidate("compiled", step_s, 10.0), _candidate("eager", 1.0)]
-    assert _trials(candidates, device) == ["eager", *(["compiled"] if tried else [])]
-
-
-def test_one_program_is_tried_once() -> None:
-    """A package is the step graph called more cheaply: it is tried too only where that matters."""
-    alike = [_candidate("packaged", 1.0, 1.0), _candidate("step-graph", 1.01, 1.0)]
-    plain = [_candidate("eager", 2.0)]
-    assert _trials([*alike, *plain]) == ["eager", "step-graph"]
-    unlike = [alike[0], _candidate("step-graph", 1.1, 1.0)]
-    assert _trials([*unlike, *plain]) == ["eager", "packaged", "step-graph"]
-
-
-def test_combined_kernels_are_for_small_steps() -> None:
-    """They are tried after the compiler's own, where those take little time on a GPU."""
-    for step_s, tried in ((1e-3, 2), (1e-1, 1)):
-        plain = _candidate("compiled+graph", step_s, 1.0)
-        plan = Plan(execution="compiled+graph", kernels="combined")
-        combined = msgspec.structs.replace(plain, plan=plan)
-        assert len(_trials([combined, plain], "cuda")) == tried
 
 
 def test_a_failed_capture_leaves_the_plain_plan() -> None:
@@ -346,7 +265,7 @@ def test_a_failed_capture_leaves_the_plain_plan() -> None:
 )
 def test_the_order_is_that_of_the_whole_run(modes: list, steps: int) -> None:
     """Cost per sample orders candidates as compile + steps x step does; without steps the step alone."""
-    candidates = [_candidate("compiled", step_s, compile_s) for step_s, compile_s in modes]
+    candidates = [make_candidate("compiled", step_s, compile_s) for step_s, compile_s in modes]
     by_cost = sorted(candidates, key=lambda c: c.cost_s(steps))
     totals = [c.compile_s + steps * c.step_s for c in by_cost]
     assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(totals))
@@ -356,7 +275,10 @@ def test_the_order_is_that_of_the_whole_run(modes: list, steps: int) -> None:
 @given(st.floats(1e-3, 1.0), st.floats(1e-3, 1.0), st.floats(1e-3, 1000.0))
 def test_break_even(step_s: float, eager_s: float, compile_s: float) -> None:
     """At the break-even the sum is no more than the eager run's, one step before it is no less."""
-    candidate, eager = _candidate("compiled", step_s, compile_s), _candidate("eager", eager_s)
+    candidate, eager = (
+        make_candidate("compiled", step_s, compile_s),
+        make_candidate("eager", eager_s),
+    )
     steps = break_even_steps(candidate, eager)
     assert break_even_steps(candidate, None) is None
     if candidate.step_s >= eager.step_s:

@@ -99,8 +99,7 @@ def choose(
         MachineError: the profile lacks what every plan needs.
 
     Cost: Simulations take milliseconds each; trials run the step for real, and compile it first where a
-        quarter of a run of known length pays for that; of unknown length, on a GPU, and on a CPU where
-        `seconds` were given.
+        quarter of a run of known length pays for that; else on a GPU, and on a CPU with `seconds`.
     """
     request = make_request(machine, workload, world_size, fixed or {}, allow, steps)
     plans, pruned = enumerate_plans(request)
@@ -113,21 +112,23 @@ def choose(
         compile_s = compile_budget_s(
             candidates, steps, device=request.device, share=MOST_TRIAL_SHARE
         )
-        if seconds is not None:
-            compile_s = max(compile_s, seconds)
-        begin = time.monotonic()
         allowance = _Allowance(
-            num_tries(tries, steps),
-            compile_s,
-            seconds,
-            steps,
-            request.device,
-            clock or (lambda: time.monotonic() - begin),
+            tries=num_tries(tries, steps),
+            compile_s=compile_s if seconds is None else max(compile_s, seconds),
+            seconds=seconds,
+            steps=steps,
+            device=request.device,
+            clock=clock or _since_now(),
         )
         candidates, told = _tried(candidates, allowance, trial)
         notes += told
         error = _largest_miss(candidates)
     return _ranked(request, candidates, error, notes, steps)
+
+
+def _since_now() -> Callable[[], float]:
+    begin = time.monotonic()
+    return lambda: time.monotonic() - begin
 
 
 class _Allowance(NamedTuple):

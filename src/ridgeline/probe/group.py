@@ -42,23 +42,6 @@ class WorkerError(LaunchError):
         self.signal = signal
 
 
-
-class WorkerError(LaunchError):
-    """A worker failed, was killed, or was ended for being late.
-
-    Attributes:
-        rank: Which one was first.
-        how: In a few words.
-        signal: The signal that ended it; 0 where it ended by itself or was late.
-    """
-
-    def __init__(self, message: str, *, rank: int, how: str, signal: int = 0) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.how = how
-        self.signal = signal
-
-
 GRACE_S = 3.0
 """How long a worker may take to end after SIGTERM before it gets SIGKILL."""
 SETTLE_S = 0.5

@@ -1,0 +1,106 @@
+"""Which plan is tried next: what compiles nothing first, and nothing that cannot win or cannot end in time."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planned_candidates import make_candidate
+
+from ridgeline.plan import Plan
+from ridgeline.planner import Candidate
+from ridgeline.planner.relatives import corrected
+from ridgeline.planner.trials import RUNS_PER_TRIAL, Room, next_trial
+
+
+def _trials(candidates: list[Candidate], device: str = "cpu", tries: int = 9) -> list[str]:
+    """The executions that are tried, in order, where each takes what was predicted."""
+    found = []
+    for num_tried in range(99):
+        index = next_trial(candidates, Room(tries=tries - num_tried), device=device)
+        if index is None:
+            break
+        found.append(candidates[index].plan.execution)
+        measured = msgspec.structs.replace(candidates[index].timeline, origin="measured")
+        candidates[index] = msgspec.structs.replace(candidates[index], measured=measured)
+        candidates = corrected(candidates)
+    return found
+
+
+def test_the_plain_plan_is_always_tried() -> None:
+    """And first: modes that compile never crowd out the best one that does not."""
+    candidates = [
+        make_candidate("compiled+graph", 1.0, 1.0),
+        make_candidate("regional+graph", 1.1, 1.0),
+        make_candidate("graph", 2.0),
+    ]
+    assert _trials(list(candidates), tries=1) == ["graph"]
+    assert _trials(list(candidates)) == ["graph", "compiled+graph", "regional+graph"]
+
+
+@pytest.mark.parametrize(
+    ("device", "step_s", "tried"),
+    [("cpu", 1.2, True), ("cpu", 1.4, False), ("cuda", 1.4, True), ("cuda", 2.1, False)],
+)
+def test_what_cannot_win_is_not_tried(device: str, step_s: float, tried: bool) -> None:
+    """A mode that compiles is tried while it may win by as much as is in doubt, on a GPU by half."""
+    candidates = [make_candidate("compiled", step_s, 10.0), make_candidate("eager", 1.0)]
+    assert _trials(candidates, device) == ["eager", *(["compiled"] if tried else [])]
+
+
+def test_one_program_is_tried_once() -> None:
+    """A package is the step graph called more cheaply: it is tried too only where that matters."""
+    alike = [make_candidate("packaged", 1.0, 1.0), make_candidate("step-graph", 1.01, 1.0)]
+    plain = [make_candidate("eager", 2.0)]
+    assert _trials([*alike, *plain]) == ["eager", "step-graph"]
+    unlike = [alike[0], make_candidate("step-graph", 1.1, 1.0)]
+    assert _trials([*unlike, *plain]) == ["eager", "packaged", "step-graph"]
+
+
+def test_combined_kernels_are_for_small_steps() -> None:
+    """They are tried after the compiler's own, where those take little time on a GPU."""
+    for step_s, tried in ((1e-3, 2), (1e-1, 1)):
+        plain = make_candidate("compiled+graph", step_s, 1.0)
+        plan = Plan(execution="compiled+graph", kernels="combined")
+        combined = msgspec.structs.replace(plain, plan=plan)
+        assert len(_trials([combined, plain], "cuda")) == tried
+
+
+@given(st.floats(0.0, 200.0), st.floats(1e-3, 2.0), st.floats(1.0, 100.0))
+def test_given_seconds_are_kept(seconds: float, step_s: float, compile_s: float) -> None:
+    """No trial is begun that is not expected to end within the seconds that are left."""
+    candidates = [
+        make_candidate("compiled", step_s, compile_s),
+        make_candidate("eager", 2.0 * step_s),
+    ]
+    room = Room(tries=9, seconds=seconds)
+    picked = next_trial(candidates, room, device="cpu")
+    if picked is None:
+        assert seconds < RUNS_PER_TRIAL * 2.0 * step_s * (1 + 1e-9)
+    else:
+        mine = candidates[picked]
+        assert mine.compile_s + RUNS_PER_TRIAL * mine.step_s <= seconds
+
+
+def test_what_cannot_be_captured_is_not_tried_again() -> None:
+    """A mode that failed is not tried in another memory format, and after two precisions not at all."""
+    plain = make_candidate("graph", 1.0)
+    last = msgspec.structs.replace(
+        plain, plan=Plan(execution="graph", memory_format="channels_last")
+    )
+    narrow = msgspec.structs.replace(plain, plan=Plan(execution="graph", precision="bf16"))
+    failed = msgspec.structs.replace(plain, failure="no")
+    room = Room(tries=9)
+    assert next_trial([failed, last], room, device="cuda") is None
+    assert next_trial([failed, last, narrow], room, device="cuda") == 2
+    both = [failed, msgspec.structs.replace(narrow, failure="no"), last]
+    assert next_trial(both, room, device="cuda") is None
+
+
+def test_the_first_compiled_plan_is_the_one_that_is_replayed() -> None:
+    """It has the kernels of the other, whose step may hide behind a slow host and tell nothing of it."""
+    candidates = [
+        make_candidate("compiled", 1.0, 5.0),
+        make_candidate("compiled+graph", 1.0, 5.0),
+        make_candidate("graph", 1.5, is_measured=True),
+    ]
+    assert next_trial(candidates, Room(tries=9), device="cuda") == 1

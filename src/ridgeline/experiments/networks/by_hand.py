@@ -35,7 +35,7 @@ class WholeStepGraph:
         # Other threads (a pool of compilers, a recorder) may call the device meanwhile.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss = step(batch)
-        self._step = step  # the graph writes into its parameters
+        self._held = (step, batch)  # the graph writes into its parameters and reads its tensors
 
     def __call__(self) -> Tensor:
         """One step; the loss, which the next one overwrites."""

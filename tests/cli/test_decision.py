@@ -25,7 +25,7 @@ def test_silence_while_compiling_is_announced() -> None:
     """Before a trial and before training it is said that compiling comes first, and about how long."""
     workload, said = make_chain((3, 3)), []
     assert _warning(Plan(), workload) == ""
-    assert _warning(Plan(execution="compiled"), workload) == " (compiles first, about 13.6 s)"
+    assert _warning(Plan(execution="compiled"), workload) == " (compiles first, about 8.60 s)"
     for execution in ("eager", "compiled"):
         plan = Plan(execution=execution)
         predicted = simulate(make_machine(), workload, plan)
@@ -40,5 +40,5 @@ def test_silence_while_compiling_is_announced() -> None:
             said.append,
         )
     assert said == [
-        "compiled compiles before the first step: about 13.6 s, less where torch has it in its cache"
+        "compiled compiles before the first step: about 8.60 s, less where torch has it in its cache"
     ]

@@ -1,0 +1,6 @@
+"""Makes the shared modules importable."""
+
+import sys
+from pathlib import Path
+
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parent)]

@@ -1,0 +1,136 @@
+"""The choice for a script's own step: progress, seconds, memory, and machines that cannot be measured."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ridgeline as rl
+from ridgeline.decision import choice
+from ridgeline.errors import LaunchError, PlanError
+from ridgeline.machine import Machine
+from ridgeline.planner.assumed import with_assumed_rates
+from ridgeline.probe.measure import Known
+from strategies import make_machine
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch).square().mean()
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A host whose profile is known, with a cache of its own; takes the lines of progress."""
+    threads = torch.get_num_threads()
+    machine = make_machine(settings=[rl.machine.Setting(device="cpu", workers=1, threads=threads)])
+    monkeypatch.setattr(choice, "known_machine", lambda: Known(machine, tmp_path))
+    monkeypatch.setattr(choice, "measure", lambda **_: machine)
+    monkeypatch.setattr(choice, "missing_seconds", lambda *_: 20.0)
+    return []
+
+
+def start(lines: list[str], width: int = 2, **more: Any) -> rl.TrainStep:
+    torch.manual_seed(0)
+    model = nn.Linear(4, width)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = rl.TrainStep(model, loss_fn, optimizer, device="cpu", progress=lines.append, **more)
+    step.prepare(torch.ones(8, 4))
+    return step
+
+
+def test_the_second_start_tries_what_the_first_chose(lines: list[str]) -> None:
+    """Only that, without tracing; another step is chosen for anew."""
+    with start(lines) as first:
+        assert any(line.startswith("trying 1 worker") for line in lines)
+    lines.clear()
+    with start(lines) as second:
+        assert second.plan == first.plan
+        assert second.workload is None
+        assert len(lines) == 2
+        assert lines[0].endswith("which an earlier start chose for this step")
+        assert "chosen by an earlier start on this machine" in second.ranking.notes[0]
+        assert second.expected().step_ns == second.ranking.best.measured.step_ns
+    lines.clear()
+    with start(lines, width=3):
+        assert not any("earlier start" in line for line in lines)
+
+
+def test_a_remembered_plan_that_fails_is_forgotten(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And chosen anew, with the reason."""
+    start(lines).close()
+    lines.clear()
+    right = choice.run_trial
+    calls: list[int] = []
+
+    def fails_once(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise PlanError("not today")
+        return right(*arguments)
+
+    monkeypatch.setattr(choice, "run_trial", fails_once)
+    start(lines).close()
+    assert "it fails now (not today): choosing anew" in lines
+    assert len(calls) > 1
+
+
+def test_few_seconds_leave_the_machine_unmeasured(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates are assumed then, and that is the first warning of the profile."""
+    asked: list[int] = []
+    monkeypatch.setattr(choice, "measure", lambda **_: asked.append(1) or make_machine())
+    with start(lines, seconds=30.0) as step:
+        assert not asked
+        assert step.machine is not None
+        assert step.machine.warnings[0].startswith(
+            "not measured: that takes about 20.0 s, and the choice may take 30.0 s"
+        )
+        assert any("s left)" in line for line in lines)
+
+
+def test_a_machine_that_cannot_be_measured_is_no_reason_to_stop(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials decide, and the reason is told."""
+
+    def fails(**_: Any) -> Machine:
+        raise LaunchError("a worker died")
+
+    monkeypatch.setattr(choice, "measure", fails)
+    with start(lines) as step:
+        assert step.ranking.best.measured is not None
+    assert lines[0] == "the machine could not be measured (a worker died); rates are assumed"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_assumed_rates_serve_every_prediction(device: str, workers: int) -> None:
+    """Nothing that was measured is replaced, and every other number says that it is assumed."""
+    setting = rl.machine.Setting(
+        device=device, workers=workers, threads=0 if device == "cuda" else 1
+    )
+    measured = make_machine(device=device, settings=[setting])
+    assert with_assumed_rates(measured, setting, "why").ceilings == measured.ceilings
+    blank = Machine(fingerprint="x", measured_at="", host=measured.host, devices=measured.devices)
+    full = with_assumed_rates(blank, setting, "why")
+    assert full.warnings == ("why",)
+    assert {c.rate.source for c in full.ceilings} == {"assumed"}
+    from strategies import make_workload
+
+    workload = make_workload(device=device)
+    plan = rl.Plan(workers=workers, threads=setting.threads)
+    assert rl.simulate(full, workload, plan).step_ns > 0
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), True, "30"])
+def test_seconds_are_a_number_above_zero(seconds: Any) -> None:
+    """Anything else is refused at once."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(PlanError, match="wanted seconds as a finite number above 0, or None, got "):
+        rl.TrainStep(model, loss_fn, optimizer, device="cpu", seconds=seconds)

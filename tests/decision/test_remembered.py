@@ -1,0 +1,70 @@
+"""What an earlier start chose and learned is found again, and a damaged file is no more than a lost one."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chained_workloads import make_chain
+from ridgeline.decision import compile_times, remembered
+from ridgeline.planner import choose
+from strategies import make_machine
+
+
+def test_a_choice_is_found_again(tmp_path: Path) -> None:
+    """With the same plan, steps and reasons; operators of its timelines are left out."""
+    ranking = choose(make_machine(), make_chain((2, 2)))
+    assert remembered.keep(tmp_path, "key", ranking) == ""
+    found = remembered.recall(tmp_path, "key")
+    assert found is not None
+    assert found.best.plan == ranking.best.plan
+    assert found.best.timeline.step_ns == ranking.best.timeline.step_ns
+    assert found.best.timeline.frames == ranking.best.timeline.frames
+    assert not any(span.detail for span in found.best.timeline.spans)
+    assert remembered.recall(tmp_path, "other") is None
+
+
+def test_a_damaged_choice_is_made_again(tmp_path: Path) -> None:
+    """And a directory that cannot be written is said, not raised."""
+    (tmp_path / "choice-key.json").write_text("{")
+    assert remembered.recall(tmp_path, "key") is None
+    ranking = choose(make_machine(), make_chain((2, 2)))
+    file = tmp_path / "file"
+    file.write_text("")
+    problem = remembered.keep(file, "key", ranking)
+    assert problem.startswith(f"the choice could not be kept in {file} (File exists)")
+
+
+def test_only_so_many_choices_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest go first."""
+    monkeypatch.setattr(remembered, "MOST_KEPT", 2)
+    ranking = choose(make_machine(), make_chain((2, 2)))
+    for key in ("a", "b", "c"):
+        remembered.keep(tmp_path, key, ranking)
+    assert len([*tmp_path.glob("choice-*.json")]) == 2
+    assert remembered.recall(tmp_path, "c") is not None
+
+
+@given(st.lists(st.text(max_size=5), max_size=4), st.lists(st.text(max_size=5), max_size=4))
+def test_keys_tell_parts_apart(one: list[str], other: list[str]) -> None:
+    """Equal for equal parts, and never by joining them in another way."""
+    assert (remembered.key_of(one) == remembered.key_of(other)) == (one == other)
+
+
+def test_compile_times_are_learned(tmp_path: Path) -> None:
+    """A trial that compiled twice as fast as expected halves what is expected; one from a cache tells nothing."""
+    ranking = choose(make_machine(device="cuda"), make_chain((2, 2), device="cuda"))
+    assert compile_times.load(tmp_path).factor == 1.0
+    compiled = next(c for c in ranking.candidates if c.plan.execution == "compiled+graph")
+    expected_s = compiled.timeline.counters["compile_s"]
+    for share, factor in ((0.01, 1.0), (0.5, 0.5)):
+        measured = msgspec.structs.replace(
+            compiled.timeline, origin="measured", counters={"compile_s": share * expected_s}
+        )
+        tried = msgspec.structs.replace(compiled, measured=measured)
+        compile_times.learn(tmp_path, msgspec.structs.replace(ranking, candidates=(tried,)), 1.0)
+        assert compile_times.load(tmp_path).factor == pytest.approx(factor)
+    (tmp_path / "compile-times.json").write_text("{")
+    assert compile_times.load(tmp_path).factor == 1.0

@@ -6,7 +6,7 @@ from torch import nn, optim
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ridgeline as rl
-from ridgeline.tracing.capture import _op
+from ridgeline.tracing.described import _op
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.recorder import Recorder
 from ridgeline.tracing.storages import Storages

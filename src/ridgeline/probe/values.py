@@ -82,11 +82,15 @@ def _storage(tensor: Tensor) -> Tensor:
 
 
 def _repeat(tensor: Tensor, low: float, high: float) -> None:
-    """Fill a storage with random values, drawn for one tile."""
+    """Fill a storage with random values, drawn for one tile; indices all of them.
+
+    Rows that are looked up again and again come from a cache, where those of a step come from memory.
+    """
     flat = _storage(tensor)
     if flat.numel() == 0:
         return
-    size = min(TILE_ELEMENTS, flat.numel())
+    has_tile = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    size = min(TILE_ELEMENTS, flat.numel()) if has_tile else flat.numel()
     if tensor.dtype == torch.bool:
         tile = torch.empty(size, dtype=torch.uint8, device=flat.device).random_(0, 2)
     elif tensor.is_floating_point():

@@ -129,7 +129,7 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
         for execution in arguments.executions:
             model = make_model(world)
             alone = World(0, 1, world.local_rank, world.device)
-            plan = Plan(execution=execution, precision=precision)
+            plan = Plan(execution=execution, precision=precision, kernels="combined")
             chosen[f"alone {execution}"] = TrainStep(model, loss_fn, sgd(model), plan, world=alone)
     if world.device.type == "cpu" and world.size > 1:
         chosen["plain process"] = WholeBatch(world, arguments)
@@ -144,7 +144,13 @@ def our_plans(world: World, arguments: argparse.Namespace, precision: str) -> di
     plans = {}
     for execution in arguments.executions:
         sync = Sync(bucket_bytes=tuple(arguments.bucket_bytes))
-        plan = Plan(execution=execution, precision=precision, workers=world.size, sync=sync)
+        plan = Plan(
+            execution=execution,
+            precision=precision,
+            kernels="combined",
+            workers=world.size,
+            sync=sync,
+        )
         plans[execution] = plan
         if MODES[execution].form == "compiled" and world.size > 1:
             one = Sync(bucket_bytes=(ONE_BUCKET,))

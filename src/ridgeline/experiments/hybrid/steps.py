@@ -75,7 +75,7 @@ def _reducing_overhead(case: Case, budget_s: float) -> Entrant:
 
 def _planned(execution: Execution) -> Make:
     def make(case: Case, budget_s: float) -> Entrant:
-        return _ours(case, Plan(execution=execution, precision=case.precision))
+        return _ours(case, Plan(execution=execution, precision=case.precision, kernels="combined"))
 
     return make
 

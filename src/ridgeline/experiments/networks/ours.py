@@ -3,13 +3,11 @@
 Everything that depends on how the session tells its story is here.
 """
 
-import inspect
 import time
 from typing import Any
 
 from torch import Tensor
 
-from ridgeline.errors import PlanError
 from ridgeline.experiments.networks.forms import Runner, Subject, optimizer_options
 from ridgeline.experiments.networks.network import Setup
 from ridgeline.experiments.networks.result import Headline, TriedPlan
@@ -52,25 +50,14 @@ class Ours:
         self.plan_s: float | None = None
         self._subject = subject
         self._setup = setup
-        self._settings = self._known(allow, budget_s, machine)
+        self._settings: dict[str, Any] = {"allow": allow, "machine": machine, "seconds": budget_s}
         self.step = self._make()
 
     def prepare(self) -> Plan:
         """Choose a plan, and time that."""
         synchronize()
         begin = time.perf_counter()
-        try:
-            plan = self.step.prepare(self.batch)
-        except PlanError as error:
-            allow = self._settings["allow"]
-            if "random" not in allow or "wanted allow" not in str(error):
-                raise
-            self.notes.append("TrainStep does not know allow=('random',); it was left out")
-            self._settings["allow"] = tuple(name for name in allow if name != "random")
-            self.step.close()
-            self.step = self._make()
-            begin = time.perf_counter()
-            plan = self.step.prepare(self.batch)
+        plan = self.step.prepare(self.batch)
         synchronize()
         self.plan_s = time.perf_counter() - begin
         return plan
@@ -81,18 +68,6 @@ class Ours:
 
     def _run(self) -> Tensor:
         return self.step(self.batch)
-
-    def _known(
-        self, allow: tuple[str, ...], budget_s: float | None, machine: Machine | None
-    ) -> dict[str, Any]:
-        """The settings of `TrainStep`, without those that it does not have."""
-        settings: dict[str, Any] = {"allow": allow, "machine": machine}
-        if budget_s is not None:
-            if "seconds" in inspect.signature(TrainStep.__init__).parameters:
-                settings["seconds"] = budget_s
-            else:
-                self.notes.append("TrainStep takes no seconds; its choice had no time limit")
-        return settings
 
     def _make(self) -> TrainStep:
         setup: Setup = self._setup

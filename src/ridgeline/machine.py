@@ -266,6 +266,7 @@ class StepCheck(Value, frozen=True, kw_only=True):
     setting: Setting
     workload: str
     precision: str
+    memory_format: str = "as-is"
     ops_s: Amount
     whole: Quantity | None = None
     missed: tuple[str, ...] = ()

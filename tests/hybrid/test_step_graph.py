@@ -11,10 +11,10 @@ from torch._inductor import config
 
 from ridgeline.errors import BatchError, CaptureError, EquivalenceError, PlanError
 from ridgeline.plan import Plan
+from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.steps import runner
-from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
 from ridgeline.runtime.hybrid.steps.runner import (
     EAGER_STEPS,
     MOST_RECOMPILES,

@@ -88,7 +88,7 @@ def test_rare_delays_do_not_move_a_timing(clock: Clock, monkeypatch: pytest.Monk
 
 
 def test_a_step_longer_than_the_budget_ends(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is warmed up once, and then each distinct operator is issued once, however often it comes."""
+    """It is warmed up twice, and then each distinct operator is issued once, however often it comes."""
     monkeypatch.setattr("ridgeline.probe.passes.time.monotonic", lambda: _Wound.ns * 1e-9)
     same = [step_of(2).ops[0]] * 50
     workload = msgspec.structs.replace(workload_of(), ops=(*same, step_of(2).ops[1]))
@@ -96,7 +96,28 @@ def test_a_step_longer_than_the_budget_ends(clock: Clock, monkeypatch: pytest.Mo
     assert len(timings) == 2
     assert check.untimed == 0
     # For the budget all are issued; after it those of which none was: in warming up and in sampling.
-    assert _Wound.calls == 2 * (3 + 1 + 1)
+    assert _Wound.calls == 3 * (3 + 1 + 1)
+
+
+@pytest.mark.parametrize("slow", [2, 4])
+def test_passes_warm_up_as_long_as_they_get_faster(
+    clock: Clock, slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that comes fresh from the system may cost more than two passes."""
+    monkeypatch.setattr("ridgeline.probe.passes.time.monotonic", lambda: _Wound.ns * 1e-9)
+    taken = iter([*(1.0 - 0.1 * number for number in range(slow)), *[0.1] * 1000])
+
+    def settling(x: torch.Tensor) -> torch.Tensor:
+        _Wound.ns += int(1e9 * next(taken))
+        return x
+
+    workload = step_of(1)
+    replay = Replay(workload.ops, CPU)
+    object.__setattr__(replay._program[0], "call", settling)
+    monkeypatch.setattr(operators, "Replay", lambda *args, **kwargs: replay)
+    ((timing,), _, _) = time_operators(workload, ONE, budget_s=1.0, clock=clock)
+    assert timing.seconds.value == pytest.approx(0.1)
+    assert timing.seconds.high == pytest.approx(0.1)
 
 
 def test_whole_passes_are_taken_among_the_others(clock: Clock) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = 6
 """Before the clock counts: libraries settle, graphs are captured."""
-LEAST_STEPS = 12
+LEAST_STEPS = 8
 MOST_STEPS = 100
 MEASURED_S = 1.0
 """Seconds of steps that a trial measures where they are short; a GPU's clock settles meanwhile."""

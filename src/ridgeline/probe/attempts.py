@@ -89,7 +89,10 @@ def remainder(request: Request, done: Findings, key: str) -> Request:
         dispatch=request.dispatch and not done.dispatch,
         links=request.links and not done.links,
         skip=(*request.skip, key),
-        timed=(*request.timed, *((check.setting, check.precision) for check in done.checks)),
+        timed=(
+            *request.timed,
+            *((check.setting, check.precision, check.memory_format) for check in done.checks),
+        ),
     )
 
 

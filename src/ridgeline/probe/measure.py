@@ -163,7 +163,7 @@ def merge(machine: Machine, findings: Findings) -> Machine:
     timings = [e for e in machine.timings if (e.setting, e.key) not in fresh]
     ceilings = machine.ceilings + findings.ceilings
     checks = {
-        (check.setting, check.workload, check.precision): check
+        (check.setting, check.workload, check.precision, check.memory_format): check
         for check in (*machine.checks, *findings.checks)
     }
     warnings = (*machine.warnings, *findings.warnings, *doubts(ceilings))

@@ -14,6 +14,11 @@ from ridgeline.probe.replay import Replay
 WARM_PASSES = 2
 """Passes before the first sample. In the first, libraries load kernels and choose algorithms and memory
 comes fresh from the system; in the second the allocator finds where everything goes."""
+MOST_WARM_PASSES = 5
+SETTLED = 0.95
+"""A pass that takes this share of the one before, or more, does not warm up any more."""
+MOST_WARM_S = 15.0
+"""No further pass begins to warm up after this: the step is a long one."""
 LEAST_SAMPLES = 2
 MOST_PASSES = 40
 WHOLE_EVERY = 3
@@ -37,9 +42,9 @@ def timed_passes(
     budget_s: float,
     warm_passes: int = WARM_PASSES,
 ) -> Passes:
-    """Warm up, then sample all ops for about `budget_s`.
+    """Warm up until passes are no faster than those before, then sample all ops for about `budget_s`.
 
-    A step of which a single pass takes longer than the budget is warmed up once, and once the budget is
+    A step of which a single pass takes longer than the budget is sampled once, and once the budget is
     spent only ops of which no equal one was issued are issued, so that it ends.
 
     Args:
@@ -48,16 +53,9 @@ def timed_passes(
         keys: Equal for equal ops.
         peers: Who does the same at the same time.
         budget_s: Seconds for samples; warming up is not counted.
-        warm_passes: Unmeasured passes, at least one.
+        warm_passes: Unmeasured passes at least, unless the first takes very long.
     """
-    taken_s = 0.0
-    for number in range(warm_passes):
-        if number and not peers.agree(taken_s < budget_s):
-            break
-        peers.barrier()
-        begin = time.monotonic()
-        clock.warm(replay, _Once(keys, begin + budget_s).wanted, is_first=number == 0)
-        taken_s = time.monotonic() - begin
+    taken_s = _warm_up(replay, clock, keys, peers, budget_s=budget_s, least=warm_passes)
     least = LEAST_SAMPLES if peers.agree(taken_s < budget_s) else 1
     found = Passes()
     once = _Once(keys, time.monotonic() + budget_s, least)
@@ -74,6 +72,29 @@ def timed_passes(
             if whole is not None:
                 found.whole.append(whole)
     return found
+
+
+def _warm_up(
+    replay: Replay,
+    clock: Clock,
+    keys: Sequence[str],
+    peers: Peers,
+    *,
+    budget_s: float,
+    least: int,
+) -> float:
+    """Passes that are not timed; seconds of the last one."""
+    start = time.monotonic()
+    before_s = taken_s = 0.0
+    for number in range(max(least, MOST_WARM_PASSES)):
+        is_warm = number >= least and taken_s > SETTLED * before_s
+        if number and not peers.agree(not is_warm and time.monotonic() - start < MOST_WARM_S):
+            break
+        peers.barrier()
+        begin = time.monotonic()
+        clock.warm(replay, _Once(keys, begin + budget_s).wanted, is_first=number == 0)
+        before_s, taken_s = taken_s, time.monotonic() - begin
+    return taken_s
 
 
 class _Once:

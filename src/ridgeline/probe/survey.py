@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.codec import Value, write_atomically
+from ridgeline.host_memory import keep_freed_memory
 from ridgeline.machine import (
     Ceiling,
     Collective,
@@ -37,12 +38,14 @@ from ridgeline.probe.peers import Peers
 from ridgeline.probe.replay import DeviceLostError
 from ridgeline.workload import Workload
 
+TraceKey = tuple[Setting, str, str]
+"""What tells one timed trace of a step from another: the setting, the precision and the memory format."""
+
 
 class Request(Value, frozen=True, kw_only=True):
     """What to measure, and at which settings.
 
-    `skip` are keys of operators that are not to be issued; `timed` are pairs of a setting and a precision
-    whose operators are known.
+    `skip` are keys of operators that are not to be issued; `timed` are the traces whose operators are known.
     """
 
     quick: bool
@@ -53,7 +56,7 @@ class Request(Value, frozen=True, kw_only=True):
     links: bool = False
     workload: Workload | None = None
     skip: tuple[str, ...] = ()
-    timed: tuple[tuple[Setting, str], ...] = ()
+    timed: tuple[TraceKey, ...] = ()
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -130,6 +133,8 @@ def measure_here(
     Cost: Blocks until all ranks are done.
     """
     device = _device(request)
+    if device.type == "cpu":
+        keep_freed_memory()  # as a step does
     threads = torch.get_num_threads()
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from):
@@ -196,15 +201,28 @@ def _at(setting: Setting, peers: Peers, request: Request) -> Iterator[Findings]:
             overlaps=measure_overlap(setting, peers, quick=request.quick),
         )
     if setting in request.timings and request.workload is not None:
-        for variant, load in enumerate((request.workload, *request.workload.variants)):
-            if (setting, load.precision) not in request.timed:
-                yield _timings(load, setting, peers, request.skip, variant)
+        yield from _all_timings(request, request.workload, setting, peers)
+
+
+def _all_timings(
+    request: Request, workload: Workload, setting: Setting, peers: Peers
+) -> Iterator[Findings]:
+    """The operators of all traces of the step; those of an earlier trace keep their timings."""
+    known: set[str] = set()
+    for variant, load in enumerate((workload, *workload.variants)):
+        is_timed = (setting, load.precision, load.memory_format) in request.timed
+        if is_timed or known.issuperset(op.key for op in load.ops):
+            continue
+        found = _timings(load, setting, peers, request.skip, variant)
+        fresh = tuple(timing for timing in found.timings if timing.key not in known)
+        known.update(timing.key for timing in fresh)
+        yield msgspec.structs.replace(found, timings=fresh)
 
 
 def _timings(
     workload: Workload, setting: Setting, peers: Peers, skip: tuple[str, ...], variant: int
 ) -> Findings:
-    """The operators of one trace of the step; a variant finds most things warm already."""
+    """The operators of one trace of the step; a variant finds libraries warm already."""
     needed = workload.peak_memory_bytes * (setting.workers if setting.device == "cpu" else 1)
     if setting.device == "cpu":
         free = psutil.virtual_memory().available

@@ -27,12 +27,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
     Cost: Copies are asynchronous where the source is pinned.
     """
-    if type(batch) is tuple:
-        for leaf in batch:
+    kind = type(batch)
+    if kind is tuple or kind is list or kind is dict:
+        for leaf in batch.values() if kind is dict else batch:
             if type(leaf) is not Tensor or leaf.device != device:
                 break
         else:
-            return batch  # the usual case, without the cost of walking a nest
+            return batch  # the usual cases, without the cost of walking a nest
     if all(leaf.device == device for leaf in leaves(batch) if isinstance(leaf, Tensor)):
         return batch
     return pytree.tree_map(partial(_to, device), batch)

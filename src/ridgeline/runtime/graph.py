@@ -17,19 +17,23 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.runtime import batch as batches
+from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable, settings_of
 from ridgeline.runtime.clearance import clear_for_capture
-from ridgeline.runtime.clocks import BranchClock, DeviceClock
+from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.model_guard import ModelGuard
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.world import World
+from ridgeline.timeline import Span
 
 EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
 MOST_SHAPES = 2
 """Shapes captured: the usual one, and the last batch of an epoch if it comes again."""
+SHORT_NS = 500_000
+"""A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 
 
 class CapturedStep:
@@ -40,12 +44,21 @@ class CapturedStep:
         batch: An example; its tensors are copied.
         stream: Captured on it.
         pool: Memory shared with other captures of the same step; None for its own.
+        has_stamps: Whether the graph records when its frames begin.
 
     Raises:
         CaptureError: something in the step cannot be captured.
     """
 
-    def __init__(self, body: StepBody, batch: Any, stream: torch.cuda.Stream, pool: Any) -> None:
+    def __init__(
+        self,
+        body: StepBody,
+        batch: Any,
+        stream: torch.cuda.Stream,
+        pool: Any,
+        *,
+        has_stamps: bool = True,
+    ) -> None:
         flat, structure = pytree.tree_flatten(batch)
         self.inputs = [leaf.clone() for leaf in flat if isinstance(leaf, Tensor)]
         static = iter(self.inputs)
@@ -53,7 +66,10 @@ class CapturedStep:
             [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
         )
         body.optimizer.zero_grad(set_to_none=True)
-        clock = DeviceClock(external=True) if body.reducer is None else BranchClock()
+        self.has_stamps = has_stamps
+        clock: Clock = HostClock()
+        if has_stamps:
+            clock = DeviceClock(external=True) if body.reducer is None else BranchClock()
         recorder = Recorder(clock, starts=False)
         self.graph = torch.cuda.CUDAGraph()
         try:
@@ -64,7 +80,8 @@ class CapturedStep:
                 recorder.current = StepRecord(clock.stamp())
                 self._loss = body(self.batch, recorder)
                 recorder.current.end = clock.stamp()
-                clock.join()
+                if isinstance(clock, DeviceClock):
+                    clock.join()
         except RuntimeError as error:
             if isinstance(error, RidgelineError):
                 raise
@@ -72,14 +89,14 @@ class CapturedStep:
                 f"wanted to capture the step as a CUDA graph, got {type(error).__name__}: {error}; the "
                 "process cannot go on after a failed capture, start it again with execution='eager'"
             ) from error
+        self.pattern = BatchPattern(self.batch)
         self._gradients = [(p, p.grad) for p in body.model.parameters()]
         self._record = recorder.current
         self._clock = DeviceClock()
 
-    def load(self, batch: Any) -> None:
-        """Copy a batch to where the graph reads it."""
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-        torch._foreach_copy_(self.inputs, leaves)
+    def load(self, tensors: list[Tensor]) -> None:
+        """Copy the tensors of a batch to where the graph reads them."""
+        torch._foreach_copy_(self.inputs, tensors)
 
     def show_gradients(self) -> None:
         """Make the parameters' gradients those that replays compute."""
@@ -91,8 +108,8 @@ class CapturedStep:
         self.graph.replay()
         return self._loss
 
-    def frames(self) -> Any:
-        """The frames of the last replay.
+    def frames(self) -> tuple[Span, ...]:
+        """The frames of the last replay of a graph that has stamps.
 
         Cost: Waits for the device.
         """
@@ -152,27 +169,37 @@ class GraphRunner:
             is_compiled = MODES[self._body.plan.execution].is_compiled
             self._prepare_ns += (time.perf_counter_ns() if is_compiled else cleared) - begin
             return loss
+        step, tensors = self._last, None
+        if step is not None:
+            tensors = step.pattern.tensors(batch)
+        if step is None or tensors is None:
+            step = self._step_for(batch, begin)
+            begin = time.perf_counter_ns()  # a capture happens once; it is no cost of a step
+            if step is None:
+                return self._run_eagerly(batch)
+            step.show_gradients()
+            self._last = step
+            tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
+        step.load(tensors)
+        self._body.overhead_ns = time.perf_counter_ns() - begin
+        # The host issues a replay while another runs.
+        self._recorder.counts["hidden_overhead"] = 1.0
+        loss = step.replay()
+        self._num_replays += 1
+        # After 1, 2, 4, 8, ... replays: ever more rarely.
+        if step.has_stamps and self._num_replays & (self._num_replays - 1) == 0:
+            self._recorder.add_frames(step.frames())
+        return loss.clone()
+
+    def _step_for(self, batch: Any, begin: int) -> CapturedStep | None:
+        """The captured step for a batch, made where there is none; None where it is better run eagerly."""
         signature = batches.signature(batch)
         step = self._captured.get(signature)
         if step is None:
             step = self._capture(signature, batch)
             self._prepare_ns += time.perf_counter_ns() - begin
             self._recorder.counts["compile_s"] = self._prepare_ns * 1e-9
-            begin = time.perf_counter_ns()  # a capture happens once; it is no cost of a step
-        if step is None:
-            return self._run_eagerly(batch)
-        if step is not self._last:
-            step.show_gradients()
-            self._last = step
-        step.load(batch)
-        self._body.overhead_ns = time.perf_counter_ns() - begin
-        # The host issues a replay while another runs.
-        self._recorder.counts["hidden_overhead"] = 1.0
-        loss = step.replay()
-        self._num_replays += 1
-        if self._num_replays & (self._num_replays - 1) == 0:  # 1, 2, 4, 8, ...: ever more rarely
-            self._recorder.add_frames(step.frames())
-        return loss.clone()
+        return step
 
     def close(self, *, wait: bool = True) -> None:
         """Drop the graphs; they must be gone before the process group whose collectives they hold.
@@ -239,13 +266,26 @@ class GraphRunner:
         self._model = ModelGuard(self._body.model)
         pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
         World.close_before_leaving(self)
+        step = self._checked(signature, batch, pool, has_stamps=True)
+        if self._world.size == 1:
+            frames = step.frames()
+            if max(span.end_ns for span in frames) < SHORT_NS:
+                step.close()
+                step = self._checked(signature, batch, pool, has_stamps=False)
+                self._recorder.add_frames(frames)
+        self._recorder.counts["shapes"] = float(len(self._captured))
+        return step
+
+    def _checked(
+        self, signature: batches.Signature, batch: Any, pool: Any, *, has_stamps: bool
+    ) -> CapturedStep:
+        """A capture that was found to equal the eager step."""
         try:
-            step = CapturedStep(self._body, batch, self._stream, pool)
+            step = CapturedStep(self._body, batch, self._stream, pool, has_stamps=has_stamps)
         except CaptureError as error:
             World.abandon(str(error))
             raise
         self._captured[signature] = step
-        self._recorder.counts["shapes"] = float(len(self._captured))
         try:
             check_replay(
                 self._body,
@@ -254,7 +294,7 @@ class GraphRunner:
                 self._rates,
                 step.replay,
                 world=self._world,
-                notes=self._notes,
+                notes=self._notes if has_stamps else [],  # the first check has said it
                 stream=self._stream,
             )
         except RidgelineError:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.errors import LaunchError, PlanError
+from ridgeline.host_memory import keep_freed_memory
 from ridgeline.machine import Setting
 from ridgeline.runtime import leaving
 
@@ -30,7 +31,8 @@ class World:
         """Find this worker's place and join the process group if there is one to join.
 
         An already initialised process group is used as it is. A group initialised here is left at
-        interpreter exit. Captured graphs are closed before either is destroyed, and at exit.
+        interpreter exit. Captured graphs are closed before either is destroyed, and at exit. On the CPU
+        this process keeps the memory that it frees; see `host_memory`.
 
         Args:
             threads: Threads for torch on the CPU; 0 leaves the number as it is.
@@ -46,6 +48,8 @@ class World:
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         place = torch.device("cpu")
+        if kind == "cpu":
+            keep_freed_memory()
         if kind == "cuda":
             if local_rank >= torch.cuda.device_count():
                 raise LaunchError(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.plain_step import PlainStep
 
@@ -19,10 +20,11 @@ class WholeStepGraph:
 
     Args:
         step: Zeroes gradients to None, so that the graph allocates them in its own memory.
-        batch: The static inputs.
+        batch: An example, of which the static inputs are copies.
     """
 
     def __init__(self, step: PlainStep, batch: Any) -> None:
+        batch = pytree.tree_map_only(Tensor, Tensor.clone, batch)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -35,11 +37,14 @@ class WholeStepGraph:
         # Other threads (a pool of compilers, a recorder) may call the device meanwhile.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss = step(batch)
-        self._held = (step, batch)  # the graph writes into its parameters and reads its tensors
+        self._held = step  # the graph writes into its parameters
+        self._inputs = _tensors(batch)  # the graph reads them
 
-    def __call__(self) -> Tensor:
-        """One step; the loss, which the next one overwrites."""
+    def __call__(self, batch: Any) -> Tensor:
+        """One step on a batch; the loss, which the next one overwrites."""
         assert self._graph is not None
+        for static, tensor in zip(self._inputs, _tensors(batch), strict=True):
+            static.copy_(tensor)
         self._graph.replay()
         return self._loss
 
@@ -59,3 +64,7 @@ def whole_step_graph(step: PlainStep, batch: Any) -> WholeStepGraph:
     Cost: Some steps, and memory for all activations as long as it is open.
     """
     return WholeStepGraph(step, batch)
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]

@@ -172,7 +172,7 @@ def _graph(
         subject, is_compiled=is_compiled, is_channels_last=is_channels_last, is_captured=True
     )
     replay = whole_step_graph(step, batch)
-    return Runner(run=replay, close=replay.close)
+    return Runner(run=partial(replay, batch), close=replay.close)
 
 
 def channels_last(batch: Any) -> Any:

@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, PackageError
 from ridgeline.runtime import batch as batches
+from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.hybrid.packages.archive import METADATA, ROOT, SEAL, STATE
 from ridgeline.runtime.hybrid.packages.metadata import TensorSpec
 from ridgeline.runtime.hybrid.packages.package import Package, read_package, write_package
-from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
 from ridgeline.runtime.hybrid.steps.binding import bind
 from ridgeline.runtime.hybrid.steps.details import SavedRandomState, StepDetails
 

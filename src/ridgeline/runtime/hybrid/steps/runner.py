@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ridgeline.errors import PlanError
 from ridgeline.runtime import batch as batches
+from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
-from ridgeline.runtime.hybrid.steps.batch_pattern import BatchPattern
 from ridgeline.runtime.hybrid.steps.binding import BoundStep, ReplayedStep, bind
 from ridgeline.runtime.hybrid.steps.compiling import (
     ProgramFile,

@@ -80,6 +80,21 @@ def test_fused_traffic_is_that_of_the_fused_form(case: str, fused: str) -> None:
     )
 
 
+def test_the_form_of_a_twin_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a GPU the traced twin loops over lists, which a user's optimizer could not leave for the fused form."""
+    model = mlp()
+    plain = rl.trace(model, image_loss, TRACED["AdamW"](model), rows)
+
+    def settle(optimizer: Optimizer, twin: Optimizer) -> None:
+        for group in twin.param_groups:
+            group["foreach"] = True
+
+    monkeypatch.setattr("ridgeline.tracing.twin._settle_foreach", settle)
+    listed = rl.trace(model, image_loss, TRACED["AdamW"](model), rows)
+    assert len(listed.phase("optimizer")) < len(plain.phase("optimizer"))
+    assert listed.fused_optimizer_bytes == plain.fused_optimizer_bytes > 0
+
+
 def test_an_optimizer_without_a_fused_form_moves_nothing_in_it() -> None:
     """RMSprop has none; Adam for doubles is captured in another form, which keeps the rate exact."""
     model = mlp()

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ridgeline.machine import Dispatch, Quantity
 from ridgeline.probe.replay import Replay
 from ridgeline.probe.timing import synchronize
-from ridgeline.workload import Op, Phase, TensorSpec
+from ridgeline.workload import Op, Phase, TensorSpec, Workload
 
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 BLOCKS = 8
@@ -39,14 +39,32 @@ def measure_dispatch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ..
     )
 
 
-def reissue_excess(device: torch.device, *, rounds: int = 40) -> dict[Phase, float]:
-    """Seconds that an operator costs the host in a real step beyond being issued again by a replay.
+class Excess(NamedTuple):
+    """Seconds that a real step costs the host beyond issuing its operators again.
+
+    For each operator of the forward and the backward pass; of the optimizer, for each parameter: its loop
+    over them is what costs, whether it then calls one operator for all or several for each.
+    """
+
+    forward: float
+    backward: float
+    parameter: float
+
+    def of(self, workload: Workload) -> dict[Phase, float]:
+        """For each operator of a workload, by phase."""
+        count = sum(op.phase == "optimizer" for op in workload.ops)
+        share = self.parameter * len(workload.parameters) / max(1, count)
+        return {"forward": self.forward, "backward": self.backward, "optimizer": share}
+
+
+def reissue_excess(device: torch.device, *, rounds: int = 40) -> Excess:
+    """What a real step costs the host beyond being issued again by a replay.
 
     A real forward pass adds modules and autograd's records; a real backward pass is run by autograd
     in C++ and needs no Python for each operator, so there the excess is negative.
 
     Source: a tiny step, and a replay of the operators recorded in it, in turns, on one thread; the
-        difference of the lower quartiles (other programs only ever add) per operator.
+        difference of the lower quartiles (other programs only ever add) per operator or parameter.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -56,7 +74,7 @@ def reissue_excess(device: torch.device, *, rounds: int = 40) -> dict[Phase, flo
         torch.set_num_threads(threads)
 
 
-def _excess(tiny: "_Tiny", device: torch.device, rounds: int) -> dict[Phase, float]:
+def _excess(tiny: "_Tiny", device: torch.device, rounds: int) -> Excess:
     ops = tuple(op for phase in PHASES for op in tiny.calls[phase])
     replay = Replay(ops, device)
     real: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
@@ -69,11 +87,14 @@ def _excess(tiny: "_Tiny", device: torch.device, rounds: int) -> dict[Phase, flo
         for phase in PHASES:
             taken_ns = sum(e - b for i, (b, e) in marks.items() if ops[i].phase == phase)
             again[phase].append(taken_ns * 1e-9)
-    return {
-        phase: (_lower_quartile(real[phase]) - _lower_quartile(again[phase]))
-        / len(tiny.calls[phase])
-        for phase in PHASES
+    beyond = {
+        phase: _lower_quartile(real[phase]) - _lower_quartile(again[phase]) for phase in PHASES
     }
+    return Excess(
+        forward=beyond["forward"] / len(tiny.calls["forward"]),
+        backward=beyond["backward"] / len(tiny.calls["backward"]),
+        parameter=beyond["optimizer"] / tiny.num_parameters,
+    )
 
 
 def _lower_quartile(samples: list[float]) -> float:
@@ -94,6 +115,7 @@ class _Tiny:
         with recorder:
             self.step(recorder)
         self.calls = recorder.calls
+        self.num_parameters = len(list(self._net.parameters()))
 
     def step(self, recorder: "_Recorder | None" = None) -> tuple[float, float, float]:
         """Seconds of host time of the three phases of one step."""

@@ -12,7 +12,7 @@ import torch
 
 from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
 from ridgeline.probe.clock import Clock
-from ridgeline.probe.dispatch import reissue_excess
+from ridgeline.probe.dispatch import Excess, reissue_excess
 from ridgeline.probe.passes import WARM_PASSES, Passes, timed_passes
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.replay import Replay
@@ -121,7 +121,7 @@ def _by_key(
     """One figure for all occurrences of an op, with the host's part where that is not seen in a replay."""
     excess: Mapping[Phase, float] = {}
     if setting.device == "cpu":
-        excess = reissue_excess(torch.device("cpu"))
+        excess = reissue_excess(torch.device("cpu")).of(workload)
     by_key: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for index, seconds in samples.items():
         op = workload.ops[index]
@@ -147,7 +147,7 @@ def _issue_seconds(
     replay: Replay, workload: Workload, device: torch.device, clock: Clock
 ) -> dict[str, Quantity]:
     """Host seconds to issue each op in a real step, by key; the GPU runs behind meanwhile."""
-    excess = _excess_on(device.type)
+    excess = _excess_on(device.type).of(workload)
     taken: dict[str, list[float]] = defaultdict(list)
     end = time.monotonic() + ISSUE_BUDGET_S
     with torch.no_grad():
@@ -162,7 +162,7 @@ def _issue_seconds(
 
 
 @lru_cache(maxsize=2)
-def _excess_on(kind: str) -> Mapping[Phase, float]:
+def _excess_on(kind: str) -> Excess:
     """Of a GPU, whose host has no setting: measured once."""
     return reissue_excess(torch.device(kind))
 

@@ -63,7 +63,7 @@ def opaque_workload(
         ops,
         dict.fromkeys(ready, PHASES.index("backward")),
         memory=points,
-        fused_optimizer_bytes=fused_bytes(step.optimizer),
+        fused_optimizer_bytes=fused_bytes(step.optimizer, step.optimizer),
         notes=(note,),
     )
 

@@ -65,7 +65,7 @@ def record_step(subject: Subject, step: Step) -> Recording:
     with closing(StepRecorder(subject)) as recorder:
         with subject.mode, recorder:
             loss = forward_backward(subject, step, recorder)
-            stepping = record_optimizer(subject, recorder)
+            stepping = record_optimizer(subject, recorder, step.optimizer)
         del loss
     notes = [stepping.note] if stepping.note else []
     hooked = [

@@ -35,7 +35,7 @@ class Stepping:
     note: str = ""
 
 
-def record_optimizer(subject: Subject, recorder: Recorder) -> Stepping:
+def record_optimizer(subject: Subject, recorder: Recorder, users: Optimizer) -> Stepping:
     """Record `optimizer.step()` as it runs once its state exists, that is from the second step on.
 
     Where an optimizer cannot run without data, each of its parameter groups is entered as one op
@@ -45,6 +45,7 @@ def record_optimizer(subject: Subject, recorder: Recorder) -> Stepping:
     Args:
         subject: The step, after its backward pass; a real one has made a step before.
         recorder: Active; its phase is set here.
+        users: The optimizer as the user made it.
     """
     recorder.phase = "optimizer"
     optimizer = subject.optimizer
@@ -68,13 +69,13 @@ def record_optimizer(subject: Subject, recorder: Recorder) -> Stepping:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         how = " without data" if subject.is_fake else ""
         return Stepping(
-            fused_bytes(optimizer),
+            fused_bytes(optimizer, users),
             f"the optimizer {type(optimizer).__name__} cannot be traced{how} ({reason[0]}); its step is "
             "estimated as one pass over parameters, gradients and state",
         )
     finally:
         recorder.scalar_of = None
-    return Stepping(fused_bytes(optimizer))
+    return Stepping(fused_bytes(optimizer, users))
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -153,12 +154,16 @@ def _operands(optimizer: Optimizer, group: dict[str, Any]) -> _Operands:
     return _Operands(parameters, tuple(p.grad for p in parameters), tuple(state))
 
 
-def fused_bytes(optimizer: Optimizer) -> int:
-    """What an optimizer moves in its fused form, 0 where it has none; gradients and state must exist."""
-    groups = optimizer.param_groups
-    if not all(takes_fused_form(type(optimizer).__name__, group) for group in groups):
+def fused_bytes(optimizer: Optimizer, users: Optimizer) -> int:
+    """What an optimizer moves in its fused form, 0 where it has none; gradients and state must exist.
+
+    Args:
+        optimizer: The recorded one; a twin has settings of its own, `foreach` among them.
+        users: The user's, whose settings say whether it takes the fused form.
+    """
+    if not all(takes_fused_form(type(users).__name__, group) for group in users.param_groups):
         return 0
-    operands = [_operands(optimizer, group) for group in groups]
+    operands = [_operands(optimizer, group) for group in optimizer.param_groups]
     return sum(each.bytes_read + each.bytes_written for each in operands)
 
 

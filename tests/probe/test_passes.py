@@ -138,11 +138,14 @@ def family_step() -> Workload:
     return msgspec.structs.replace(workload_of(), name="test", ops=tuple(ops))
 
 
-def checked(*, matmul_s: float, copy_s: float) -> StepCheck:
+CPU_SETTING = Setting(device="cpu", threads=1)
+GPU_SETTING = Setting(device="cuda")
+
+
+def checked(*, matmul_s: float, copy_s: float, setting: Setting = CPU_SETTING) -> StepCheck:
     """The check of two ops of 1 s each, where whole passes found other times."""
     whole = [Stretch(0, 1, matmul_s), Stretch(1, 2, copy_s)]
-    gpu = Setting(device="cuda")
-    return check_step(family_step(), gpu, Passes(whole=[whole, whole]), {0: 1.0, 1: 1.0})
+    return check_step(family_step(), setting, Passes(whole=[whole, whole]), {0: 1.0, 1: 1.0})
 
 
 def test_timings_that_add_up_are_left_alone() -> None:
@@ -160,10 +163,21 @@ def test_timings_that_do_not_add_up_are_scaled_and_the_families_named() -> None:
     assert check.missed == ("copy",)
     assert correction(check) * check.ops_s == pytest.approx(2.2)
     assert warning(check) == (
-        "the operators of test (as-is) at 1 x cuda take 2.00 s one by one and 2.20 s in a whole pass, mostly in "
-        "copy: their timings were scaled by 1.100"
+        "the operators of test (as-is) at 1 x 1 cpu threads take 2.00 s one by one and 2.20 s in a whole pass, "
+        "mostly in copy: their timings were scaled by 1.100"
     )
     assert checked(matmul_s=0.5, copy_s=1.0).missed == ("matmul",)
+
+
+def test_on_a_gpu_no_timing_grows() -> None:
+    """A pass from the host is slower where kernels are short, and what replays them is not."""
+    late = checked(matmul_s=1.0, copy_s=1.2, setting=GPU_SETTING)
+    assert correction(late) == 1.0
+    said = warning(late)
+    assert said is not None
+    assert said.endswith("mostly in copy: their timings were left as they are")
+    early = checked(matmul_s=1.0, copy_s=0.8, setting=GPU_SETTING)
+    assert correction(early) * early.ops_s == pytest.approx(1.8)
 
 
 def test_no_correction_goes_far() -> None:

@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ridgeline.runtime import graph
+from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.graph import GraphRunner
 from ridgeline.runtime.recorder import Recorder
+from ridgeline.timeline import Span
 
 
 class Stream:
@@ -25,24 +28,29 @@ class Captured:
     """Stands for a graph: a replay runs the body; `log` tells what was done."""
 
     log: list[str] = []
+    replay_ns = 10**9
 
-    def __init__(self, body: StepBody, batch: Any, stream: Any, pool: Any) -> None:
-        self.log.append("capture")
+    def __init__(
+        self, body: StepBody, batch: Any, stream: Any, pool: Any, *, has_stamps: bool
+    ) -> None:
+        self.log.append("capture" if has_stamps else "capture without stamps")
         self.body, self.batch, self.inputs = body, batch, []
-        self.graph = self
+        self.graph, self.has_stamps, self.pattern = self, has_stamps, BatchPattern(batch)
 
     def pool(self) -> None:
         """Of no use."""
 
-    def load(self, batch: Any) -> None:
-        self.batch = batch
+    def load(self, tensors: list[Tensor]) -> None:
+        rest = iter(tensors)
+        self.batch = pytree.tree_map_only(Tensor, lambda _: next(rest), self.batch)
 
     def replay(self) -> Tensor:
         self.log.append("replay")
         return self.body(self.batch, Recorder(HostClock()))
 
-    def frames(self) -> tuple[()]:
-        return ()
+    def frames(self) -> tuple[Span, ...]:
+        assert self.has_stamps
+        return (Span(name="forward", lane="compute", start_ns=0, end_ns=self.replay_ns),)
 
     def show_gradients(self) -> None:
         """They are where they are."""

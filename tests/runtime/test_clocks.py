@@ -17,8 +17,8 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     class Event:
         def __init__(self, **_: object) -> None: ...
 
-        def record(self) -> None:
-            model.current.enqueue("stamp")
+        def record(self, stream: Any) -> None:
+            stream.enqueue("stamp")
 
     for name, stand_in in {
         "Stream": model.make,

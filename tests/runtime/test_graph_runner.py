@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graph_stand_ins import install
+from graph_stand_ins import Captured, install
 from torch import nn
 
 from ridgeline.plan import Plan
+from ridgeline.runtime import graph
 from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.capturable import WatchedSettings
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.graph import GraphRunner
 from ridgeline.runtime.recorder import Recorder
@@ -21,6 +23,23 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
     install(monkeypatch.setattr, done)
     return done
+
+
+def make_runner(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[GraphRunner, Recorder, list[str]]:
+    cpu = torch.device("cpu")
+    body = StepBody(
+        model,
+        lambda model, batch: model(batch[0]).square().mean(),
+        optimizer,
+        Plan(execution="graph"),
+        None,
+        clip_norm=None,
+        device=cpu,
+    )
+    recorder, notes = Recorder(HostClock()), list[str]()
+    return GraphRunner(body, recorder, World(0, 1, 0, cpu), notes), recorder, notes
 
 
 def freeze(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
@@ -66,18 +85,7 @@ def test_what_changes_the_step_is_captured_again(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    cpu = torch.device("cpu")
-    body = StepBody(
-        model,
-        lambda model, batch: model(batch[0]).square().mean(),
-        optimizer,
-        Plan(execution="graph"),
-        None,
-        clip_norm=None,
-        device=cpu,
-    )
-    recorder, notes = Recorder(HostClock()), list[str]()
-    runner = GraphRunner(body, recorder, World(0, 1, 0, cpu), notes)
+    runner, recorder, notes = make_runner(model, optimizer)
     batch = (torch.ones(2, 4),)
     for _ in range(5):
         runner(batch)
@@ -96,3 +104,34 @@ def test_what_changes_the_step_is_captured_again(
     assert log[-1] == "replay", "a learning rate is no constant"
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.05)
     runner.close()
+
+
+def test_a_short_replay_is_captured_without_stamps(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frames are those of the graph that was checked first, and which is dropped."""
+    monkeypatch.setattr(Captured, "replay_ns", graph.SHORT_NS - 1)
+    model = nn.Sequential(nn.Linear(4, 4))
+    runner, recorder, _ = make_runner(model, torch.optim.SGD(model.parameters(), 0.1))
+    for _ in range(6):
+        runner((torch.ones(2, 4),))
+    captured = ["capture", "close", "capture without stamps"]
+    assert log == ["eager"] * 3 + captured + ["replay"] * 3
+    assert [span.name for spans in recorder._frames for span in spans] == ["forward"]
+    runner.close()
+
+
+def test_a_setting_in_a_list_is_watched_by_value(log: list[str]) -> None:
+    """A list may change while it stays the same object; the other settings are told by identity."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    settings = WatchedSettings(optimizer)
+    assert not settings.changed()
+    optimizer.param_groups[0]["momentum"] = float("0.0")  # another object of the same value
+    assert not settings.changed()
+    optimizer.param_groups[0]["betas"] = [0.9, 0.99]
+    assert settings.changed()
+    settings = WatchedSettings(optimizer)
+    assert not settings.changed()
+    optimizer.param_groups[0]["betas"][0] = 0.8
+    assert settings.changed()

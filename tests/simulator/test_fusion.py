@@ -2,13 +2,14 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 
 from chained_workloads import ELEMENT_BYTES, Builder, chains, flows, make_chain, tensor
 from ridgeline.execution import Form
 from ridgeline.simulator.dataflow import data_flow, spec_bytes
-from ridgeline.simulator.fusion import FUSABLE, blocks_of, fused_runs
+from ridgeline.simulator.fusion import FUSABLE, LEAST_REDUCED, blocks_of, fused_runs, run_alone
 from ridgeline.workload import TensorSpec, Workload
 
 N = (1 << 20) * ELEMENT_BYTES
@@ -70,6 +71,45 @@ def test_what_a_reduction_gives_is_read_back() -> None:
     norm = b.op("forward", "reduction", (source,), output=tensor(1))
     b.op("forward", "elementwise", (source, norm))
     assert [run.ops for run in fused_runs(b.workload(), "compiled")] == [(0, 1)]
+
+
+def test_what_is_reduced_is_read_by_a_pass_of_its_own() -> None:
+    """The gradient of a bias sums what a kernel of rows has just written; few elements become one on the way."""
+    b = Builder()
+    rows = b.op("backward", "elementwise", more=(tensor(b.elements, "batch"),))
+    b.op("backward", "reduction", (rows,), output=tensor(b.elements // LEAST_REDUCED))
+    b.op("backward", "matmul", (rows,))
+    (run,) = fused_runs(b.workload(), "compiled")
+    assert (run.ops, run.bytes_read, run.bytes_written) == ((0, 1), 2 * N, N + N // LEAST_REDUCED)
+    b.ops[1] = msgspec.structs.replace(b.ops[1], name="aten.max_pool2d.default")
+    (run,) = fused_runs(b.workload(), "compiled")
+    assert run.bytes_read == N
+
+
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [("native_batch_norm", 1), ("native_layer_norm", 0), ("native_layer_norm_backward", 2)],
+)
+def test_statistics_across_rows_cost_a_second_pass(name: str, again: int) -> None:
+    """A batch's statistics are known when all of it was read, a row's while it is on the chip."""
+    b = Builder()
+    inputs = (tensor(b.elements, "batch"), tensor(b.elements, "buffer"))
+    index = b.op("forward", "normalization", more=inputs, name=f"aten.{name}.default")
+    assert run_alone(b.workload(), index).bytes_read == (2 + again) * N
+    b.op("forward", "elementwise", (index,))
+    (run,) = fused_runs(b.workload(), "compiled")
+    assert (run.bytes_read, run.bytes_written) == ((2 + again) * N, N)
+
+
+def test_a_cast_is_made_where_it_is_read() -> None:
+    """What is read again is the narrow tensor of which the kernel made a wide one."""
+    b = Builder()
+    narrow = msgspec.structs.replace(tensor(b.elements, "batch"), dtype="bfloat16")
+    cast = b.op("backward", "copy", more=(narrow,), name="aten._to_copy.default")
+    b.op("backward", "reduction", (cast,), output=tensor(1))
+    once = b.ops[0].bytes_read
+    (run,) = fused_runs(b.workload(), "compiled")
+    assert run.bytes_read == once + N // 2
 
 
 def test_a_step_of_sgd_moves_five_words() -> None:

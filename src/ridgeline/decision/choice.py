@@ -190,14 +190,14 @@ class Choice:
     def _to_measure(self) -> Workload:
         """The traces whose operators are timed.
 
-        On a GPU single precision is seldom the faster where bf16 is allowed: its operators are priced by
-        the rates of their families, and trials tell.
+        On a GPU single precision is seldom the faster where bf16 is allowed, so it is timed as it is
+        written, and not in another memory format as well.
         """
         workload = self.describe()
         narrow = tuple(load for load in workload.variants if load.precision == "bf16")
         if self.world.kind == "cpu" or not narrow:
             return workload
-        return msgspec.structs.replace(narrow[0], variants=narrow[1:])
+        return msgspec.structs.replace(workload, variants=narrow)
 
     def _chosen(self, machine: Machine) -> Ranking:
         workload = self.describe()

@@ -5,6 +5,8 @@ the device (schedulers write into it), step counts live on the device, and every
 watched: when one changes, the step is captured again.
 """
 
+import copy
+from operator import is_
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from ridgeline.errors import PlanError
 from ridgeline.fused import has_double, takes_fused_form
 
 Settings = tuple[tuple[str, Any], ...]
+_MUTABLE: tuple[type[Any], ...] = (list, dict, set)
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
@@ -95,15 +98,51 @@ def _rate_dtype(group: dict[str, Any]) -> torch.dtype:
 
 
 def settings_of(optimizer: Optimizer) -> tuple[Settings, ...]:
-    """All settings that a capture bakes in: those that are not tensors."""
+    """All settings that a capture bakes in, as they are now: those that are not tensors."""
     return tuple(
         tuple(
-            (key, value)
+            (key, copy.deepcopy(value) if isinstance(value, _MUTABLE) else value)
             for key, value in group.items()
             if key not in ("params", "initial_lr") and not isinstance(value, Tensor)
         )
         for group in optimizer.param_groups
     )
+
+
+class WatchedSettings:
+    """The settings that a capture bakes in, watched before every step.
+
+    Args:
+        optimizer: As it was captured.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._settings = settings_of(optimizer)
+        self._values = _values(optimizer)
+        self._are_frozen = not any(
+            isinstance(value, _MUTABLE) and key != "params"
+            for group in optimizer.param_groups
+            for key, value in group.items()
+        )
+
+    def changed(self) -> bool:
+        """Whether a setting has another value now.
+
+        Cost: 1 us while all values are the same objects.
+        """
+        values = _values(self._optimizer)
+        is_same = len(values) == len(self._values) and all(map(is_, values, self._values))
+        if is_same and self._are_frozen:
+            return False
+        if settings_of(self._optimizer) != self._settings:
+            return True
+        self._values = values
+        return False
+
+
+def _values(optimizer: Optimizer) -> list[Any]:
+    return [value for group in optimizer.param_groups for value in group.values()]
 
 
 class LearningRates:

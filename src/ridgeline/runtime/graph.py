@@ -19,7 +19,7 @@ from ridgeline.execution import MODES
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates, make_capturable, settings_of
+from ridgeline.runtime.capturable import LearningRates, WatchedSettings, make_capturable
 from ridgeline.runtime.clearance import clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.equivalence import check_replay
@@ -237,7 +237,7 @@ class GraphRunner:
         that made it would make it anew in every replay.
         """
         why = self._model.changed()
-        if settings_of(self._body.optimizer) != self._settings:
+        if self._settings.changed():
             why = "an optimizer setting changed"
             self._make_capturable()  # settings that were loaded or added are as the user has them
         if why is None:
@@ -262,14 +262,14 @@ class GraphRunner:
                 return None
         else:
             self._first = signature
-        self._settings = settings_of(self._body.optimizer)
+        self._settings = WatchedSettings(self._body.optimizer)
         self._model = ModelGuard(self._body.model)
         pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
         World.close_before_leaving(self)
         step = self._checked(signature, batch, pool, has_stamps=True)
         if self._world.size == 1:
             frames = step.frames()
-            if max(span.end_ns for span in frames) < SHORT_NS:
+            if max((span.end_ns for span in frames), default=SHORT_NS) < SHORT_NS:
                 step.close()
                 step = self._checked(signature, batch, pool, has_stamps=False)
                 self._recorder.add_frames(frames)

@@ -170,6 +170,14 @@ class Prices:
         """
         return num_bytes / self._byte_limit(_BYTE_LIMITS)[1]
 
+    def by_curve(self, op: Op) -> float:
+        """Seconds at the measured rate of the op's family for its size, whatever was timed of the op itself.
+
+        Raises:
+            MachineError: no ceiling of its kind was measured.
+        """
+        return max(self._compute(op, op.dtype)[0], self._memory(op, op.bytes_moved)[0])
+
     def op(self, op: Op) -> Cost:
         """What `op` costs; see `op_seconds`."""
         # The phase and the counted work tell apart equal calls that are priced differently.

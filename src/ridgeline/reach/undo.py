@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgeline import units
-from ridgeline.tracing.reach import Cell, Reach
+from ridgeline.reach.reach import Cell, Reach
 
 _MISSING = object()
 _MOST_BYTES = 1 << 30

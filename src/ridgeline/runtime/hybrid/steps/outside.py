@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ridgeline.errors import CaptureError
+from ridgeline.reach.reach import Reach
 from ridgeline.runtime.hybrid.compiling import LossFunction
 
 
@@ -52,6 +53,27 @@ class OutsideGradients:
             for leaf, gradient in self._saved.values():
                 leaf.grad = gradient
             self._saved.clear()
+
+
+def check_kept(*roots: Any) -> None:
+    """Refuse a step that keeps tensors of its trace where the next step, or the script, would look for them.
+
+    A program computes, and puts nothing into lists, closures and attributes: a hidden state that is carried
+    on there would stay what it was, and so would a loss that is shown.
+
+    Args:
+        roots: Model, loss function and optimizer, after the trace.
+
+    Raises:
+        CaptureError: there is a tensor without data in what they can get at.
+    """
+    kept = next((t for t in Reach(*roots).tensors if isinstance(t, FakeTensor)), None)
+    if kept is not None:
+        raise CaptureError(
+            "wanted a step that leaves tensors in the model's buffers and the optimizer only, got one of "
+            f"shape {tuple(kept.shape)} that its code keeps elsewhere (an attribute, a list, a closure), "
+            "where one program would not renew it; use execution='compiled' or 'eager'"
+        )
 
 
 def check_constants(graph: fx.GraphModule) -> None:

@@ -179,6 +179,34 @@ def test_a_form_that_computes_something_else_is_caught() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_the_check_leaves_what_a_step_keeps_as_it_was() -> None:
+    """A hidden state carried on, a running mean, a count and a log are the plain loop's afterwards."""
+    outcomes = []
+    for plan in (Plan(), Plan(execution="compiled")):
+        model = make_model(dropout=0.0)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        carried = {"loss": torch.zeros(()), "count": 0}
+        mean, log = torch.zeros(()), []
+
+        def carrying(
+            model: nn.Module, batch: Any, carried: Any = carried, mean: Any = mean, log: Any = log
+        ) -> Tensor:
+            loss = loss_fn(model, batch) * (1.0 + carried["loss"] + mean)
+            carried["loss"] = loss.detach()
+            carried["count"] += 1
+            mean.mul_(0.9).add_(0.1 * loss.detach())
+            log.append(carried["count"])
+            return loss
+
+        with TrainStep(model, carrying, optimizer, plan, device="cpu") as step:
+            if plan.execution == "compiled":
+                step._body.form._compiled = carrying  # type: ignore[attr-defined]
+            losses = [float(step(batch_of(12, index))) for index in range(3)]
+        assert log == [1, 2, 3]
+        outcomes.append((losses, float(mean), [p.tolist() for p in model.parameters()]))
+    assert outcomes[0] == outcomes[1]
+
+
 def test_gradients_that_are_rounding_are_no_difference() -> None:
     """A bias before batch norm has a gradient of rounding only, which Adam turns into whole steps."""
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ Values are put back bitwise, objects by identity: the same tensors, in the same 
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -27,6 +27,7 @@ class Undo:
     Args:
         roots: Model, loss function, optimizer, batch.
         values: Whether tensors and arrays are copied, too; without, only what holds them.
+        spared: Tensors whose values (and whose gradients' values) somebody else keeps.
 
     Attributes:
         notes: What could not be put back.
@@ -35,15 +36,17 @@ class Undo:
         about 0.1 s for a model of a thousand modules.
     """
 
-    def __init__(self, *roots: Any, values: bool = True) -> None:
+    def __init__(self, *roots: Any, values: bool = True, spared: Iterable[Tensor] = ()) -> None:
         self.notes: list[str] = []
+        kept = {id(t) for tensor in spared for t in (tensor, tensor.grad)}
         reach = Reach(*roots)
         self._stores = [_Store(store) for store in reach.stores]
         self._cells = [(cell, _load(cell)) for cell in reach.cells]
         self._lazy = [(tensor, type(tensor)) for tensor in reach.lazy]
         leaves = [t for t in reach.tensors if t.is_leaf]
         self._grads = [(leaf, leaf.grad, leaf.requires_grad) for leaf in leaves]
-        self._tensors = [_Values(tensor) for tensor in reach.tensors] if values else []
+        copied = [t for t in reach.tensors if id(t) not in kept] if values else []
+        self._tensors = [_Values(tensor) for tensor in copied]
         self._arrays = [(array, array.copy()) for array in reach.arrays] if values else []
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._random = _GlobalRandom()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import warnings
@@ -177,6 +178,23 @@ def test_a_form_that_computes_something_else_is_caught() -> None:
         ):
             step(batch_of(12, 0))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_decision_that_python_draws_and_a_program_does_not_is_caught() -> None:
+    """Python's generator is perturbed with torch's, so that what was drawn once does not look right."""
+    model = make_model(dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def drawing(model: nn.Module, batch: Any) -> Tensor:
+        return loss_fn(model, batch) * (1.0 + random.random())
+
+    random.seed(0)
+    once = random.random()
+    random.seed(0)
+    with TrainStep(model, drawing, optimizer, Plan(execution="compiled"), device="cpu") as step:
+        step._body.form._compiled = lambda model, batch: loss_fn(model, batch) * (1.0 + once)  # type: ignore[attr-defined]
+        with pytest.raises(EquivalenceError, match=r"something in the step is baked in"):
+            step(batch_of(12, 0))
 
 
 def test_the_check_leaves_what_a_step_keeps_as_it_was() -> None:

@@ -1,8 +1,10 @@
 """Steps that train a part: weights elsewhere keep their gradients, and the part trains as it does eagerly."""
 
 import copy
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from step_pairs import adamw, batch_of, loss_fn, make, pair_of, sgd
@@ -12,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid.steps.program import trace_step
+from ridgeline.runtime.random_state import seed_all
 from ridgeline.runtime.step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -121,6 +124,25 @@ def test_a_step_that_keeps_its_tensors_is_refused() -> None:
     )
     assert len(kept) == 1
     assert kept[0] is before[0]
+
+
+@pytest.mark.parametrize(
+    ("draw", "whose"), [(random.random, "Python's random module"), (np.random.rand, "NumPy")]
+)
+def test_a_step_that_flips_a_coin_outside_of_torch_is_refused(draw: Any, whose: str) -> None:
+    """What it decides would be decided for good; the eager step then draws what it would have drawn."""
+
+    def flipping(model: nn.Module, batch: Any) -> Tensor:
+        return loss_fn(model, batch) * (2.0 if draw() < 0.5 else 1.0)
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seed_all(0)
+    wanted = draw()
+    seed_all(0)
+    with pytest.raises(CaptureError, match=f"got numbers from {whose}, which one program would"):
+        trace_step(model, flipping, optimizer, batch_of(0))
+    assert draw() == wanted
 
 
 class Recurrent(nn.Module):

@@ -20,6 +20,7 @@ from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.random_state import seed_all
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.world import World
@@ -230,7 +231,7 @@ class _Trial(NamedTuple):
         factor = LEARNING_RATE_FACTORS[shift]
         _perturbed_parameters(self.body, self.start, shift, nudge=nudge)
         torch.clear_autocast_cache()  # inside autocast it holds casts of the weights of the last step
-        torch.manual_seed(_SEED + shift + seed)
+        seed_all(_SEED + shift + seed)  # Python's and NumPy's too: what they decide may be baked in
         self.rates.scale(factor)
         loss = float(step())
         self.rates.scale(1.0 / factor)

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ridgeline.errors import CaptureError
 from ridgeline.reach.reach import Reach
 from ridgeline.runtime.hybrid.compiling import LossFunction
+from ridgeline.runtime.random_state import HostGenerators
 
 
 class OutsideGradients:
@@ -73,6 +74,23 @@ def check_kept(*roots: Any) -> None:
             "wanted a step that leaves tensors in the model's buffers and the optimizer only, got one of "
             f"shape {tuple(kept.shape)} that its code keeps elsewhere (an attribute, a list, a closure), "
             "where one program would not renew it; use execution='compiled' or 'eager'"
+        )
+
+
+def check_drawn(before: HostGenerators) -> None:
+    """Refuse a step that draws random numbers outside of torch: they would be constants of its program.
+
+    Args:
+        before: The generators before the trace.
+
+    Raises:
+        CaptureError: names the generator.
+    """
+    whose = before.drawn()
+    if whose:
+        raise CaptureError(
+            f"wanted a step that draws random numbers with torch only, got numbers from {whose}, which one "
+            "program would never draw again; use torch.rand, or execution='compiled' or 'eager'"
         )
 
 

@@ -20,11 +20,17 @@ from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.steps.hooks import check_hooks
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, StateTensor
-from ridgeline.runtime.hybrid.steps.outside import OutsideGradients, check_constants, check_kept
+from ridgeline.runtime.hybrid.steps.outside import (
+    OutsideGradients,
+    check_constants,
+    check_drawn,
+    check_kept,
+)
 from ridgeline.runtime.hybrid.steps.random_order import draw_in_memory_order
 from ridgeline.runtime.hybrid.steps.scalar_gathering import gather_scalars
 from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, trace_graph
 from ridgeline.runtime.lifted_constants import lift_constants
+from ridgeline.runtime.random_state import HostGenerators
 from ridgeline.runtime.recorder import Recorder
 
 
@@ -128,7 +134,8 @@ def trace_step(
     Raises:
         CaptureError: the step cannot be expressed without running it (it reads a value, for example), or
             the optimizer has no state yet; names the operator and the line. Or there are hooks that no
-            program calls, see `check_hooks`, or tensors that no program renews, see `check_kept`.
+            program calls, see `check_hooks`, or tensors that no program renews, see `check_kept`, or random
+            numbers that none draws, see `check_drawn`.
         PlanError: the optimizer has parameters that are not the model's.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 
@@ -154,11 +161,12 @@ def trace_step(
         inner_batch = pytree.tree_unflatten(inner, structure)
         return [lifted.run_substituted(state, lambda: body()(inner_batch, Recorder(HostClock())))]
 
-    before = Undo(model, loss_fn, optimizer, values=False)
+    before, host = Undo(model, loss_fn, optimizer, values=False), HostGenerators.now()
     try:
         with loss.kept():
             graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
         check_kept(model, loss_fn, optimizer)
+        check_drawn(host)
     finally:
         before.restore()
     state = (*lifted.entries, *_constants(graph, len(lifted.entries)))

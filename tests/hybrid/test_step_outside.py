@@ -145,6 +145,26 @@ def test_a_step_that_flips_a_coin_outside_of_torch_is_refused(draw: Any, whose: 
     assert draw() == wanted
 
 
+def test_a_step_that_counts_in_python_is_refused() -> None:
+    """What is shown after each step would stand still; the count goes on from where it was."""
+    seen: dict[str, Any] = {"samples": 0, "steps": [1]}
+
+    def counting(model: nn.Module, batch: Any) -> Tensor:
+        seen["samples"] += len(batch["x"])
+        return loss_fn(model, batch)
+
+    def listing(model: nn.Module, batch: Any) -> Tensor:
+        seen["steps"].append(1)
+        return loss_fn(model, batch)
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for loss, what in ((counting, "'samples'"), (listing, "the length of a list")):
+        with pytest.raises(CaptureError, match=f"got one that changes {what} in Python"):
+            trace_step(model, loss, optimizer, batch_of(0))
+    assert seen == {"samples": 0, "steps": [1]}
+
+
 class Recurrent(nn.Module):
     """Carries its hidden state from batch to batch in an attribute."""
 

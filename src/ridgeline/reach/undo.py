@@ -51,6 +51,13 @@ class Undo:
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._random = _GlobalRandom()
 
+    def changed(self) -> str:
+        """Which variable, entry or container holds something else now, in words; empty where none does."""
+        for cell, value in self._cells:
+            if _load(cell) is not value:
+                return repr(cell.name)
+        return next(filter(None, (store.changed() for store in self._stores)), "")
+
     def restore(self) -> None:
         """Put everything back; may be called again."""
         for store in self._stores:
@@ -110,6 +117,19 @@ class _Store:
             self._store.update(self._saved)
         else:
             self._store.extend(self._saved)
+
+    def changed(self) -> str:
+        """What in it is another now, in words; empty where nothing is."""
+        now = self._content()
+        if len(now) != len(self._saved):
+            return f"the length of a {type(self._store).__name__}"
+        for index, (a, b) in enumerate(zip(now, self._saved, strict=True)):
+            if a is not b:
+                is_value = isinstance(self._store, dict) and index >= len(now) // 2
+                if is_value:
+                    return repr(now[index - len(now) // 2])
+                return f"an element of a {type(self._store).__name__}"
+        return ""
 
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""

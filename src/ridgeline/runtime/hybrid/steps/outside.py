@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ridgeline.errors import CaptureError
 from ridgeline.reach.reach import Reach
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime.hybrid.compiling import LossFunction
 from ridgeline.runtime.random_state import HostGenerators
 
@@ -74,6 +75,21 @@ def check_kept(*roots: Any) -> None:
             "wanted a step that leaves tensors in the model's buffers and the optimizer only, got one of "
             f"shape {tuple(kept.shape)} that its code keeps elsewhere (an attribute, a list, a closure), "
             "where one program would not renew it; use execution='compiled' or 'eager'"
+        )
+
+
+def check_changed(before: Undo) -> None:
+    """Refuse a step that counts in Python: its program would count no further.
+
+    Raises:
+        CaptureError: names what the trace has changed.
+    """
+    what = before.changed()
+    if what:
+        raise CaptureError(
+            f"wanted a step that changes tensors only, got one that changes {what} in Python, which one "
+            "program would never do again; do it after each training step, or use execution='compiled' or "
+            "'eager'"
         )
 
 

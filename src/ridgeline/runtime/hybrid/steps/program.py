@@ -22,6 +22,7 @@ from ridgeline.runtime.hybrid.steps.hooks import check_hooks
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, StateTensor
 from ridgeline.runtime.hybrid.steps.outside import (
     OutsideGradients,
+    check_changed,
     check_constants,
     check_drawn,
     check_kept,
@@ -134,8 +135,8 @@ def trace_step(
     Raises:
         CaptureError: the step cannot be expressed without running it (it reads a value, for example), or
             the optimizer has no state yet; names the operator and the line. Or there are hooks that no
-            program calls, see `check_hooks`, or tensors that no program renews, see `check_kept`, or random
-            numbers that none draws, see `check_drawn`.
+            program calls, see `check_hooks`, or the step keeps tensors, counts or draws random numbers where
+            no program does, see `check_kept`, `check_changed` and `check_drawn`.
         PlanError: the optimizer has parameters that are not the model's.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 
@@ -166,6 +167,7 @@ def trace_step(
         with loss.kept():
             graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
         check_kept(model, loss_fn, optimizer)
+        check_changed(before)
         check_drawn(host)
     finally:
         before.restore()

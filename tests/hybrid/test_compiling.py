@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import warnings
@@ -177,6 +178,51 @@ def test_a_form_that_computes_something_else_is_caught() -> None:
         ):
             step(batch_of(12, 0))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_decision_that_python_draws_and_a_program_does_not_is_caught() -> None:
+    """Python's generator is perturbed with torch's, so that what was drawn once does not look right."""
+    model = make_model(dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def drawing(model: nn.Module, batch: Any) -> Tensor:
+        return loss_fn(model, batch) * (1.0 + random.random())
+
+    random.seed(0)
+    once = random.random()
+    random.seed(0)
+    with TrainStep(model, drawing, optimizer, Plan(execution="compiled"), device="cpu") as step:
+        step._body.form._compiled = lambda model, batch: loss_fn(model, batch) * (1.0 + once)  # type: ignore[attr-defined]
+        with pytest.raises(EquivalenceError, match=r"something in the step is baked in"):
+            step(batch_of(12, 0))
+
+
+def test_the_check_leaves_what_a_step_keeps_as_it_was() -> None:
+    """A hidden state carried on, a running mean, a count and a log are the plain loop's afterwards."""
+    outcomes = []
+    for plan in (Plan(), Plan(execution="compiled")):
+        model = make_model(dropout=0.0)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        carried = {"loss": torch.zeros(()), "count": 0}
+        mean, log = torch.zeros(()), []
+
+        def carrying(
+            model: nn.Module, batch: Any, carried: Any = carried, mean: Any = mean, log: Any = log
+        ) -> Tensor:
+            loss = loss_fn(model, batch) * (1.0 + carried["loss"] + mean)
+            carried["loss"] = loss.detach()
+            carried["count"] += 1
+            mean.mul_(0.9).add_(0.1 * loss.detach())
+            log.append(carried["count"])
+            return loss
+
+        with TrainStep(model, carrying, optimizer, plan, device="cpu") as step:
+            if plan.execution == "compiled":
+                step._body.form._compiled = carrying  # type: ignore[attr-defined]
+            losses = [float(step(batch_of(12, index))) for index in range(3)]
+        assert log == [1, 2, 3]
+        outcomes.append((losses, float(mean), [p.tolist() for p in model.parameters()]))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_gradients_that_are_rounding_are_no_difference() -> None:

@@ -1,17 +1,20 @@
 """Steps that train a part: weights elsewhere keep their gradients, and the part trains as it does eagerly."""
 
 import copy
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from step_pairs import adamw, batch_of, loss_fn, make, pair_of
+from step_pairs import adamw, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid.steps.program import trace_step
+from ridgeline.runtime.random_state import seed_all
 from ridgeline.runtime.step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -100,21 +103,126 @@ def test_tracing_leaves_the_gradients_of_others_alone(has_gradients: bool) -> No
     torch.testing.assert_close(gradients, values, rtol=0, atol=0) if has_gradients else None
 
 
-def test_a_tensor_kept_from_a_trace_is_refused() -> None:
-    """A loss that remembers its last value would read a tensor without data."""
-    kept: list[Tensor] = []
+def test_a_step_that_keeps_its_tensors_is_refused() -> None:
+    """A hidden state that is carried on would stay what it was; the user's list holds what it held."""
+    kept: list[Tensor] = [torch.zeros(())]
 
     def remembering(model: nn.Module, batch: Any) -> Tensor:
         loss = loss_fn(model, batch)
         kept.append(loss.detach())
-        return loss + 0.1 * kept[-2] if kept[1:] else loss
+        return loss + 0.1 * kept[-2]
 
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trace_step(model, remembering, optimizer, batch_of(0))
+    before = [*kept]
     with pytest.raises(CaptureError) as caught:
         trace_step(model, remembering, optimizer, batch_of(0))
     assert str(caught.value) == (
-        "wanted a step whose tensors all have data, got one that reads a tensor kept from a trace, in "
-        "aten.mul.Tensor; keep what a later step reads in buffers of the model, or use execution='eager'"
+        "wanted a step that leaves tensors in the model's buffers and the optimizer only, got one of "
+        "shape () that its code keeps elsewhere (an attribute, a list, a closure), where one program would "
+        "not renew it; use execution='compiled' or 'eager'"
     )
+    assert len(kept) == 1
+    assert kept[0] is before[0]
+
+
+@pytest.mark.parametrize(
+    ("draw", "whose"), [(random.random, "Python's random module"), (np.random.rand, "NumPy")]
+)
+def test_a_step_that_flips_a_coin_outside_of_torch_is_refused(draw: Any, whose: str) -> None:
+    """What it decides would be decided for good; the eager step then draws what it would have drawn."""
+
+    def flipping(model: nn.Module, batch: Any) -> Tensor:
+        return loss_fn(model, batch) * (2.0 if draw() < 0.5 else 1.0)
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seed_all(0)
+    wanted = draw()
+    seed_all(0)
+    with pytest.raises(CaptureError, match=f"got numbers from {whose}, which one program would"):
+        trace_step(model, flipping, optimizer, batch_of(0))
+    assert draw() == wanted
+
+
+def test_a_step_that_counts_in_python_is_refused() -> None:
+    """What is shown after each step would stand still; the count goes on from where it was."""
+    seen: dict[str, Any] = {"samples": 0, "steps": [1]}
+
+    def counting(model: nn.Module, batch: Any) -> Tensor:
+        seen["samples"] += len(batch["x"])
+        return loss_fn(model, batch)
+
+    def listing(model: nn.Module, batch: Any) -> Tensor:
+        seen["steps"].append(1)
+        return loss_fn(model, batch)
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for loss, what in ((counting, "'samples'"), (listing, "the length of a list")):
+        with pytest.raises(CaptureError, match=f"got one that changes {what} in Python"):
+            trace_step(model, loss, optimizer, batch_of(0))
+    assert seen == {"samples": 0, "steps": [1]}
+
+
+class Recurrent(nn.Module):
+    """Carries its hidden state from batch to batch in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(6, 5), nn.Linear(5, 3)
+        self.hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = None if self.hidden is None else self.hidden.detach()
+        self.hidden = self.cell(x, hidden)
+        return self.head(self.hidden)
+
+
+def test_after_a_refusal_the_step_goes_on_as_if_it_had_not_been_tried() -> None:
+    """No tensor without data stays in the model: an eager step after it is the plain loop's."""
+    finals = []
+    for executions in (("step-graph", "eager"), ("eager", "eager")):
+        torch.manual_seed(0)
+        model = Recurrent()
+        optimizer = adamw(model)
+        for index, execution in enumerate(executions):
+            with TrainStep(
+                model, loss_fn, optimizer, Plan(execution=execution), device="cpu"
+            ) as step:
+                step(batch_of(2 * index))
+                if execution == "step-graph":
+                    with pytest.raises(CaptureError, match="its code keeps elsewhere"):
+                        step(batch_of(1))
+                elif index == 1:
+                    step(batch_of(1))
+        finals.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(*finals, rtol=0, atol=0)
+
+
+class Odd(nn.Module):
+    """Keeps what it computes for short batches, for somebody to look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make(dropout=0.0)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.inner(x)
+        if len(x) < 8:
+            self.seen.append(scores.detach())
+        return scores
+
+
+def test_a_second_shape_that_cannot_be_one_program_runs_eagerly() -> None:
+    """Training goes on where the usual shape has a program and the last batch of an epoch can have none."""
+    with pair_of(Odd, sgd) as pair:
+        for epoch in range(3):
+            for index in range(3):
+                pair.run(4 * epoch + index)
+            pair.run(4 * epoch + 3, size=5)
+        assert pair.counters()["shapes"] == 1
+        assert any(
+            "ran eagerly" in note and "keeps elsewhere" in note for note in pair.program.notes
+        )

@@ -15,6 +15,7 @@ from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.planner import choose
 from ridgeline.planner.preparation import allowed_s, break_even_steps, compile_budget_s
 from ridgeline.planner.relatives import AGAIN, SHARED_S, corrected
+from ridgeline.planner.search import UNTRIED
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine
@@ -96,6 +97,26 @@ def test_a_reason_tells_trials_from_predictions() -> None:
     reason = ranking.choice("execution").reason
     assert reason.startswith("over 60 steps this takes ")
     assert reason.endswith(", predicted and not tried")
+
+
+def test_where_time_ran_out_nothing_is_compiled_untried() -> None:
+    """Seconds bound the choice: a program that nobody had the time to try would be compiled after them."""
+    machine, workload = _launch_bound()
+    trial = Trial(machine, workload)
+    late = choose(machine, workload, trial=trial, seconds=10.0, clock=lambda: 11.0)
+    assert trial.executions == []
+    assert late.best.plan.execution == "graph"
+    assert UNTRIED in late.notes
+    assert [c.plan.execution for c in late.candidates[:3]] == ["graph", "eager", "step-graph"]
+    only = choose(
+        machine,
+        workload,
+        fixed={"execution": "compiled"},
+        trial=trial,
+        seconds=10.0,
+        clock=lambda: 11.0,
+    )
+    assert only.best.plan.execution == "compiled"
 
 
 def test_an_untried_gain_of_compiling_is_doubted() -> None:

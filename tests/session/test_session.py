@@ -175,6 +175,29 @@ def test_what_is_no_plan_and_who_needs_a_closure_are_refused() -> None:
         rl.TrainStep(model, loss_fn, torch.optim.LBFGS(model.parameters()), device="cpu")
 
 
+class Scheduled:
+    """Sets the learning rate, and steps the optimizer that it wraps."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    def step_and_update_lr(self) -> None:
+        self.inner.step()
+
+
+def test_a_wrapper_around_an_optimizer_is_refused_with_the_one_inside() -> None:
+    """Such a class has other names for what it does; both kinds of step say what to give."""
+    model = nn.Linear(4, 2)
+    wrapper: Any = Scheduled(torch.optim.SGD(model.parameters(), 0.1))
+    message = "wanted a torch.optim.Optimizer, got Scheduled; give the one in its attribute 'inner'"
+    with pytest.raises(PlanError, match=message):
+        rl.TrainStep(model, loss_fn, wrapper, device="cpu")
+    with pytest.raises(PlanError, match=message):
+        rl.TrainStep(model, loss_fn, wrapper, rl.Plan(), device="cpu")
+    with pytest.raises(PlanError, match="give the one that it wraps, if any"):
+        rl.TrainStep(model, loss_fn, object(), device="cpu")  # type: ignore[arg-type]
+
+
 def test_a_plan_without_threads_is_predicted_with_those_that_run() -> None:
     """Not with a share of the cores: torchrun gives each process one thread."""
     model = nn.Linear(4, 2)

@@ -13,7 +13,7 @@ from reference_models import image_loss, mlp, rows, sgd
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.tracing.undo import undone
+from ridgeline.reach.undo import undone
 
 COUNTS: collections.Counter[str] = collections.Counter()
 TOTAL = 0

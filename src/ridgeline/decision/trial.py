@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline.plan import Plan
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
-from ridgeline.tracing.undo import Undo
 
 if TYPE_CHECKING:
     from torch import nn

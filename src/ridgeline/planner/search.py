@@ -50,6 +50,7 @@ Source: assumed; the median that simulators calibrated on the same machine reach
 """
 MOST_MARGIN = 0.1
 """However noisy trials are, a plainer plan that is slower by more than this is not kept."""
+UNTRIED = "what compiles was left out of the choice, since the given seconds left no time to try it"
 TRIES = 12
 """Most trials unless the caller says otherwise: a bound against surprises, seldom reached."""
 
@@ -123,7 +124,7 @@ def choose(
         candidates, told = _tried(candidates, allowance, trial)
         notes += told
         error = _largest_miss(candidates)
-    return _ranked(request, candidates, error, notes, steps)
+    return _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
 
 
 def _since_now() -> Callable[[], float]:
@@ -236,16 +237,23 @@ def _ranked(
     error: float,
     notes: Sequence[str],
     steps: int | None,
+    *,
+    is_late: bool,
 ) -> Ranking:
+    """The ranking of what was tried or, where `is_late` says that time ran out before, of what is plain."""
     usable = sorted(
         (c for c in candidates if not c.failure),
         key=lambda c: (c.measured is None, c.cost_s(steps), num_changes(c.plan)),
     )
     failed = [c for c in candidates if c.failure]
     doubtful: list[Candidate] = []
-    if failed and not any(c.measured for c in usable):
-        # What compiles rests on the plain step as well: where nothing ran, it is no way out.
+    is_late = is_late and any(not is_compiled(c.plan) for c in usable)
+    if (failed or is_late) and not any(c.measured for c in usable):
+        # What compiles rests on the plain step as well: where nothing ran, it is no way out. And where there
+        # was no time for a trial, there is none to compile in.
         doubtful = [c for c in usable if is_compiled(c.plan)]
+        if is_late and doubtful:
+            notes = [*notes, UNTRIED]
         usable = [c for c in usable if not is_compiled(c.plan)]
     if not usable:
         raise PlanError(

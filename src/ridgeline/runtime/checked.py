@@ -68,6 +68,7 @@ class CheckedRunner:
                 lambda: self._body(example, silent),
                 world=self._world,
                 notes=self._notes,
+                runs_python=True,
             )
         self._recorder.counts["compile_s"] = time.perf_counter() - begin
         self._is_checked = True

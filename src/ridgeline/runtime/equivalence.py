@@ -15,10 +15,12 @@ from torch import Tensor
 
 from ridgeline.errors import EquivalenceError
 from ridgeline.execution import MODES
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.random_state import seed_all
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.world import World
@@ -59,8 +61,11 @@ def check_replay(
     world: World,
     notes: list[str],
     stream: "torch.cuda.Stream | None" = None,
+    runs_python: bool = False,
 ) -> None:
     """Run both ways from the present state under perturbations, then go back to that state.
+
+    That includes what the code of model and loss keeps elsewhere: counters, caches, hidden states.
 
     Args:
         body: The step; its plain eager form is the reference.
@@ -71,6 +76,9 @@ def check_replay(
         world: The workers check together and all take the largest difference.
         notes: Receives the largest difference.
         stream: The stream on which the eager step runs; None for the current one.
+        runs_python: Whether `replay` does in Python what the eager step does there, so that all runs may
+            begin with the same counters and hidden states. For a program or a graph they must not: what it
+            baked in would look right.
 
     Raises:
         EquivalenceError: they differ by more than the tolerance.
@@ -79,7 +87,7 @@ def check_replay(
     three copies of parameters, buffers and optimizer state (one of other networks that the loss reads).
     """
     originals = [tensor.clone() for tensor in inputs]
-    start = Snapshot(body.model, body.optimizer, body.loss_fn)
+    start = _Start(body, inputs, repeats_python=runs_python)
     trial = _Trial(body, batch, start, rates, replay, stream, world)
     try:
         gaps = []
@@ -105,6 +113,26 @@ def check_replay(
     )
 
 
+class _Start:
+    """Where all runs begin, and what is there again in the end."""
+
+    def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
+        self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn)
+        self._outside = Undo(body.model, body.loss_fn, spared=(*self._snapshot.tensors(), *inputs))
+        self._repeats_python = repeats_python
+
+    def begin(self) -> None:
+        """Go back for another run; the optimizer's settings stay."""
+        if self._repeats_python:
+            self._outside.restore()
+        self._snapshot.restore(keep_settings=True)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self._outside.restore()
+        self._snapshot.restore()
+
+
 class _Gap(NamedTuple):
     """How far the mode is from its reference in one perturbed step, and how far it may be."""
 
@@ -118,7 +146,7 @@ class _Trial(NamedTuple):
 
     body: StepBody
     batch: Any
-    start: Snapshot
+    start: "_Start"
     rates: LearningRates
     replay: Step
     stream: "torch.cuda.Stream | None"
@@ -203,7 +231,7 @@ class _Trial(NamedTuple):
         factor = LEARNING_RATE_FACTORS[shift]
         _perturbed_parameters(self.body, self.start, shift, nudge=nudge)
         torch.clear_autocast_cache()  # inside autocast it holds casts of the weights of the last step
-        torch.manual_seed(_SEED + shift + seed)
+        seed_all(_SEED + shift + seed)  # Python's and NumPy's too: what they decide may be baked in
         self.rates.scale(factor)
         loss = float(step())
         self.rates.scale(1.0 / factor)
@@ -232,9 +260,9 @@ def _perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift
 
 
 def _perturbed_parameters(
-    body: StepBody, start: Snapshot, shift: int, *, nudge: float = 1.0
+    body: StepBody, start: "_Start", shift: int, *, nudge: float = 1.0
 ) -> list[Tensor]:
-    start.restore(keep_settings=True)
+    start.begin()
     factor = PARAMETER_FACTORS[shift] * nudge
     if factor != 1.0:
         with torch.no_grad():

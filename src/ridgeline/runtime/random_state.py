@@ -34,6 +34,15 @@ class HostGenerators(NamedTuple):
         numpy = sys.modules.get("numpy")
         return cls(random.getstate(), numpy.random.get_state() if numpy else None)
 
+    def drawn(self) -> str:
+        """Whose random numbers were drawn since, in words; an empty text where nobody's were."""
+        now = HostGenerators.now()
+        if now.python != self.python:
+            return "Python's random module"
+        if self.numpy is not None and str(now.numpy) != str(self.numpy):
+            return "NumPy"
+        return ""
+
     def restore(self) -> None:
         """As they were."""
         random.setstate(self.python)

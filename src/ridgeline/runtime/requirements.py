@@ -15,8 +15,21 @@ def check_optimizer(optimizer: Optimizer) -> None:
     """A step calls the optimizer; one that calls the model itself does not fit.
 
     Raises:
-        PlanError: its `step` needs a closure.
+        PlanError: it is none of torch's (an object that wraps one, say), or its `step` needs a closure.
     """
+    if not isinstance(optimizer, Optimizer):
+        inner = [
+            name
+            for name, part in getattr(optimizer, "__dict__", {}).items()
+            if isinstance(part, Optimizer)
+        ]
+        what = (
+            f"the one in its attribute {inner[0]!r}" if inner else "the one that it wraps, if any"
+        )
+        raise PlanError(
+            f"wanted a torch.optim.Optimizer, got {type(optimizer).__name__}; give {what}, and call "
+            "whatever else it does (setting learning rates, say) before or after each step"
+        )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise PlanError(

@@ -4,7 +4,7 @@ Trials, warm-up and equivalence checks run real steps; a snapshot makes them lea
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -57,6 +57,12 @@ class Snapshot:
         self._cpu_rng = torch.get_rng_state()
         self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         self._host_rng = HostGenerators.now()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors whose values are kept, as they are now."""
+        yield from (tensor for _, tensor in self._named())
+        for state in self._optimizer.state.values():
+            yield from (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
 
     def restore(self, *, keep_settings: bool = False) -> None:
         """Put everything back, in place wherever a tensor still exists; the model's gradients become None.

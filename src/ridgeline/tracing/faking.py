@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from ridgeline.errors import WorkloadError
+from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.graph import Edges, data_flow_edges, storage_edges
 from ridgeline.tracing.leaks import expel, left_fakes, refuse_left
@@ -18,7 +19,6 @@ from ridgeline.tracing.recording import Step, StepRecorder, forward_backward, re
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.subject import Subject
 from ridgeline.tracing.twin import channels_last, make_twin
-from ridgeline.tracing.undo import Undo
 from ridgeline.workload import Workload
 
 KEPT = (

@@ -7,13 +7,13 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.graph import storage_edges
 from ridgeline.tracing.opaque import PHASES, opaque_workload
 from ridgeline.tracing.recording import Step, alone, autocast, record_step
 from ridgeline.tracing.refusal import check_loss, obstacle
 from ridgeline.tracing.subject import Subject, itself
-from ridgeline.tracing.undo import undone
 from ridgeline.workload import Phase, Workload
 
 TIMED_STEPS = 3

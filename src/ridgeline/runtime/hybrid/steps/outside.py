@@ -12,7 +12,10 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ridgeline.errors import CaptureError
+from ridgeline.reach.reach import Reach
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime.hybrid.compiling import LossFunction
+from ridgeline.runtime.random_state import HostGenerators
 
 
 class OutsideGradients:
@@ -52,6 +55,59 @@ class OutsideGradients:
             for leaf, gradient in self._saved.values():
                 leaf.grad = gradient
             self._saved.clear()
+
+
+def check_kept(*roots: Any) -> None:
+    """Refuse a step that keeps tensors of its trace where the next step, or the script, would look for them.
+
+    A program computes, and puts nothing into lists, closures and attributes: a hidden state that is carried
+    on there would stay what it was, and so would a loss that is shown.
+
+    Args:
+        roots: Model, loss function and optimizer, after the trace.
+
+    Raises:
+        CaptureError: there is a tensor without data in what they can get at.
+    """
+    kept = next((t for t in Reach(*roots).tensors if isinstance(t, FakeTensor)), None)
+    if kept is not None:
+        raise CaptureError(
+            "wanted a step that leaves tensors in the model's buffers and the optimizer only, got one of "
+            f"shape {tuple(kept.shape)} that its code keeps elsewhere (an attribute, a list, a closure), "
+            "where one program would not renew it; use execution='compiled' or 'eager'"
+        )
+
+
+def check_changed(before: Undo) -> None:
+    """Refuse a step that counts in Python: its program would count no further.
+
+    Raises:
+        CaptureError: names what the trace has changed.
+    """
+    what = before.changed()
+    if what:
+        raise CaptureError(
+            f"wanted a step that changes tensors only, got one that changes {what} in Python, which one "
+            "program would never do again; do it after each training step, or use execution='compiled' or "
+            "'eager'"
+        )
+
+
+def check_drawn(before: HostGenerators) -> None:
+    """Refuse a step that draws random numbers outside of torch: they would be constants of its program.
+
+    Args:
+        before: The generators before the trace.
+
+    Raises:
+        CaptureError: names the generator.
+    """
+    whose = before.drawn()
+    if whose:
+        raise CaptureError(
+            f"wanted a step that draws random numbers with torch only, got numbers from {whose}, which one "
+            "program would never draw again; use torch.rand, or execution='compiled' or 'eager'"
+        )
 
 
 def check_constants(graph: fx.GraphModule) -> None:

@@ -14,16 +14,24 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ridgeline.plan import Plan, Precision
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.steps.hooks import check_hooks
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, StateTensor
-from ridgeline.runtime.hybrid.steps.outside import OutsideGradients, check_constants
+from ridgeline.runtime.hybrid.steps.outside import (
+    OutsideGradients,
+    check_changed,
+    check_constants,
+    check_drawn,
+    check_kept,
+)
 from ridgeline.runtime.hybrid.steps.random_order import draw_in_memory_order
 from ridgeline.runtime.hybrid.steps.scalar_gathering import gather_scalars
 from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, trace_graph
 from ridgeline.runtime.lifted_constants import lift_constants
+from ridgeline.runtime.random_state import HostGenerators
 from ridgeline.runtime.recorder import Recorder
 
 
@@ -127,7 +135,8 @@ def trace_step(
     Raises:
         CaptureError: the step cannot be expressed without running it (it reads a value, for example), or
             the optimizer has no state yet; names the operator and the line. Or there are hooks that no
-            program calls, see `check_hooks`.
+            program calls, see `check_hooks`, or the step keeps tensors, counts or draws random numbers where
+            no program does, see `check_kept`, `check_changed` and `check_drawn`.
         PlanError: the optimizer has parameters that are not the model's.
         WorkloadError: the loss is not a scalar that depends on the parameters.
 
@@ -153,8 +162,15 @@ def trace_step(
         inner_batch = pytree.tree_unflatten(inner, structure)
         return [lifted.run_substituted(state, lambda: body()(inner_batch, Recorder(HostClock())))]
 
-    with loss.kept():
-        graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
+    before, host = Undo(model, loss_fn, optimizer, values=False), HostGenerators.now()
+    try:
+        with loss.kept():
+            graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
+        check_kept(model, loss_fn, optimizer)
+        check_changed(before)
+        check_drawn(host)
+    finally:
+        before.restore()
     state = (*lifted.entries, *_constants(graph, len(lifted.entries)))
     return StepProgram(graph, state, example, lifted, clip_norm=clip_norm, accumulate=accumulate)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ridgeline.errors import PlanError
+from ridgeline.errors import CaptureError, PlanError
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
@@ -98,6 +98,7 @@ class StepGraphRunner:
         self._num_recompiles = 0
         self._prepared: list[Prepared] = []
         self._unusual: Counter[batches.Signature] = Counter()
+        self._refused: set[batches.Signature] = set()
         self._lifted: LiftedState | None = None
         self._guards: StepGuards | None = None
 
@@ -198,11 +199,14 @@ class StepGraphRunner:
             signature = batches.signature(batch)
             batches.check_compatible(self._prepared[0].program.signature, signature)
             self._unusual[signature] += 1
-            if self._unusual[signature] < 2 or len(self._prepared) == MOST_SHAPES:
+            is_known = signature in self._refused or len(self._prepared) == MOST_SHAPES
+            if self._unusual[signature] < 2 or is_known:
                 self._note(SHORTER)
                 return None
         try:
-            prepared = self._compile(batch)
+            prepared = self._compiled(batch)
+            if prepared is None:
+                return None
             self._prepared.append(prepared)
             self._check(prepared)
         except BaseException:  # a program that was not checked to the end must not run
@@ -211,6 +215,17 @@ class StepGraphRunner:
         self._recorder.counts["shapes"] = float(len(self._prepared))
         self._note(ONE_FRAME)
         return prepared
+
+    def _compiled(self, batch: Any) -> Prepared | None:
+        """The program; None where one of the usual shape runs, and this shape can have none."""
+        try:
+            return self._compile(batch)
+        except CaptureError as error:
+            if not self._prepared:
+                raise
+            self._refused.add(batches.signature(batch))
+            self._note(f"{SHORTER}: {error}")
+            return None
 
     def _compile(self, batch: Any) -> Prepared:
         begin, body = time.perf_counter(), self._body

@@ -5,7 +5,7 @@ Values are put back bitwise, objects by identity: the same tensors, in the same 
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgeline import units
-from ridgeline.tracing.reach import Cell, Reach
+from ridgeline.reach.reach import Cell, Reach
 
 _MISSING = object()
 _MOST_BYTES = 1 << 30
@@ -27,6 +27,7 @@ class Undo:
     Args:
         roots: Model, loss function, optimizer, batch.
         values: Whether tensors and arrays are copied, too; without, only what holds them.
+        spared: Tensors whose values (and whose gradients' values) somebody else keeps.
 
     Attributes:
         notes: What could not be put back.
@@ -35,18 +36,27 @@ class Undo:
         about 0.1 s for a model of a thousand modules.
     """
 
-    def __init__(self, *roots: Any, values: bool = True) -> None:
+    def __init__(self, *roots: Any, values: bool = True, spared: Iterable[Tensor] = ()) -> None:
         self.notes: list[str] = []
+        kept = {id(t) for tensor in spared for t in (tensor, tensor.grad)}
         reach = Reach(*roots)
         self._stores = [_Store(store) for store in reach.stores]
         self._cells = [(cell, _load(cell)) for cell in reach.cells]
         self._lazy = [(tensor, type(tensor)) for tensor in reach.lazy]
         leaves = [t for t in reach.tensors if t.is_leaf]
         self._grads = [(leaf, leaf.grad, leaf.requires_grad) for leaf in leaves]
-        self._tensors = [_Values(tensor) for tensor in reach.tensors] if values else []
+        copied = [t for t in reach.tensors if id(t) not in kept] if values else []
+        self._tensors = [_Values(tensor) for tensor in copied]
         self._arrays = [(array, array.copy()) for array in reach.arrays] if values else []
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._random = _GlobalRandom()
+
+    def changed(self) -> str:
+        """Which variable, entry or container holds something else now, in words; empty where none does."""
+        for cell, value in self._cells:
+            if _load(cell) is not value:
+                return repr(cell.name)
+        return next(filter(None, (store.changed() for store in self._stores)), "")
 
     def restore(self) -> None:
         """Put everything back; may be called again."""
@@ -107,6 +117,19 @@ class _Store:
             self._store.update(self._saved)
         else:
             self._store.extend(self._saved)
+
+    def changed(self) -> str:
+        """What in it is another now, in words; empty where nothing is."""
+        now = self._content()
+        if len(now) != len(self._saved):
+            return f"the length of a {type(self._store).__name__}"
+        for index, (a, b) in enumerate(zip(now, self._saved, strict=True)):
+            if a is not b:
+                is_value = isinstance(self._store, dict) and index >= len(now) // 2
+                if is_value:
+                    return repr(now[index - len(now) // 2])
+                return f"an element of a {type(self._store).__name__}"
+        return ""
 
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,26 @@ def test_a_remembered_plan_that_fails_is_forgotten(
     start(lines).close()
     assert "it fails now (not today): choosing anew" in lines
     assert len(calls) > 1
+
+
+@pytest.mark.parametrize(("now_ns", "is_kept"), [(1_250_000, True), (1_260_000, False)])
+def test_a_remembered_plan_that_became_slow_is_chosen_anew(
+    now_ns: int, is_kept: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slower than it was by more than a quarter; both times are told."""
+    step_ns, right = [1_000_000], choice.run_trial
+
+    def lasting(*arguments: Any) -> Any:
+        return msgspec.structs.replace(right(*arguments), steps_ns=(step_ns[0],) * 8)
+
+    monkeypatch.setattr(choice, "run_trial", lasting)
+    start(lines).close()
+    lines.clear()
+    step_ns[0] = now_ns
+    start(lines).close()
+    told = [line for line in lines if line.endswith("where it took 1.00 ms: choosing anew")]
+    assert len(told) == (0 if is_kept else 1)
+    assert (len(lines) == 2) is is_kept
 
 
 def test_few_seconds_leave_the_machine_unmeasured(

@@ -1,6 +1,7 @@
 """Makes the steps of this folder importable, and runs step programs without compiling them."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs run operator by operator instead of compiled, which takes milliseconds to prepare."""
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs run operator by operator instead of compiled, which takes milliseconds to prepare.
+
+    On one thread: what is compared are a few numbers, for which a second thread is only waited for.
+    """
 
     def as_traced(program: StepProgram, _notes: list[str]) -> Any:
         def call(flat: list[Tensor]) -> Any:
@@ -26,3 +30,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         return call
 
     monkeypatch.setattr(step_graph, "compile_graph", as_traced)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

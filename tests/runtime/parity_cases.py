@@ -1,10 +1,9 @@
 """Worker script: every case trains a step of ours and DistributedDataParallel side by side.
 
-    torchrun --nproc-per-node 2 parity_cases.py OUTPUT [DEVICE] [EXECUTION] [CASE] [last]
+    torchrun --nproc-per-node 2 parity_cases.py OUTPUT [DEVICE] [EXECUTION] [CASE]
 
 Worker 0 writes, for each case, whether all parameters are bitwise equal and the largest relative
-difference after 20 steps, over all workers. With `last` the reducer listens to the last gradient of a bucket only,
-as it does on GPUs.
+difference after 20 steps, over all workers.
 """
 
 import itertools
@@ -13,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime import step as step_module
 from ridgeline.runtime.batch import to_device
-from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 
@@ -326,24 +322,27 @@ def run_partly_used(world: World) -> Any:
     return {"gap": gap, "frames": [(s.name, s.lane) for s in step.timeline().frames]}
 
 
-def main() -> None:
-    if sys.argv[-1] == "last":
-        sys.argv.pop()
-        step_module.Reducer = partial(Reducer, listens="last")  # type: ignore[misc,assignment]
-    device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
-    execution = sys.argv[3] if len(sys.argv) > 3 else "eager"
-    world = World.join(threads=1, device=device)
+def results_of(world: World, execution: str, case: str | None = None) -> dict[str, Any]:
+    """What all cases came to, or one."""
     # A captured step cannot take another way from call to call, as the switched model does.
     cases = {n: c for n, c in CASES.items() if execution == "eager" or not c.eager_only}
-    if len(sys.argv) > 4:
-        cases = {sys.argv[4]: cases[sys.argv[4]]}
+    if case is not None:
+        cases = {case: cases[case]}
     results = {
         f"{name} / {optimizer.__name__}": run(case, optimizer, world, execution)
         for name, case in cases.items()
         for optimizer in (sgd, adamw)
     }
-    if device == "cpu" and execution == "eager":
+    if world.kind == "cpu" and execution == "eager":
         results["used in the first micro-batch only"] = run_partly_used(world)
+    return results
+
+
+def main() -> None:
+    device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    execution = sys.argv[3] if len(sys.argv) > 3 else "eager"
+    world = World.join(threads=1, device=device)
+    results = results_of(world, execution, sys.argv[4] if len(sys.argv) > 4 else None)
     if world.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(results))
     World.leave()

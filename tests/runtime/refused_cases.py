@@ -1,17 +1,7 @@
-"""Worker script: steps that several workers cannot synchronise, each refused by name.
-
-    torchrun --nproc-per-node 2 refused_cases.py OUTPUT [last]
-
-Worker 0 writes the message of each case. With `last` the reducer listens to the last gradient of a bucket only,
-as on GPUs.
-"""
+"""Steps that several workers cannot synchronise, each refused by name."""
 
 import contextlib
-import json
-import sys
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ridgeline.errors import WorkloadError
 from ridgeline.plan import Plan
-from ridgeline.runtime import step as step_module
-from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 
@@ -137,10 +125,8 @@ def train(
         step((torch.randn(shape),))
 
 
-def main() -> None:
-    if "last" in sys.argv:
-        step_module.Reducer = partial(Reducer, listens="last")  # type: ignore[misc,assignment]
-    world = World.join(threads=1)
+def messages_of(world: World) -> dict[str, str]:
+    """The message of each case."""
     messages = {}
     for case in (other_strides, unfrozen, twice, late, outside, replaced, interrupted):
         torch.manual_seed(0)
@@ -148,10 +134,4 @@ def main() -> None:
             case(world)
         except WorkloadError as error:
             messages[case.__name__] = str(error)
-    if world.rank == 0:
-        Path(sys.argv[1]).write_text(json.dumps(messages))
-    World.leave()
-
-
-if __name__ == "__main__":
-    main()
+    return messages

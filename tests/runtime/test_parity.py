@@ -11,8 +11,8 @@ import pytest
 
 from ridgeline.simulator.frames import step_frames
 
-SCRIPT = Path(__file__).parent / "parity_cases.py"
-REFUSED = Path(__file__).parent / "refused_cases.py"
+TWO_WORKERS = Path(__file__).parent / "two_workers.py"
+THREE_WORKERS = Path(__file__).parent / "parity_cases.py"
 CASES = (
     "plain",
     "one bucket",
@@ -29,11 +29,11 @@ CASES = (
 )
 
 
-def run_workers(workers: int, output: Path, *options: str, script: Path = SCRIPT) -> dict[str, Any]:
-    """The results of all cases, trained by real processes over gloo."""
+def run_workers(script: Path, workers: int, output: Path) -> dict[str, Any]:
+    """What worker 0 of a script wrote, run by real processes over gloo."""
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers))
     done = subprocess.run(
-        [sys.executable, *command, str(script), str(output), *options],
+        [sys.executable, *command, str(script), str(output)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -44,19 +44,23 @@ def run_workers(workers: int, output: Path, *options: str, script: Path = SCRIPT
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_workers(2, tmp_path_factory.mktemp("parity") / "two.json")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_workers(TWO_WORKERS, 2, tmp_path_factory.mktemp("parity") / "two.json")
 
 
 @pytest.fixture(scope="module")
-def two_by_last(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    output = tmp_path_factory.mktemp("parity") / "last.json"
-    return run_workers(2, output, "cpu", "eager", "last")
+def two(two_workers: dict[str, Any]) -> dict[str, Any]:
+    return two_workers["each"]["results"]
+
+
+@pytest.fixture(scope="module")
+def two_by_last(two_workers: dict[str, Any]) -> dict[str, Any]:
+    return two_workers["last"]["results"]
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_workers(3, tmp_path_factory.mktemp("parity") / "three.json")
+    return run_workers(THREE_WORKERS, 3, tmp_path_factory.mktemp("parity") / "three.json")
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -123,9 +127,9 @@ def test_measured_frames_are_those_of_the_task_builder(two: dict[str, Any], case
 
 
 @pytest.mark.parametrize("listens", ["each", "last"])
-def test_what_cannot_be_synchronised_is_refused(listens: str, tmp_path: Path) -> None:
+def test_what_cannot_be_synchronised_is_refused(listens: str, two_workers: dict[str, Any]) -> None:
     """Rather than averaged wrongly or not at all, and by name."""
-    messages = run_workers(2, tmp_path / "messages.json", listens, script=REFUSED)
+    messages = two_workers[listens]["messages"]
     late = {
         "each": "layer.bias",
         "last": "one of layer.bias, layer.weight, first.bias, first.weight",

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import ridgeline as rl
+from ridgeline.decision import trial
 from ridgeline.tracing.opaque import PHASES, opaque_timings
 from strategies import make_machine
 
@@ -41,6 +42,21 @@ REASONS = {
 
 
 EVERY = NETWORKS | STATEFUL
+
+
+@pytest.fixture(autouse=True)
+def small_trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Networks this small gain nothing from threads, and a trial of few steps leaves the traces of a long one."""
+    monkeypatch.setattr(trial, "MOST_STEPS", trial.LEAST_STEPS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def own_machine() -> rl.Machine:
+    """A machine of round numbers for a worker with one thread."""
+    return make_machine(settings=[rl.machine.Setting(device="cpu", workers=1, threads=1)])
 
 
 def seeded(make: Callable[[], Network]) -> Network:
@@ -73,7 +89,7 @@ def test_trains_as_the_plain_loop(name: str) -> None:
     plain = seeded(make)
     losses = plain_losses(plain)
     mine = seeded(make)
-    machine = make_machine()
+    machine = own_machine()
     with rl.TrainStep(
         mine.model, mine.loss_fn, mine.optimizer, machine=machine, device="cpu"
     ) as step:
@@ -131,7 +147,7 @@ def test_adversaries_train_as_the_plain_loop() -> None:
 
     losses = train_adversaries(by_hand(judge, judged, judges), by_hand(maker, made, makers))
     others = adversaries()
-    machine = make_machine()
+    machine = own_machine()
     with (
         rl.TrainStep(others[0], others[2], others[4], machine=machine, device="cpu") as maker_step,
         rl.TrainStep(others[1], others[3], others[5], machine=machine, device="cpu") as judge_step,
@@ -166,7 +182,7 @@ def test_a_distributed_model_trains_as_the_plain_loop(is_routed: bool) -> None:
     losses = plain_losses(plain)
     mine = seeded(make)
     with rl.TrainStep(
-        mine.model, mine.loss_fn, mine.optimizer, machine=make_machine(), device="cpu"
+        mine.model, mine.loss_fn, mine.optimizer, machine=own_machine(), device="cpu"
     ) as step:
         assert [step(batch).item() for batch in mine.batches] == losses
         assert step.workload is not None

@@ -26,7 +26,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def make_runner(
-    model: nn.Module, optimizer: torch.optim.Optimizer
+    model: nn.Module, optimizer: torch.optim.Optimizer, workers: int = 1
 ) -> tuple[GraphRunner, Recorder, list[str]]:
     cpu = torch.device("cpu")
     body = StepBody(
@@ -39,7 +39,7 @@ def make_runner(
         device=cpu,
     )
     recorder, notes = Recorder(HostClock()), list[str]()
-    return GraphRunner(body, recorder, World(0, 1, 0, cpu), notes), recorder, notes
+    return GraphRunner(body, recorder, World(0, workers, 0, cpu), notes), recorder, notes
 
 
 def freeze(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
@@ -118,6 +118,20 @@ def test_a_short_replay_is_captured_without_stamps(
     captured = ["capture", "close", "capture without stamps"]
     assert log == ["eager"] * 3 + captured + ["replay"] * 3
     assert [span.name for spans in recorder._frames for span in spans] == ["forward"]
+    runner.close()
+
+
+@pytest.mark.parametrize(("workers", "replay_ns"), [(1, graph.SHORT_NS), (2, 1)])
+def test_other_replays_keep_their_stamps(
+    workers: int, replay_ns: int, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are long enough, and those of several workers, which would have to agree."""
+    monkeypatch.setattr(Captured, "replay_ns", replay_ns)
+    model = nn.Sequential(nn.Linear(4, 4))
+    runner, _, _ = make_runner(model, torch.optim.SGD(model.parameters(), 0.1), workers)
+    for _ in range(4):
+        runner((torch.ones(2, 4),))
+    assert log == ["eager"] * 3 + ["capture", "replay"]
     runner.close()
 
 

@@ -14,8 +14,8 @@ kept = keep_freed_memory()
 def step():
     for size in (1 << 20, 3 << 20, 1 << 24):  # 4, 12 and 64 MiB
         torch.ones(size)
-for _ in range(3):
-    step()
+for _ in range(20):
+    step()  # until every block has found its place
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
     step()

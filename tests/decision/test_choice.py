@@ -41,8 +41,11 @@ def start(lines: list[str], width: int = 2, **more: Any) -> rl.TrainStep:
     return step
 
 
-def test_the_second_start_tries_what_the_first_chose(lines: list[str]) -> None:
+def test_the_second_start_tries_what_the_first_chose(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only that, without tracing; another step is chosen for anew."""
+    monkeypatch.setattr(choice, "AS_REMEMBERED", float("inf"))  # however busy the machine is
     with start(lines) as first:
         assert any(line.startswith("trying 1 worker") for line in lines)
     lines.clear()
@@ -112,6 +115,25 @@ def test_few_seconds_leave_the_machine_unmeasured(
             "not measured: that takes about 20.0 s, and the choice may take 30.0 s"
         )
         assert any("s left)" in line for line in lines)
+
+
+def test_compiling_is_announced_with_its_seconds(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each form that is compiled, before it is; what compiles nothing says nothing."""
+    right = choice.run_trial
+
+    def eagerly(make: Any, plan: rl.Plan, *rest: Any) -> Any:
+        return right(make, msgspec.structs.replace(plan, execution="eager"), *rest)
+
+    monkeypatch.setattr(choice, "run_trial", eagerly)
+    start(lines, seconds=1000.0).close()
+    tried = [line for line in lines if line.startswith("trying")]
+    compiled = [line for line in tried if ", compiling it first for about " in line]
+    assert any(", compiled" in line for line in compiled)
+    assert all("s left)" in line for line in tried)
+    assert not any(", eager" in line for line in compiled)
+    assert len(compiled) == len({line.split(", ")[1] for line in compiled})
 
 
 def test_a_machine_that_cannot_be_measured_is_no_reason_to_stop(

@@ -13,6 +13,7 @@ from ridgeline import units
 from ridgeline.decision import compile_times, remembered
 from ridgeline.decision.trial import run_trial
 from ridgeline.errors import LaunchError, MachineError, RidgelineError
+from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
@@ -24,6 +25,7 @@ from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.step_identity import step_identity
 from ridgeline.runtime.world import World
+from ridgeline.simulator.compile_time import compile_seconds
 from ridgeline.timeline import Timeline
 from ridgeline.tracing.opaque import opaque_timings
 from ridgeline.workload import Workload
@@ -87,6 +89,7 @@ class Choice:
     _begin: float = field(default=0.0, init=False)
     _example: Any = field(default=None, init=False)
     _compile_factor: float = field(default=1.0, init=False)
+    _compiled: set[tuple[str, ...]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._once = staleness.remembered(self._told_trial)
@@ -223,7 +226,7 @@ class Choice:
         left = ""
         if self.seconds is not None:
             left = f" ({units.seconds(max(0.0, self.seconds - self._clock()))} left)"
-        self._tell(f"trying {label(plan)}{left}")
+        self._tell(f"trying {label(plan)}{self._first(plan)}{left}")
         try:
             measured = self._trial(plan)
         except Exception as error:
@@ -234,6 +237,15 @@ class Choice:
         after = f", after {units.seconds(prepared_s)} of preparing it" if prepared_s else ""
         self._tell(f"  {units.nanoseconds(measured.step_ns)} a step{after}")
         return measured
+
+    def _first(self, plan: Plan) -> str:
+        """What a trial begins with that may take a while: modes of one form share what they compile."""
+        form = (MODES[plan.execution].form, plan.precision, plan.memory_format, plan.kernels)
+        compiling_s = compile_seconds(self.describe(), plan.execution) * self._compile_factor
+        if not compiling_s or form in self._compiled:
+            return ""
+        self._compiled.add(form)
+        return f", compiling it first for about {units.seconds(compiling_s)}"
 
     def _trial(self, plan: Plan) -> Timeline:
         self.forms.limit_s = LONGEST_COMPILE_S

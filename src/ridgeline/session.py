@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ridgeline.decision.choice import Choice, to_stderr
+from ridgeline.decision.choice import PlanChoice, to_stderr
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -296,7 +296,7 @@ class TrainStep(Closing):
 
     def _choose(self) -> None:
         """Rank the plans, by trials on the example batch."""
-        choice = Choice(
+        choice = PlanChoice(
             world=self.world,
             model=self.model,
             loss_fn=self.loss_fn,

@@ -49,6 +49,17 @@ def step_of(count: int) -> Workload:
     return msgspec.structs.replace(workload_of(), ops=ops)
 
 
+def step_that_calls(
+    function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> Workload:
+    """A step of one operator, in whose place a replay calls the function."""
+    workload = step_of(1)
+    replay = Replay(workload.ops, CPU)
+    object.__setattr__(replay._program[0], "call", function)
+    monkeypatch.setattr(operators, "Replay", lambda *args, **kwargs: replay)
+    return workload
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock, at zero, and no host that costs anything besides."""
@@ -79,10 +90,7 @@ def test_rare_delays_do_not_move_a_timing(clock: Clock, monkeypatch: pytest.Monk
         _Wound.ns += int(1e9 * (2.0 if next(calls) % 5 == 4 else 1.0))
         return x
 
-    workload = step_of(1)
-    replay = Replay(workload.ops, CPU)
-    object.__setattr__(replay._program[0], "call", rare)
-    monkeypatch.setattr(operators, "Replay", lambda *args, **kwargs: replay)
+    workload = step_that_calls(rare, monkeypatch)
     ((timing,), _, check) = time_operators(workload, ONE, budget_s=0.02, clock=clock)
     assert timing.seconds.value == pytest.approx(check.ops_s)
     assert check.ops_s == pytest.approx(1.0)
@@ -112,10 +120,7 @@ def test_passes_warm_up_as_long_as_they_get_faster(
         _Wound.ns += int(1e9 * next(taken))
         return x
 
-    workload = step_of(1)
-    replay = Replay(workload.ops, CPU)
-    object.__setattr__(replay._program[0], "call", settling)
-    monkeypatch.setattr(operators, "Replay", lambda *args, **kwargs: replay)
+    workload = step_that_calls(settling, monkeypatch)
     ((timing,), _, _) = time_operators(workload, ONE, budget_s=1.0, clock=clock)
     assert timing.seconds.value == pytest.approx(0.1)
     assert timing.seconds.high == pytest.approx(0.1)

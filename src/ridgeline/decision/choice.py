@@ -53,7 +53,7 @@ def to_stderr(line: str) -> None:
 
 
 @dataclass(kw_only=True)
-class Choice:
+class PlanChoice:
     """How the step of a script is chosen.
 
     Attributes:
@@ -89,7 +89,7 @@ class Choice:
     _begin: float = field(default=0.0, init=False)
     _example: Any = field(default=None, init=False)
     _compile_factor: float = field(default=1.0, init=False)
-    _compiled: set[tuple[str, ...]] = field(default_factory=set, init=False)
+    _announced: set[tuple[str, ...]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._once = staleness.remembered(self._told_trial)
@@ -226,7 +226,7 @@ class Choice:
         left = ""
         if self.seconds is not None:
             left = f" ({units.seconds(max(0.0, self.seconds - self._clock()))} left)"
-        self._tell(f"trying {label(plan)}{self._first(plan)}{left}")
+        self._tell(f"trying {label(plan)}{self._compiling(plan)}{left}")
         try:
             measured = self._trial(plan)
         except Exception as error:
@@ -238,13 +238,13 @@ class Choice:
         self._tell(f"  {units.nanoseconds(measured.step_ns)} a step{after}")
         return measured
 
-    def _first(self, plan: Plan) -> str:
-        """What a trial begins with that may take a while: modes of one form share what they compile."""
+    def _compiling(self, plan: Plan) -> str:
+        """What is told of compiling before a trial, once for each form: its modes share what they compile."""
         form = (MODES[plan.execution].form, plan.precision, plan.memory_format, plan.kernels)
         compiling_s = compile_seconds(self.describe(), plan.execution) * self._compile_factor
-        if not compiling_s or form in self._compiled:
+        if not compiling_s or form in self._announced:
             return ""
-        self._compiled.add(form)
+        self._announced.add(form)
         return f", compiling it first for about {units.seconds(compiling_s)}"
 
     def _trial(self, plan: Plan) -> Timeline:

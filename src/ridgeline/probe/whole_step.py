@@ -4,6 +4,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 
+import msgspec
+
 from ridgeline import units
 from ridgeline.machine import Quantity, Setting, StepCheck
 from ridgeline.probe.passes import Passes
@@ -44,16 +46,7 @@ def check_step(
     )
     if check.ratio is None or abs(check.ratio - 1.0) < FAR:
         return check
-    return StepCheck(
-        setting=setting,
-        workload=workload.name,
-        precision=workload.precision,
-        memory_format=workload.memory_format,
-        ops_s=ops_s,
-        whole=whole,
-        missed=_missed(workload, passes, medians),
-        untimed=check.untimed,
-    )
+    return msgspec.structs.replace(check, missed=_missed(workload, passes, medians))
 
 
 def correction(check: StepCheck) -> float:

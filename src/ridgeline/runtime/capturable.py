@@ -97,7 +97,7 @@ def _rate_dtype(group: dict[str, Any]) -> torch.dtype:
     return torch.float64 if has_double(group) and not group.get("fused") else torch.float32
 
 
-def settings_of(optimizer: Optimizer) -> tuple[Settings, ...]:
+def _settings_of(optimizer: Optimizer) -> tuple[Settings, ...]:
     """All settings that a capture bakes in, as they are now: those that are not tensors."""
     return tuple(
         tuple(
@@ -118,7 +118,7 @@ class WatchedSettings:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._settings = settings_of(optimizer)
+        self._settings = _settings_of(optimizer)
         self._values = _values(optimizer)
         self._are_frozen = not any(
             isinstance(value, _MUTABLE) and key != "params"
@@ -135,7 +135,7 @@ class WatchedSettings:
         is_same = len(values) == len(self._values) and all(map(is_, values, self._values))
         if is_same and self._are_frozen:
             return False
-        if settings_of(self._optimizer) != self._settings:
+        if _settings_of(self._optimizer) != self._settings:
             return True
         self._values = values
         return False

@@ -206,12 +206,12 @@ class _Compiled:
     def _alone(self, piece: Piece, op: Op) -> Piece:
         """A kernel of one operator: a library's, or the compiler's where it writes such loops itself."""
         is_on_gpu = self._list.setting.device == "cuda"
-        if op.family not in FUSABLE and not (is_on_gpu and writes_loop(op)):
-            if not is_on_gpu:
-                return piece
-            return piece._replace(work_s=rewritten_seconds(self._list, op, piece.work_s))
-        run = run_alone(self._workload, piece.op)
-        return self._joined(run, {piece.op: piece})._replace(name=piece.name)
+        if op.family in FUSABLE or (is_on_gpu and writes_loop(op)):
+            run = run_alone(self._workload, piece.op)
+            return self._joined(run, {piece.op: piece})._replace(name=piece.name)
+        if not is_on_gpu:
+            return piece
+        return piece._replace(work_s=rewritten_seconds(self._list, op, piece.work_s))
 
     def _kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""

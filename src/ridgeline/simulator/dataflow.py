@@ -81,6 +81,12 @@ def _matched(ops: Sequence[Op], index: int, before: Sequence[int]) -> tuple[Sour
     return tuple(found)
 
 
+def operator_name(op: Op) -> str:
+    """The name of an operator without library and overload: `index_put_` of `aten.index_put_.default`."""
+    words = op.name.split(".")
+    return words[1] if len(words) > 1 else ""
+
+
 def spec_bytes(spec: TensorSpec) -> int:
     """Bytes of the distinct elements of a tensor: a dimension of stride 0 counts once."""
     return spec_elements(spec) * _element_bytes(spec.dtype)

@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 from ridgeline.execution import Form
 from ridgeline.simulator.costs import Identity
-from ridgeline.simulator.dataflow import DataFlow, data_flow, spec_bytes, spec_elements
+from ridgeline.simulator.dataflow import (
+    DataFlow,
+    data_flow,
+    operator_name,
+    spec_bytes,
+    spec_elements,
+)
 from ridgeline.workload import Op, TensorSpec, Workload
 
 FUSABLE = ("elementwise", "normalization", "reduction", "copy")
@@ -228,7 +234,7 @@ def _run(ops: Sequence[Op], flow: DataFlow, members: tuple[int, ...]) -> Run:
 
 def _is_read_again(op: Op, position: int, *, is_kept: bool) -> bool:
     """Whether an input is read by a pass of its own besides the one that writes the result."""
-    if position < READ_TWICE.get(op.name.split(".")[1] if "." in op.name else "", 0):
+    if position < READ_TWICE.get(operator_name(op), 0):
         return True
     if op.family != "reduction" or not is_kept or "pool" in op.name:
         return False
@@ -246,5 +252,4 @@ def _least_bytes(
 
 def _overwrites(op: Op, spec: TensorSpec) -> bool:
     """Whether the operator writes a tensor like this one in place."""
-    words = op.name.split(".")
-    return len(words) > 1 and words[1].endswith("_") and spec in op.outputs
+    return operator_name(op).endswith("_") and spec in op.outputs

@@ -1,8 +1,7 @@
 """What torch's compiler does to operators that it fuses with nothing: it calls a library in another way."""
 
-from math import prod
-
 from ridgeline.simulator.costs import Prices
+from ridgeline.simulator.dataflow import operator_name, spec_bytes
 from ridgeline.workload import Op
 
 _ADDING = frozenset(
@@ -45,24 +44,18 @@ def rewritten_seconds(list_: Prices, op: Op, seconds: float) -> float:
     """
     if _name(op) in _PRODUCTS and _is_unaligned(op):
         return min(seconds, list_.by_curve(op))
-    has_bias = len(op.inputs) == len(("input", "weight", "bias"))
-    if _name(op) == "convolution" and op.phase == "forward" and has_bias:
-        saved = list_.copy_seconds(2 * _output_bytes(op))
-        return max(list_.by_curve(op) if saved >= seconds else 0.0, seconds - saved)
+    is_biased = len(op.inputs) == 3  # image, weight and bias
+    if _name(op) == "convolution" and op.phase == "forward" and is_biased:
+        saved_s = list_.copy_seconds(2 * sum(map(spec_bytes, op.outputs)))
+        return seconds - saved_s if saved_s < seconds else min(seconds, list_.by_curve(op))
     return seconds
 
 
 def _name(op: Op) -> str:
-    words = op.name.split(".")
-    return words[1].rstrip("_") if len(words) > 1 else ""
+    return operator_name(op).rstrip("_")
 
 
 def _is_unaligned(op: Op) -> bool:
     if op.dtype not in ("bfloat16", "float16"):
         return False
     return any(size % ALIGNED for spec in op.inputs[-2:] for size in spec.shape[-2:])
-
-
-def _output_bytes(op: Op) -> int:
-    size = 2 if op.dtype in ("bfloat16", "float16") else 4
-    return sum(prod(spec.shape) * size for spec in op.outputs)

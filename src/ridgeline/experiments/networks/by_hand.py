@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.plain_step import PlainStep
+from ridgeline.tracing.subject import tensors_of
 
 WARMUP_STEPS = 3
 """On the side stream, before the capture: libraries allocate and tune, the optimizer makes its state."""
@@ -38,12 +39,12 @@ class WholeStepGraph:
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss = step(batch)
         self._held = step  # the graph writes into its parameters
-        self._inputs = _tensors(batch)  # the graph reads them
+        self._inputs = tensors_of(batch)  # the graph reads them
 
     def __call__(self, batch: Any) -> Tensor:
         """One step on a batch; the loss, which the next one overwrites."""
         assert self._graph is not None
-        for static, tensor in zip(self._inputs, _tensors(batch), strict=True):
+        for static, tensor in zip(self._inputs, tensors_of(batch), strict=True):
             static.copy_(tensor)
         self._graph.replay()
         return self._loss
@@ -64,7 +65,3 @@ def whole_step_graph(step: PlainStep, batch: Any) -> WholeStepGraph:
     Cost: Some steps, and memory for all activations as long as it is open.
     """
     return WholeStepGraph(step, batch)
-
-
-def _tensors(batch: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]

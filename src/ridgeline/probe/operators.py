@@ -13,7 +13,7 @@ import torch
 from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
 from ridgeline.probe.clock import Clock
 from ridgeline.probe.dispatch import Excess, reissue_excess
-from ridgeline.probe.passes import WARM_PASSES, Passes, timed_passes
+from ridgeline.probe.passes import Passes, timed_passes
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.replay import Replay
 from ridgeline.probe.whole_step import check_step, correction, warning
@@ -41,7 +41,6 @@ def time_operators(
     peers: Peers | None = None,
     *,
     budget_s: float | None = None,
-    warm_passes: int = WARM_PASSES,
     skip: Collection[str] = (),
     clock: Clock | None = None,
 ) -> Timed:
@@ -58,7 +57,6 @@ def time_operators(
         setting: Recorded in the timings; threads must be set already.
         peers: Who measures at the same time; None: this process alone.
         budget_s: Seconds; None: by the device. A step that takes longer still runs twice.
-        warm_passes: Unmeasured passes before the first sample.
         skip: Keys of ops that are not to be issued.
         clock: Of this setting's device; None makes one.
 
@@ -74,9 +72,7 @@ def time_operators(
     keys = [op.key for op in workload.ops]
     with torch.no_grad():
         replay = Replay(workload.ops, device, has_host=workload.device == "cuda", skip=skip)
-        passes = timed_passes(
-            replay, clock, keys, peers, budget_s=budget_s, warm_passes=warm_passes
-        )
+        passes = timed_passes(replay, clock, keys, peers, budget_s=budget_s)
     samples = _samples(passes, clock, keys, replay)
     check = check_step(workload, setting, passes, _everywhere(samples, keys))
     merged = _mean_of_peers(

@@ -40,7 +40,6 @@ def timed_passes(
     peers: Peers,
     *,
     budget_s: float,
-    warm_passes: int = WARM_PASSES,
 ) -> Passes:
     """Warm up until passes are no faster than those before, then sample all ops for about `budget_s`.
 
@@ -53,9 +52,8 @@ def timed_passes(
         keys: Equal for equal ops.
         peers: Who does the same at the same time.
         budget_s: Seconds for samples; warming up is not counted.
-        warm_passes: Unmeasured passes at least, unless the first takes very long.
     """
-    taken_s = _warm_up(replay, clock, keys, peers, budget_s=budget_s, least=warm_passes)
+    taken_s = _warm_up(replay, clock, keys, peers, budget_s)
     least = LEAST_SAMPLES if peers.agree(taken_s < budget_s) else 1
     found = Passes()
     once = _Once(keys, time.monotonic() + budget_s, least)
@@ -75,19 +73,13 @@ def timed_passes(
 
 
 def _warm_up(
-    replay: Replay,
-    clock: Clock,
-    keys: Sequence[str],
-    peers: Peers,
-    *,
-    budget_s: float,
-    least: int,
+    replay: Replay, clock: Clock, keys: Sequence[str], peers: Peers, budget_s: float
 ) -> float:
-    """Passes that are not timed; seconds of the last one."""
+    """Passes that are not timed, two at least unless the first takes very long; seconds of the last one."""
     start = time.monotonic()
     before_s = taken_s = 0.0
-    for number in range(max(least, MOST_WARM_PASSES)):
-        is_warm = number >= least and taken_s > SETTLED * before_s
+    for number in range(MOST_WARM_PASSES):
+        is_warm = number >= WARM_PASSES and taken_s > SETTLED * before_s
         if number and not peers.agree(not is_warm and time.monotonic() - start < MOST_WARM_S):
             break
         peers.barrier()

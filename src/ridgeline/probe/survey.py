@@ -33,7 +33,6 @@ from ridgeline.probe.journal import Journal, journal_path, scratch
 from ridgeline.probe.links import measure_links
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.overlap import measure_overlap
-from ridgeline.probe.passes import WARM_PASSES
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.replay import DeviceLostError
 from ridgeline.workload import Workload
@@ -222,7 +221,7 @@ def _all_timings(
 def _timings(
     workload: Workload, setting: Setting, peers: Peers, skip: tuple[str, ...], variant: int
 ) -> Findings:
-    """The operators of one trace of the step; a variant finds libraries warm already."""
+    """The operators of one trace of the step, with tensors of its own."""
     needed = workload.peak_memory_bytes * (setting.workers if setting.device == "cpu" else 1)
     if setting.device == "cpu":
         free = psutil.virtual_memory().available
@@ -232,14 +231,11 @@ def _timings(
         reason = f"the step needs {needed} bytes, {free} are free"
         warning = f"operators of {workload.name} were not timed at {setting}: {reason}"
         return Findings(warnings=(warning,))
-    warm_passes = WARM_PASSES if variant == 0 else 1
     directory = scratch()
     if directory is None:
-        timed = time_operators(workload, setting, peers, warm_passes=warm_passes, skip=skip)
+        timed = time_operators(workload, setting, peers, skip=skip)
     else:
         with Journal(journal_path(directory, _rank()), variant) as journal:
             clock = Clock(peers.device, before=journal.note)
-            timed = time_operators(
-                workload, setting, peers, warm_passes=warm_passes, skip=skip, clock=clock
-            )
+            timed = time_operators(workload, setting, peers, skip=skip, clock=clock)
     return Findings(timings=timed.timings, warnings=timed.warnings, checks=(timed.check,))

@@ -18,7 +18,7 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
 from ridgeline.planner.assumed import with_assumed_rates
-from ridgeline.planner.ranking import label
+from ridgeline.planner.labels import label
 from ridgeline.probe.measure import known_machine, measure, missing_seconds
 from ridgeline.runtime.agree import share_bytes, share_text
 from ridgeline.runtime.hybrid.compiling import CompiledForms

@@ -8,6 +8,7 @@ from ridgeline import units
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import PlanError
 from ridgeline.plan import Choice, Plan
+from ridgeline.planner.labels import label
 from ridgeline.timeline import Timeline
 
 _WIDTH = 80
@@ -133,31 +134,6 @@ class Ranking(Noun, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return self.text
-
-
-def label(plan: Plan) -> str:
-    """A plan in a few words: what differs from a worker alone running eagerly."""
-    words = [f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"]
-    if plan.threads:
-        words[0] += f" x {plan.threads} thread{'s' if plan.threads > 1 else ''}"
-    words.append(plan.execution)
-    words += [
-        word
-        for word, default in (
-            (plan.precision, "as-is"),
-            (plan.memory_format, "as-is"),
-            (f"{plan.optimizer} optimizer", "as-is optimizer"),
-            (f"{plan.kernels} kernels", "default kernels"),
-            (f"{plan.random} random", "as-is random"),
-        )
-        if word != default
-    ]
-    if plan.accumulate > 1:
-        words.append(f"{plan.accumulate} micro-batches")
-    if plan.workers > 1:
-        sizes = [units.num_bytes(limit) for limit in plan.sync.bucket_bytes]
-        words.append(f"buckets {', '.join(sizes)}" if len(sizes) < 3 else f"{len(sizes)} buckets")
-    return ", ".join(words)
 
 
 def _lines(ranking: Ranking) -> Iterator[str]:

@@ -7,6 +7,7 @@ from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Alternative, Choice, Origin
 from ridgeline.planner.knobs import INEXACT, KNOBS, value_of
+from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import (
     COMPILED_ERROR,
     earning_words,
@@ -14,7 +15,7 @@ from ridgeline.planner.preparation import (
     preparing_words,
     sum_words,
 )
-from ridgeline.planner.ranking import Candidate, label, ratio
+from ridgeline.planner.ranking import Candidate, ratio
 
 
 def make_choices(

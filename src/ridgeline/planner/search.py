@@ -18,6 +18,7 @@ from ridgeline.planner.knobs import (
     make_request,
     num_changes,
 )
+from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import (
     COMPILED_ERROR,
     allowed_s,
@@ -25,7 +26,7 @@ from ridgeline.planner.preparation import (
     is_compiled,
 )
 from ridgeline.planner.pruning import Pruned
-from ridgeline.planner.ranking import Candidate, Ranking, label
+from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.reasons import make_choices, why
 from ridgeline.planner.relatives import corrected
 from ridgeline.planner.trials import (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ridgeline import units
 from ridgeline.plan import Choice
 from ridgeline.planner import Candidate, Ranking
+from ridgeline.planner.labels import label, plan_words
 from ridgeline.reporting.html import Content, Markup, join, table, tag
-from ridgeline.reporting.labels import plan_label, plan_words
 from ridgeline.reporting.sections import Bar, as_sentence, bars, section
 
 MOST_PLANS = 12
@@ -94,9 +94,7 @@ def plan_bars(candidates: Sequence[Candidate]) -> list[Bar]:
             remark = f"{remark}, {prepared}" if remark else prepared
         rows.append(
             Bar(
-                name=plan_label(candidate.plan)
-                if index == 0
-                else ", ".join(changed) or "same words",
+                name=label(candidate.plan) if index == 0 else ", ".join(changed) or "same words",
                 note="" if index else "chosen",
                 value=units.nanoseconds(candidate.timeline.step_ns),
                 share="failed" if candidate.failure else remark,
@@ -162,7 +160,7 @@ def _reasons(candidates: Sequence[Candidate]) -> Markup:
     rows: list[tuple[Content, ...]] = [
         (
             str(index + 1),
-            plan_label(candidate.plan),
+            label(candidate.plan),
             units.seconds(candidate.timeline.step_ns * 1e-9),
             units.seconds(candidate.measured.step_ns * 1e-9) if candidate.measured else "",
             "yes" if candidate.plan.exact else "no",

@@ -18,7 +18,8 @@ from ridgeline import units
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Choice, Plan
 from ridgeline.planner import Ranking
-from ridgeline.reporting.labels import plan_label, quantities_of
+from ridgeline.planner.labels import label
+from ridgeline.reporting.labels import quantities_of
 from ridgeline.reporting.links import link_rates, links_by_kind
 from ridgeline.reporting.operators import (
     FIGURES,
@@ -124,7 +125,7 @@ def ranking_text(ranking: Ranking) -> RenderableType:
     for index, candidate in enumerate(ranking.candidates[:MOST_PLANS]):
         rows.add_row(
             str(index + 1),
-            plan_label(candidate.plan),
+            label(candidate.plan),
             units.nanoseconds(candidate.timeline.step_ns),
             "failed"
             if candidate.failure

@@ -13,7 +13,8 @@ from ridgeline.experiments.networks.network import Setup
 from ridgeline.experiments.networks.result import Headline, TriedPlan
 from ridgeline.machine import Machine, Quantity
 from ridgeline.plan import Plan
-from ridgeline.planner.ranking import Candidate, label
+from ridgeline.planner.labels import label
+from ridgeline.planner.ranking import Candidate
 from ridgeline.probe.timing import synchronize
 from ridgeline.session import TrainStep
 

@@ -77,6 +77,7 @@ def compiled_anew() -> Iterator[None]:
         yield
 
 
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning")
 @pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.parametrize(
     ("execution", "layout"),

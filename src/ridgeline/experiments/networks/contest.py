@@ -87,7 +87,8 @@ def contest(request: Request, subject: Subject, write: Write) -> None:
             notes=(*ours.notes, *notes_of(ours.step)),
         )
     write(answer)
-    use_cache(request.peer_cache)
+    if not request.is_warm:
+        use_cache(request.peer_cache)
     for form in plain_forms(subject):
         entry.admit(form)
     for form in forms_by_hand(subject):

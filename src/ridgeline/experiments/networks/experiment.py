@@ -202,6 +202,7 @@ class _Fleet:
             by_hand=by_hand,
             plan_cache=str(folder / "plan"),
             peer_cache=str(folder / "peer"),
+            is_warm=how.is_warm,
             answer=str(folder / "answer.json"),
             machine=how.machine,
         )

@@ -34,6 +34,7 @@ class Request(Value, frozen=True, kw_only=True):
         by_hand: Forms written by hand that take part in the contest; None: all.
         plan_cache: Folder of the compiler's caches that `auto` uses.
         peer_cache: That of the other forms.
+        is_warm: The caches are this user's own, for all forms.
         answer: The file to write, again whenever more is known; under several workers rank 0 does.
         machine: File of a machine profile to use instead of the measured one; empty: none.
     """
@@ -49,6 +50,7 @@ class Request(Value, frozen=True, kw_only=True):
     by_hand: tuple[str, ...] | None = None
     plan_cache: str
     peer_cache: str
+    is_warm: bool = False
     answer: str
     machine: str = ""
 

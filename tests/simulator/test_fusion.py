@@ -130,6 +130,47 @@ def test_what_only_waits_for_its_user_is_joined() -> None:
     assert _sizes(b.workload(), "step-graph") == [((1, 2), 2, 1)]
 
 
+def _message(b: Builder) -> tuple[int, int, int, int]:
+    """Rows of a product are taken by index, scaled and added by index to zeros: numbers of the last four."""
+    table = b.op("forward", "matmul")
+    index = TensorSpec(shape=(4 * N,), stride=(1,), dtype="int64", role="batch")
+    wide = tensor(4 * N)
+    taken = b.op(
+        "forward", "gather", (table,), more=(index,), output=wide, name="aten.index.Tensor"
+    )
+    scaled = b.op("forward", "elementwise", (taken,), output=wide)
+    zeros = b.op("forward", "elementwise", (table,), name="aten.zeros_like.default")
+    added = b.op("forward", "gather", (zeros, scaled), more=(index,), name="aten.index_add.default")
+    return taken, scaled, zeros, added
+
+
+def test_what_is_taken_and_added_by_index_is_one_kernel_on_a_gpu() -> None:
+    """Neither what is taken nor what is added is ever in memory; what was not there before comes first."""
+    b = Builder(N)
+    taken, scaled, zeros, added = _message(b)
+    after = b.op("forward", "elementwise", (added,))
+    groups = [run.ops for run in fused_runs(b.workload(device="cuda"), "compiled")]
+    assert groups == [(taken, scaled, added)]
+    (run,) = fused_runs(b.workload(device="cuda"), "compiled")
+    # The table, the index once and the zeros; the result.
+    assert run.bytes_read == 2 * N * ELEMENT_BYTES + 4 * N * 8
+    assert run.bytes_written == N * ELEMENT_BYTES
+    assert zeros not in run.ops
+    assert after not in run.ops
+    assert all(taken not in run.ops for run in fused_runs(b.workload(), "compiled"))
+
+
+def test_a_table_that_is_computed_is_whole_before_rows_are_taken() -> None:
+    """A loop that takes rows by index cannot make them itself."""
+    b = Builder(N)
+    made = b.op("forward", "elementwise", more=(tensor(N),))
+    index = TensorSpec(shape=(N,), stride=(1,), dtype="int64", role="batch")
+    taken = b.op("forward", "gather", (made,), more=(index,), name="aten.index_select.default")
+    used = b.op("forward", "elementwise", (taken,))
+    runs = fused_runs(b.workload(device="cuda"), "compiled")
+    assert [run.ops for run in runs] == [(taken, used)]
+
+
 def test_regions_do_not_reach_into_each_other() -> None:
     """Compiled by region, operators of two blocks stay two kernels; compiled whole they are one."""
     b = Builder()

@@ -70,7 +70,8 @@ def test_the_bias_of_a_convolution_costs_no_pass() -> None:
         ("aten.index.Tensor", "bfloat16", True),
         ("aten.index_put_.default", "float32", True),
         ("aten.index_add.default", "float32", True),
-        ("aten.index_add.default", "bfloat16", False),
+        ("aten.index_add.default", "bfloat16", True),
+        ("aten.index_add.default", "int64", False),
         ("aten.embedding_dense_backward.default", "float32", True),
         ("aten.upsample_bilinear2d.default", "float32", False),
         ("aten._embedding_bag.default", "float32", False),
@@ -78,5 +79,44 @@ def test_the_bias_of_a_convolution_costs_no_pass() -> None:
     ],
 )
 def test_loops_that_gather_and_scatter(name: str, dtype: str, is_loop: bool) -> None:
-    """Additions by index are atomic, which the compiler leaves to the library in 16 bits."""
+    """Additions by index are atomic, which the compiler leaves to the library for integers."""
     assert writes_loop(made(name, output=spec(4, dtype=dtype))) is is_loop
+
+
+@pytest.mark.parametrize(
+    ("precision", "phase", "is_narrow"),
+    [("bf16", "backward", True), ("bf16", "forward", False), ("as-is", "backward", False)],
+)
+def test_backward_products_run_as_autocast_has_it(
+    precision: str, phase: str, is_narrow: bool
+) -> None:
+    """Compiled, the backward pass lies in the forward's autocast region; eagerly it lies in none."""
+    left, right = spec(64, 128, dtype="float32"), spec(128, 64, dtype="float32")
+    result = spec(64, 64, dtype="float32")
+    product = made("aten.bmm.default", left, right, output=result, flops=10**6)
+    product = msgspec.structs.replace(product, phase=phase, bytes_read=10**6)
+    narrow = msgspec.structs.replace(product, dtype="bfloat16", bytes_read=10**6 // 2)
+    eager_s = 10 * PRICES.by_curve(product)
+    wanted_s = PRICES.by_curve(narrow) if is_narrow else eager_s
+    assert rewritten_seconds(PRICES, product, eager_s, precision) == wanted_s
+    assert rewritten_seconds(PRICES, product, 1e-12, precision) == 1e-12
+
+
+def test_a_convolution_takes_no_longer_than_in_the_other_memory_format() -> None:
+    """The time of the same convolution on contiguous tensors is the most that it takes."""
+
+    def convolution(*strides: tuple[int, ...]) -> Op:
+        shapes = ((8, 3, 32, 32), (16, 3, 3, 3))
+        inputs = [
+            TensorSpec(shape=shape, stride=stride, dtype="bfloat16")
+            for shape, stride in zip(shapes, strides, strict=True)
+        ]
+        return made("aten.convolution.default", *inputs, output=spec(8, 16, 32, 32))
+
+    innermost = convolution((3072, 1, 96, 3), (27, 1, 9, 3))
+    contiguous = convolution((3072, 1024, 32, 1), (27, 9, 3, 1))
+    timed = make_machine(device="cuda", timings={contiguous.key: 2e-3})
+    prices = Prices(timed, Setting(device="cuda", workers=1), "as-is")
+    assert rewritten_seconds(prices, innermost, 3e-3) == 2e-3
+    assert rewritten_seconds(prices, innermost, 1e-3) == 1e-3
+    assert rewritten_seconds(PRICES, innermost, 3e-3) == 3e-3

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.machine import Ceiling, CurvePoint, Quantity, Setting
+from ridgeline.probe.gpu import kernel_samples
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.timing import sample
 
@@ -47,13 +48,14 @@ def _curve(
     setting: Setting, family: str, dtype: str, jobs: Iterator[Job], peers: Peers, seconds: float
 ) -> Ceiling:
     """Time one job after the other, all peers at once, until they become slow."""
+    take = kernel_samples if setting.device == "cuda" else sample
     points: list[tuple[float, list[float]]] = []
     for work, call in jobs:
         # Before it is run at all: three calls at the last rate must not take long either.
         if points and not peers.agree(work / max(points[-1][1]) < 2 * SLOW_S):
             break
         peers.barrier()
-        samples = sample(call, seconds=seconds, least=3)
+        samples = take(call, seconds=seconds, least=3)
         points.append((work, [work / taken for taken in samples]))
         if not peers.agree(min(samples) < SLOW_S):
             break
@@ -131,7 +133,7 @@ def _elementwise(setting: Setting, dtype: str, quick: bool) -> Iterator[Job]:
     """Sums of two tensors, from sizes within the nearest cache to sizes beyond every cache."""
     sizes = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 3 << 25]
     if setting.device == "cuda":
-        sizes = [1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30]
+        sizes = [1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30]
     elif quick:
         del sizes[1:-1:2]
     for num_bytes in sizes:

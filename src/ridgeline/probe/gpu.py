@@ -7,8 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ridgeline.machine import Dispatch, Quantity
+from ridgeline.probe.timing import sample, time_block
 
 LAUNCHES = 1000
+QUEUED = 64
+"""Calls that are queued behind a sleeping GPU for one sample."""
+LONG_S = 1e-3
+"""A call that takes longer keeps the GPU busy while the host issues the next one."""
 GRAPH_KERNELS = (64, 512)
 
 
@@ -25,6 +30,33 @@ def measure_launch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ...]
 def sleep(cycles: int) -> None:
     """Let the current stream do nothing for `cycles` of the GPU's clock, so that work queues up behind."""
     torch.cuda._sleep(cycles)  # noqa: SLF001 - torch has no public way to hold a stream up
+
+
+def kernel_samples(call: Callable[[], object], *, seconds: float, least: int = 3) -> list[float]:
+    """Seconds of a call on the GPU among others of its kind, sampled for about `seconds`.
+
+    A small kernel takes less than its launch, so the calls of a sample are queued while the GPU sleeps: what
+    is timed is the rate of the device, as in a replayed graph or behind a host that is ahead.
+
+    Cost: Synchronises the device at every sample.
+    """
+    call()
+    alone_s = time_block(call, 1)
+    if alone_s > LONG_S:
+        return sample(call, seconds=seconds, least=least)
+    samples: list[float] = []
+    start = time.perf_counter()
+    while len(samples) < least or time.perf_counter() - start < seconds:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        sleep(Ruler.SLEEP_CYCLES)
+        begin.record()
+        for _ in range(QUEUED):
+            call()
+        end.record()
+        end.synchronize()
+        samples.append(begin.elapsed_time(end) * 1e-3 / QUEUED)
+    return samples
 
 
 class Ruler:

@@ -211,7 +211,9 @@ class _Compiled:
             return self._joined(run, {piece.op: piece})._replace(name=piece.name)
         if not is_on_gpu:
             return piece
-        return piece._replace(work_s=rewritten_seconds(self._list, op, piece.work_s))
+        return piece._replace(
+            work_s=rewritten_seconds(self._list, op, piece.work_s, self._workload.precision)
+        )
 
     def _kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""

@@ -42,7 +42,7 @@ def _data_flow(workload: Identity[Workload]) -> DataFlow:
     users: dict[Source, list[int]] = {}
     for index, op in enumerate(ops):
         before: set[int] = set()
-        for other in op.dependencies:
+        for other in () if is_factory(op) else op.dependencies:
             # A view stands for what it looks at.
             before.update(waits[other] if ops[other].family == "view" else (other,))
         waits.append(tuple(sorted(before)))
@@ -85,6 +85,12 @@ def operator_name(op: Op) -> str:
     """The name of an operator without library and overload: `index_put_` of `aten.index_put_.default`."""
     words = op.name.split(".")
     return words[1] if len(words) > 1 else ""
+
+
+def is_factory(op: Op) -> bool:
+    """Whether an operator takes shape and dtype of its input but none of its values: `zeros_like`."""
+    name = operator_name(op)
+    return name.endswith("_like") or name.startswith("new_")
 
 
 def spec_bytes(spec: TensorSpec) -> int:

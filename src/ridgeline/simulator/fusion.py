@@ -1,8 +1,9 @@
 """What torch's compiler makes one kernel of: runs of operators that need no contraction in between.
 
 Elementwise operators, normalisations, reductions and copies that feed each other become one kernel, which
-reads what comes from outside and writes what is used outside or stays. Contractions (matrix products,
-convolutions, attention) stay what they are.
+reads what comes from outside and writes what is used outside or stays; on a GPU also what takes elements by
+index for it, and what adds its results by index. Contractions (matrix products, convolutions, attention)
+stay what they are.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -17,6 +18,12 @@ from ridgeline.simulator.dataflow import (
     operator_name,
     spec_bytes,
     spec_elements,
+)
+from ridgeline.simulator.rewriting import (
+    adds_by_index,
+    indexed_input,
+    takes_by_index,
+    writes_loop,
 )
 from ridgeline.workload import Op, TensorSpec, Workload
 
@@ -77,11 +84,17 @@ def fused_runs(workload: Workload, form: Form) -> tuple[Run, ...]:
 @lru_cache(maxsize=32)
 def _fused_runs(workload: Identity[Workload], form: Form) -> tuple[Run, ...]:
     ops = workload.value.ops
-    part = parts_of(workload.value, form)
     flow = data_flow(workload.value)
-    groups = _joined(ops, flow, part)
+    groups = _joined(ops, flow, _fusable_parts(workload.value, form))
     runs = [_run(ops, flow, members) for members in groups if len(members) > 1]
     return tuple(sorted(runs))
+
+
+def _fusable_parts(workload: Workload, form: Form) -> Callable[[Op], Hashable]:
+    """The compiled part of an operator that a loop of the compiler's own can hold; None of any other."""
+    part = parts_of(workload, form)
+    has_loops = workload.device == "cuda"
+    return lambda op: part(op) if op.family in FUSABLE or (has_loops and writes_loop(op)) else None
 
 
 def run_alone(workload: Workload, index: int) -> Run:
@@ -141,7 +154,11 @@ def _joined(
     Joined operators have one depth, and every other edge leads to a greater one: no group waits for itself.
     """
     joins = [
-        {other: _is_joinable(ops[other], op, part) for other in flow.waits[index]}
+        {
+            other: _is_joinable(ops[other], op, part)
+            and not _is_whole_first(flow, index, op, other)
+            for other in flow.waits[index]
+        }
         for index, op in enumerate(ops)
     ]
     depth = _depths(ops, joins)
@@ -159,7 +176,7 @@ def _joined(
                 leader[find(index)] = find(other)
     groups: dict[int, list[int]] = {}
     for index, op in enumerate(ops):
-        if op.family in FUSABLE and part(op) is not None:
+        if part(op) is not None:
             groups.setdefault(find(index), []).append(index)
     return [tuple(members) for members in groups.values()]
 
@@ -184,11 +201,18 @@ def _depths(ops: Sequence[Op], joins: Sequence[dict[int, bool]]) -> list[int]:
 
 
 def _is_joinable(first: Op, second: Op, part: Callable[[Op], Hashable]) -> bool:
-    if first.family not in FUSABLE or second.family not in FUSABLE:
-        return False
-    if part(first) is None or part(first) != part(second):
+    if part(first) is None or part(first) != part(second) or adds_by_index(first):
         return False
     return first.family != "reduction" or _most_elements(first) >= _most_elements(second)
+
+
+def _is_whole_first(flow: DataFlow, index: int, op: Op, other: int) -> bool:
+    """Whether an operator finds by index what the other one makes, so that all of it must be there before."""
+    position = indexed_input(op)
+    if position is None or position >= len(flow.sources[index]):
+        return False
+    source = flow.sources[index][position]
+    return source is not None and source[0] == other
 
 
 def _most_elements(op: Op) -> int:
@@ -220,7 +244,7 @@ def _run(ops: Sequence[Op], flow: DataFlow, members: tuple[int, ...]) -> Run:
             kept += spec_bytes(spec) if is_kept else 0
             if _is_read_again(op, position, is_kept=is_kept):
                 read += _least_bytes(ops, spec, source, inside)
-        read += max(0, op.bytes_read - kept)
+        read += max(0, _bytes_read(op) - kept)
         written += op.bytes_written
         for number, spec in enumerate(op.outputs):
             users = flow.users.get((index, number), ())
@@ -230,6 +254,13 @@ def _run(ops: Sequence[Op], flow: DataFlow, members: tuple[int, ...]) -> Run:
             ):
                 written -= spec_bytes(spec)
     return Run(members, read, max(0, written))
+
+
+def _bytes_read(op: Op) -> int:
+    """Bytes from memory: rows of a table that are taken more than once are still on the chip."""
+    if not takes_by_index(op):
+        return op.bytes_read
+    return min(op.bytes_read, sum(map(spec_bytes, op.inputs)))
 
 
 def _is_read_again(op: Op, position: int, *, is_kept: bool) -> bool:

@@ -1,16 +1,27 @@
 """What torch's compiler does to operators that it fuses with nothing: it calls a library in another way."""
 
+from math import prod
+
+import msgspec
+
 from ridgeline.simulator.costs import Prices
 from ridgeline.simulator.dataflow import operator_name, spec_bytes
-from ridgeline.workload import Op
+from ridgeline.workload import Op, TensorSpec
 
 _ADDING = frozenset(
     {"index_put", "index_add", "scatter_add", "scatter_reduce", "embedding_dense_backward"}
 )
-"""Operators that add to elements by index. Source: torch/_inductor/lowering.py; with atomic additions, which
-it does not use for 16 bits."""
-_LOOPS = _ADDING | {"index", "index_select", "gather", "scatter", "embedding"}
+"""Operators that add to elements by index. Source: torch/_inductor/lowering.py; with atomic additions."""
+_NOT_ADDED = ("int64", "bool")
+"""What atomic additions do not exist for.
+
+Source: `needs_fallback_due_to_atomic_add_limitations` in torch/_inductor/utils.py, which also leaves bfloat16
+to libraries on GPUs before compute capability 9.0.
+"""
+_TAKING = frozenset({"index", "index_select", "gather", "embedding"})
+_LOOPS = _ADDING | _TAKING | {"scatter"}
 """Operators that gather or scatter by loops of the compiler's own."""
+_CONVOLUTIONS = ("convolution", "convolution_backward")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 ALIGNED = 8
 """Elements of 16 bits to whose multiples matrix products are padded.
@@ -25,30 +36,85 @@ def writes_loop(op: Op) -> bool:
     Eager torch sorts the indices before it adds by them, and such a loop is several times faster.
     """
     name = _name(op)
-    if name not in _LOOPS:
-        return False
-    return name not in _ADDING or op.dtype in ("float32", "float64")
+    return name in _LOOPS and not (name in _ADDING and op.dtype in _NOT_ADDED)
 
 
-def rewritten_seconds(list_: Prices, op: Op, seconds: float) -> float:
+def takes_by_index(op: Op) -> bool:
+    """Whether the operator reads its first input at places that others of its inputs name."""
+    return _name(op) in _TAKING
+
+
+def adds_by_index(op: Op) -> bool:
+    """Whether the operator adds to places that its inputs name; its result is there when all have added."""
+    return _name(op) in _ADDING
+
+
+def indexed_input(op: Op) -> int | None:
+    """The input that must be whole in memory before the loop begins; None: the loop makes it itself."""
+    if not (takes_by_index(op) or adds_by_index(op)) or _name(op) == "embedding_dense_backward":
+        return None
+    return 0
+
+
+def rewritten_seconds(list_: Prices, op: Op, seconds: float, precision: str = "as-is") -> float:
     """Seconds of a library's operator on a GPU as the compiler calls it; never more than as it is.
 
     Products of unaligned 16-bit matrices are padded, so they run at the rate of others of their size; the
     bias of a convolution is added by the kernel that comes next, where eager torch adds it in a pass of its
-    own.
+    own. Backward products run in the precision of the autocast region that the forward pass lies in, where
+    eager torch takes that of their inputs. Convolutions get their images as they need them, so they take no
+    longer than in the trace of either memory format.
 
     Args:
         list_: Prices at the setting.
         op: Priced.
         seconds: What it takes eagerly.
+        precision: In which the step was traced.
     """
+    if _name(op) in _PRODUCTS and precision == "bf16" and op.phase == "backward":
+        op = _narrowed(op)
+        if op.dtype == "bfloat16":
+            seconds = min(seconds, list_.by_curve(op))
     if _name(op) in _PRODUCTS and _is_unaligned(op):
         return min(seconds, list_.by_curve(op))
+    if _name(op) in _CONVOLUTIONS:
+        seconds = min(seconds, list_.timed(_contiguous(op)) or seconds)
     is_biased = len(op.inputs) == 3  # image, weight and bias
     if _name(op) == "convolution" and op.phase == "forward" and is_biased:
         saved_s = list_.copy_seconds(2 * sum(map(spec_bytes, op.outputs)))
         return seconds - saved_s if saved_s < seconds else min(seconds, list_.by_curve(op))
     return seconds
+
+
+def _narrowed(op: Op) -> Op:
+    """A float32 product as bf16 autocast runs it; any other as it is.
+
+    Source: `torch._functorch.config.backward_pass_autocast`, "same_as_forward" by default.
+    """
+    if op.dtype != "float32":
+        return op
+    return msgspec.structs.replace(
+        op,
+        dtype="bfloat16",
+        inputs=tuple(_as_bfloat16(spec) for spec in op.inputs),
+        outputs=tuple(_as_bfloat16(spec) for spec in op.outputs),
+        bytes_read=op.bytes_read // 2,
+        bytes_written=op.bytes_written // 2,
+    )
+
+
+def _as_bfloat16(spec: TensorSpec) -> TensorSpec:
+    return msgspec.structs.replace(spec, dtype="bfloat16")
+
+
+def _contiguous(op: Op) -> Op:
+    """The operator on inputs with their last dimension innermost."""
+    inputs = tuple(msgspec.structs.replace(spec, stride=_strides(spec.shape)) for spec in op.inputs)
+    return msgspec.structs.replace(op, inputs=inputs)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(max(1, size) for size in shape[at + 1 :]) for at in range(len(shape)))
 
 
 def _name(op: Op) -> str:

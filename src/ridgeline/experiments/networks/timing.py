@@ -14,7 +14,10 @@ from ridgeline.runtime.world import World
 WARMUP_STEPS = 3
 TURN_S = 0.25
 """What one turn lasts about, where nobody says how many steps make it."""
+LEAST_TURN_S = 0.02
+"""A turn of short steps gets more of them: starting and ending one takes as long as several."""
 MOST_STEPS = 200
+MOST_SHORT_STEPS = 1000
 ROUGH_TURNS = 3
 
 Step = Callable[[], Tensor]
@@ -50,14 +53,14 @@ def time_forms(
         forms: Name to a step.
         world: All its workers call this with the same forms.
         turns: Turns to take.
-        steps: Steps in a turn; 0: as many as fill one for the first form.
+        steps: Steps in a turn, more where those are over at once; 0: as many as fill one for the first form.
         limit_s: No turn begins after this many seconds, once there are a few; one worker only.
     """
     for step in forms.values():
         for _ in range(WARMUP_STEPS):
             step()
     synchronize()
-    count = steps or steps_of_turn(next(iter(forms.values())), world)
+    count = steps_of_turn(next(iter(forms.values())), world, steps)
     rivals = {name: turn_of(step, count, world) for name, step in forms.items()}
     # Workers that looked at their own clocks would stop at different turns.
     limit = limit_s if world.size == 1 else None
@@ -69,7 +72,9 @@ def rough_s(step: Step, steps: int, world: World) -> float:
     return min(time_forms({"": step}, world, turns=ROUGH_TURNS, steps=steps)[""])
 
 
-def steps_of_turn(step: Step, world: World) -> int:
-    """How many steps make a turn."""
+def steps_of_turn(step: Step, world: World, wanted: int = 0) -> int:
+    """How many steps make a turn: those wanted, but enough to last; 0: as many as fill one."""
     once_s = largest_of_workers(min(time_block(step, 2) for _ in range(2)), world)
+    if wanted:
+        return max(wanted, min(MOST_SHORT_STEPS, round(LEAST_TURN_S / once_s)))
     return max(2, min(MOST_STEPS, round(TURN_S / once_s)))

@@ -19,11 +19,11 @@ from ridgeline.probe.replay import Replay
 from ridgeline.probe.whole_step import check_step, correction, warning
 from ridgeline.workload import Phase, Workload
 
-BUDGET_S = {"cpu": 4.0, "cuda": 2.5}
+BUDGET_S = {"cpu": 4.0, "cuda": 1.2}
 """Default time for samples of one workload at one setting; a GPU's passes are short."""
 ISSUE_PASSES = 7
 """Passes in which only the host's time is read; they are short, and their median is quiet."""
-ISSUE_BUDGET_S = 1.5
+ISSUE_BUDGET_S = 0.7
 """Where the GPU's work is long, so are these passes: two will do then."""
 
 

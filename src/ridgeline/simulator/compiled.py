@@ -1,20 +1,23 @@
 """A priced step after torch's compiler: fused runs as single pieces, calls of programs instead of operators.
 
 The model is simple on purpose, and every part of it is stated in the notes of a prediction: which operators
-become one kernel is told by `fusion`, such a kernel takes as long as its bytes at the measured bandwidth, and
-the host pays for calling the program and each of its kernels.
+become one kernel is told by `fusion`, or where the compiler's code was read by what it made (`made`), such a
+kernel takes as long as its bytes at the measured bandwidth, and the host pays for calling the program and each
+of its kernels.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from ridgeline.compiled_program import CompilerProgram
 from ridgeline.execution import MODES, Form
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Precision
 from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
 from ridgeline.simulator.costs import Identity, Prices
 from ridgeline.simulator.fusion import FUSABLE, Run, blocks_of, fused_runs, parts_of, run_alone
+from ridgeline.simulator.made import price_made, why_unused
 from ridgeline.simulator.pieces import Piece, PricedStep, price_step
 from ridgeline.simulator.rewriting import rewritten_seconds, writes_loop
 from ridgeline.workload import Op, Phase, Workload
@@ -57,8 +60,16 @@ Source: measured; all such kernels of BERT-base, ResNet-50 and ConvNeXt-T togeth
 """
 
 
+READ_FORMS: tuple[Form, ...] = ("compiled", "step-graph")
+"""Forms of which every program is called once a step, so that its code tells the whole step."""
+
+
 def price_execution(
-    machine: Machine, workload: Workload, setting: Setting, plan: Plan
+    machine: Machine,
+    workload: Workload,
+    setting: Setting,
+    plan: Plan,
+    programs: tuple[CompilerProgram, ...] = (),
 ) -> PricedStep:
     """The operators of a step as a plan's execution mode runs them, priced; made once and kept.
 
@@ -68,6 +79,7 @@ def price_execution(
         setting: How the device is shared.
         plan: Of a replayed graph only what the runtime changes for it is priced here (the optimizer in
             its fused form, weight gradients beside the chain); the rest is left to the clock.
+        programs: What the compiler made of this step; none: what it makes is assumed.
 
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
@@ -78,6 +90,8 @@ def price_execution(
         priced = _price_compiled(
             Identity(machine), Identity(workload), setting, precision, mode.form
         )
+        if programs and mode.form in READ_FORMS:
+            priced = _price_read(machine, workload, setting, precision, mode.form, programs, priced)
     else:
         priced = price_step(machine, workload, setting, precision)
     is_replayed = mode.is_replayed_on(setting.device)
@@ -117,7 +131,43 @@ def _price_compiled(
         )
     ]
     notes = (*priced.notes, *list_.notes, *_assumptions(workload.value, form, runs))
-    return PricedStep(phases[0], phases[1], phases[2], tuple(dict.fromkeys(notes)))
+    return PricedStep(
+        phases[0],
+        phases[1],
+        phases[2],
+        tuple(dict.fromkeys(notes)),
+        own_kernels=compiled.own_kernels,
+        own_bytes=compiled.own_bytes,
+    )
+
+
+def _price_read(
+    machine: Machine,
+    workload: Workload,
+    setting: Setting,
+    precision: Precision,
+    form: Form,
+    programs: tuple[CompilerProgram, ...],
+    assumed: PricedStep,
+) -> PricedStep:
+    """The step as the compiler's code has it, or as assumed, where that code is not the whole step."""
+    reason = why_unused(workload, programs)
+    if reason:
+        return assumed._replace(notes=(*assumed.notes, f"kernels stay as assumed: {reason}"))
+    list_ = Prices(machine, setting, precision)
+    compiled = _Compiled(list_, workload, form, ())
+    read = price_made(
+        list_,
+        workload,
+        price_step(machine, workload, setting, precision),
+        programs,
+        rate=KERNEL_RATE,
+        call=compiled.call,
+        kernel=compiled.kernel,
+        has_optimizer=form == "step-graph",
+    )
+    notes = (*read.notes, _assumed_calls(form))
+    return read._replace(notes=tuple(dict.fromkeys(notes)))
 
 
 def _fused_optimizer(list_: Prices, pieces: Sequence[Piece], num_bytes: int) -> Piece:
@@ -155,6 +205,7 @@ class _Compiled:
         self._blocks = blocks_of(workload) if form == "regional" else {}
         self._runs = {run.ops[0]: run for run in runs}
         self._fused = {index for run in runs for index in run.ops}
+        self.own_kernels = self.own_bytes = 0
 
     def pieces(self, phase: Phase, eager: Sequence[Piece]) -> list[Piece]:
         """A phase as the compiled step runs it: a run stands where its first operator stood."""
@@ -169,13 +220,13 @@ class _Compiled:
                 continue
             if part not in called:
                 called.add(part)
-                found.append(self._call(phase, piece))
+                found.append(self.call(phase, piece))
             run = self._runs.get(piece.op)
             if run is not None:
                 joined = self._joined(run, by_op)._replace(members=run.ops)
-                found.append(self._kernel(phase, joined))
+                found.append(self.kernel(phase, joined))
             elif piece.op not in self._fused and _has_work(op):
-                found.append(self._kernel(phase, self._alone(piece, op)))
+                found.append(self.kernel(phase, self._alone(piece, op)))
         return [piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel]
 
     def _joined(self, run: Run, by_op: dict[int, Piece]) -> Piece:
@@ -184,6 +235,8 @@ class _Compiled:
         On a CPU the rate of small operators is that of calling them, which a loop inside a program is spared;
         on a GPU small kernels are slow by themselves.
         """
+        self.own_kernels += 1
+        self.own_bytes += run.num_bytes
         members = [by_op[index] for index in run.ops]
         apart_s = sum(piece.work_s for piece in members)
         least_s = min(self._list.least_copy_seconds(run.num_bytes), apart_s)
@@ -213,11 +266,11 @@ class _Compiled:
             return piece
         return piece._replace(work_s=rewritten_seconds(self._list, op, piece.work_s))
 
-    def _kernel(self, phase: Phase, piece: Piece) -> Piece:
+    def kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""
         return self._issued(piece, self._calls[phase].kernel)
 
-    def _call(self, phase: Phase, first: Piece) -> Piece:
+    def call(self, phase: Phase, first: Piece) -> Piece:
         """Calling the program of which `first` is the first operator."""
         piece = first._replace(
             name=f"call compiled {phase}",
@@ -259,13 +312,16 @@ def _assumptions(workload: Workload, form: Form, runs: Sequence[Run]) -> tuple[s
             "assumed: no module path names numbered blocks, so that none is compiled by itself",
         )
     count = sum(len(run.ops) for run in runs)
-    forward = CALLS[form]["forward"]
     fused = (
         f"assumed: compiling makes {len(runs)} kernels of {count} elementwise operators, normalisations, "
         "reductions and copies between contractions, as fast as their bytes at the measured bandwidth"
     )
-    calls = (
+    return fused, _assumed_calls(form)
+
+
+def _assumed_calls(form: Form) -> str:
+    forward = CALLS[form]["forward"]
+    return (
         f"assumed: calling a compiled program costs the host {forward.call:g} dispatches, and each kernel in "
         f"it {forward.kernel:g}"
     )
-    return fused, calls

@@ -1,55 +1,28 @@
 """A priced step after torch's compiler: fused runs as single pieces, calls of programs instead of operators.
 
 The model is simple on purpose, and every part of it is stated in the notes of a prediction: which operators
-become one kernel is told by `fusion`, or where the compiler's code was read by what it made (`made`), such a
-kernel takes as long as its bytes at the measured bandwidth, and the host pays for calling the program and each
-of its kernels.
+become one kernel is told by `fusion` (or by the compiler's code, where that was read: `made`), such a kernel
+takes as long as its bytes at the measured bandwidth, and the host pays for calling the program and each of
+its kernels.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from ridgeline.compiled_program import CompilerProgram
 from ridgeline.execution import MODES, Form
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Precision
 from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
+from ridgeline.simulator.call_costs import CALLS as CALLS
+from ridgeline.simulator.call_costs import assumed_calls
 from ridgeline.simulator.costs import Identity, Prices
+from ridgeline.simulator.coverage import why_unread
 from ridgeline.simulator.fusion import FUSABLE, Run, blocks_of, fused_runs, parts_of, run_alone
-from ridgeline.simulator.made import price_made, why_unused
+from ridgeline.simulator.made import price_made
 from ridgeline.simulator.pieces import Piece, PricedStep, price_step
 from ridgeline.simulator.rewriting import rewritten_seconds, writes_loop
 from ridgeline.workload import Op, Phase, Workload
-
-
-class CallCost(NamedTuple):
-    """Host cost of a compiled program in dispatches of a forward operator: a call, and each kernel in it."""
-
-    call: float
-    kernel: float
-
-
-CALLS: dict[Form, dict[Phase, CallCost]] = {
-    "compiled": {"forward": CallCost(20, 1.5), "backward": CallCost(8, 0.9)},
-    "regional": {"forward": CallCost(20, 1.5), "backward": CallCost(8, 0.9)},
-    "step-graph": {
-        "forward": CallCost(10, 0.6),
-        "backward": CallCost(0, 0.6),
-        "optimizer": CallCost(0, 0.6),
-    },
-    "packaged": {
-        "forward": CallCost(6, 0.3),
-        "backward": CallCost(0, 0.3),
-        "optimizer": CallCost(0, 0.3),
-    },
-}
-"""Guards and autograd's wrappers make a compiled forward dearer than what it replaces where steps are small.
-
-Source: assumed from chains of 4 and 16 linear layers of width 8 (torch 2.13, one CPU thread): a compiled
-forward takes 0.18 ms more than an eager one at 8 us a dispatch and 13 us per kernel, a backward 7 us per
-kernel. Whole steps of a small MLP, about 20 kernels: 0.21 and 0.39 ms as one program, 0.07 ms as a package.
-"""
 
 
 KERNEL_RATE = 0.83
@@ -58,10 +31,6 @@ KERNEL_RATE = 0.83
 Source: measured; all such kernels of BERT-base, ResNet-50 and ConvNeXt-T together (torch 2.11, one H200) took
 1 / 0.92, 1 / 0.84 and 1 / 0.74 of the time of their bytes.
 """
-
-
-READ_FORMS: tuple[Form, ...] = ("compiled", "step-graph")
-"""Forms of which every program is called once a step, so that its code tells the whole step."""
 
 
 def price_execution(
@@ -90,8 +59,12 @@ def price_execution(
         priced = _price_compiled(
             Identity(machine), Identity(workload), setting, precision, mode.form
         )
-        if programs and mode.form in READ_FORMS:
-            priced = _price_read(machine, workload, setting, precision, mode.form, programs, priced)
+        reason = why_unread(workload, plan, programs)
+        if reason:
+            note = f"the kernels of {plan.execution} stay as assumed: {reason}"
+            priced = priced._replace(notes=(*priced.notes, note))
+        elif programs:
+            priced = _price_read(machine, workload, setting, precision, mode.form, programs)
     else:
         priced = price_step(machine, workload, setting, precision)
     is_replayed = mode.is_replayed_on(setting.device)
@@ -148,12 +121,8 @@ def _price_read(
     precision: Precision,
     form: Form,
     programs: tuple[CompilerProgram, ...],
-    assumed: PricedStep,
 ) -> PricedStep:
-    """The step as the compiler's code has it, or as assumed, where that code is not the whole step."""
-    reason = why_unused(workload, programs)
-    if reason:
-        return assumed._replace(notes=(*assumed.notes, f"kernels stay as assumed: {reason}"))
+    """The step as the compiler's code has it."""
     list_ = Prices(machine, setting, precision)
     compiled = _Compiled(list_, workload, form, ())
     read = price_made(
@@ -166,7 +135,7 @@ def _price_read(
         kernel=compiled.kernel,
         has_optimizer=form == "step-graph",
     )
-    notes = (*read.notes, _assumed_calls(form))
+    notes = (*read.notes, assumed_calls(form))
     return read._replace(notes=tuple(dict.fromkeys(notes)))
 
 
@@ -316,12 +285,4 @@ def _assumptions(workload: Workload, form: Form, runs: Sequence[Run]) -> tuple[s
         f"assumed: compiling makes {len(runs)} kernels of {count} elementwise operators, normalisations, "
         "reductions and copies between contractions, as fast as their bytes at the measured bandwidth"
     )
-    return fused, _assumed_calls(form)
-
-
-def _assumed_calls(form: Form) -> str:
-    forward = CALLS[form]["forward"]
-    return (
-        f"assumed: calling a compiled program costs the host {forward.call:g} dispatches, and each kernel in "
-        f"it {forward.kernel:g}"
-    )
+    return fused, assumed_calls(form)

@@ -1,11 +1,11 @@
-"""A priced step from what torch's compiler made: its own kernels by their bytes, libraries as they were timed.
+"""A priced step from what torch's compiler made: its own kernels by their bytes, libraries as timed.
 
 In place of what `fusion` assumes. The kernels and their bytes are those of the compiler's code; each operator
 of a library is found again among the operators of the trace, by what it computes.
 """
 
 import statistics
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import prod
 
@@ -19,44 +19,17 @@ from ridgeline.simulator.pieces import Piece, PricedStep
 from ridgeline.simulator.rewriting import ALIGNED, rewritten_seconds
 from ridgeline.workload import Family, Op, Phase, Workload
 
-LEAST_COVERED = 0.9
-"""Share of the parameters that compiled programs take, from which on they are the whole step."""
 SMALL_BYTES = 100_000
 """Operators that move less take as long as a kernel takes at least."""
 _SMALLEST_CURVE = 1 << 20
 _LAUNCH_BOUND = 1.1
-"""Where moving more bytes takes no longer than this multiple, the rate that was measured is that of launching."""
+"""Where moving more bytes takes no longer than this multiple, the rate is that of launching."""
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "ridgeline.product", "product")
 _CONVOLUTIONS = {"convolution": 2, "convolution_backward": 3, "conv_weight_gradient": 3}
 _ATTENTION = "_scaled_dot_product"
 
 Issue = Callable[[Phase, Piece], Piece]
-
-
-def why_unused(workload: Workload, programs: Sequence[CompilerProgram]) -> str:
-    """Why programs do not tell how a step is compiled; empty where they do.
-
-    What the compiler could not translate runs between its programs as it was written. And what it translated
-    more than once was not all called.
-    """
-    wanted = Counter(parameter.shape for parameter in workload.parameters)
-    forward = [program for program in programs if program.phase == "forward"]
-    got = Counter(shape for program in forward for shape in program.inputs)
-    total = _elements(wanted)
-    if _elements(wanted & got) < LEAST_COVERED * total:
-        share = units.percent(_elements(wanted & got) / total)
-        return (
-            f"the compiler's programs take {share} of the parameters, the rest runs as it was written"
-        )
-    again = Counter({shape: got[shape] - count for shape, count in wanted.items()})
-    if len(forward) > 1 and _elements(+again) >= LEAST_COVERED * total > 0:
-        return "the compiler translated the step more than once, and nothing tells which program ran"
-    return ""
-
-
-def _elements(shapes: Counter[Shape]) -> int:
-    return sum(count * prod(shape) for shape, count in shapes.items())
 
 
 class LoopClock:
@@ -122,7 +95,7 @@ def price_made(
         list_: Prices at the setting.
         workload: The step.
         priced: Its operators as they are run eagerly.
-        programs: All of the step's, see `why_unused`.
+        programs: All of the step's, see `why_unread`.
         rate: See `LoopClock`.
         call: Makes of its first piece the call of a program.
         kernel: Issues a piece from inside a program.
@@ -188,7 +161,10 @@ class _Made:
         """The operator of the trace that a call is, each in turn; the last one serves for further calls."""
         key = _identity(kernel.name.rstrip("_"), kernel.shapes, kernel.dtype)
         other: Phase = "forward" if phase == "backward" else "backward"
-        for where in (phase, other):  # a backward pass may compute results of the forward pass again
+        for where in (
+            phase,
+            other,
+        ):  # a backward pass may compute results of the forward pass again
             found = self._open.get((where, key))
             if found:
                 return found.popleft() if len(found) > 1 else found[0]

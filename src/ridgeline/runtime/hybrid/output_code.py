@@ -134,7 +134,7 @@ class _Reader:
         """What makes, views or describes a tensor."""
         if name.startswith("empty_strided") or name == "rand_strided":
             words = [_dotted(value) for value in (*node.args[2:], *_named(node, "dtype"))]
-            dtype = [word for word in words if word.startswith("torch.")][0]
+            (dtype,) = (word for word in words if word.startswith("torch."))
             return _Tensor(_shape(node.args[0]), _shape(node.args[1]), dtype.removeprefix("torch."))
         if name in ("reinterpret_tensor", "assert_size_stride"):
             before = self._value(node.args[0])
@@ -184,7 +184,7 @@ class _Reader:
         )
 
     def _call_library(self, name: str, node: ast.Call) -> _Tensor | None:
-        """An operator of a library; what it gives is taken to be like its first tensor, until more is said."""
+        """An operator of a library; its result is taken to be like its first tensor until more is said."""
         if name in _SILENT:
             return None
         outputs = [self._value(value) for value in _named(node, "out")]

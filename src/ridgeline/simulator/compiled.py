@@ -24,7 +24,6 @@ from ridgeline.simulator.pieces import Piece, PricedStep, price_step
 from ridgeline.simulator.rewriting import rewritten_seconds, writes_loop
 from ridgeline.workload import Op, Phase, Workload
 
-
 KERNEL_RATE = 0.83
 """Share of the best measured bandwidth that a kernel of torch's compiler reaches on a GPU.
 
@@ -133,7 +132,7 @@ def _price_read(
         rate=KERNEL_RATE,
         call=compiled.call,
         kernel=compiled.kernel,
-        has_optimizer=form == "step-graph",
+        has_optimizer=form in ("step-graph", "packaged"),
     )
     notes = (*read.notes, assumed_calls(form))
     return read._replace(notes=tuple(dict.fromkeys(notes)))

@@ -13,7 +13,7 @@ from ridgeline.workload import Workload
 LEAST_COVERED = 0.9
 """Share of the parameters that programs take, from which on they are the whole step."""
 
-_CALLED_ONCE: tuple[Form, ...] = ("compiled", "step-graph")
+_CALLED_ONCE: tuple[Form, ...] = ("compiled", "step-graph", "packaged")
 """Forms of which each program is called once a step. A block compiled by itself serves all its copies."""
 
 

@@ -223,8 +223,8 @@ class _Reader:
             yield tensor
 
     def _operators(self, line: int) -> tuple[str, ...]:
-        """The ATen operators that a call came from, as the comment above it says."""
-        for text in reversed(self._lines[max(0, line - 6) : line - 1]):
+        """The ATen operators that a call came from, as a comment says that is at most three lines above."""
+        for text in reversed(self._lines[max(0, line - 4) : line - 1]):
             match = re.search(r"Original ATen: \[(.*?)\]", text)
             if match:
                 return tuple(match.group(1).split(", "))

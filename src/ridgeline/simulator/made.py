@@ -62,11 +62,12 @@ class LoopClock:
         """
         if self._list.setting.device == "cpu":
             return self._list.least_copy_seconds(num_bytes)
-        if self._least_s is None or num_bytes >= self._knee:
-            return self._list.copy_seconds(num_bytes) / self._rate
-        least_s = min(self._least_s, self._list.copy_seconds(self._knee))
-        rising_s = self._list.copy_seconds(self._knee) - least_s
-        return (least_s + rising_s * num_bytes / self._knee) / self._rate
+        copied_s = self._list.copy_seconds(max(1, num_bytes))
+        if self._least_s is not None and num_bytes < self._knee:
+            reached_s = self._list.copy_seconds(self._knee)
+            least_s = min(self._least_s, reached_s)
+            copied_s = min(copied_s, least_s + (reached_s - least_s) * num_bytes / self._knee)
+        return copied_s / self._rate
 
 
 def _knee(list_: Prices) -> int:

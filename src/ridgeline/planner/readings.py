@@ -47,7 +47,12 @@ def read_again(
         notes.append(f"the kernels of {label(tried.plan)} stay as assumed: {reason}")
     if reason or not measured.programs:
         return list(candidates), notes
-    return [_read(request, c, tried.plan, measured.programs) for c in candidates], notes
+    try:
+        read = [_read(request, c, tried.plan, measured.programs) for c in candidates]
+    except MachineError as error:  # the assumed step has no operator of such a kind
+        note = f"the kernels of {label(tried.plan)} stay as assumed: {error}"
+        return list(candidates), [*notes, note]
+    return read, notes
 
 
 def as_read(predicted: Timeline, reading: Reading | None) -> Timeline:
@@ -69,12 +74,7 @@ def _read(
     if is_told or not different.isdisjoint(OTHER_PROGRAM):
         return candidate
     workload = request.workloads[candidate.plan.workers]
-    try:
-        again = simulate(
-            request.machine, workload, candidate.plan, details=False, programs=programs
-        )
-    except MachineError:
-        return candidate  # what a library's operator needs was measured for the assumed step only
+    again = simulate(request.machine, workload, candidate.plan, details=False, programs=programs)
     before = candidate.timeline
     reading = Reading(
         kernels=round(again.counters["own_kernels"]),

@@ -54,10 +54,16 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
 
 
 def _predicted(candidate: Candidate, other: Candidate) -> tuple[float, float]:
-    """Predicted steps of two plans, both from what the compiler made where that is known of both."""
-    if candidate.reading is not None and other.reading is not None and other.reading.step_s:
-        return candidate.reading.step_s, other.reading.step_s
-    return candidate.timeline.step_ns * 1e-9, other.timeline.step_ns * 1e-9
+    """Seconds that are predicted of both: of the first from what the compiler made, where that is known.
+
+    What was assumed wrongly of the other's kernels was assumed of the first's as well, unless they were read.
+    """
+    told_s = other.timeline.step_ns * 1e-9
+    if candidate.reading is None:
+        return candidate.timeline.step_ns * 1e-9, told_s
+    if other.reading is not None and other.reading.step_s:
+        told_s = other.reading.step_s
+    return candidate.reading.step_s, told_s
 
 
 def _distance(candidate: Candidate, other: Candidate) -> tuple[float, float]:

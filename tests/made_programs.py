@@ -105,7 +105,9 @@ def loop(num_bytes: int = LOOP_BYTES, name: str = "triton_poi_fused_mul_relu_0")
     )
 
 
-def program(phase: str, *calls: CompilerKernel, inputs: Sequence[Shape] = (WEIGHT,)) -> CompilerProgram:
+def program(
+    phase: str, *calls: CompilerKernel, inputs: Sequence[Shape] = (WEIGHT,)
+) -> CompilerProgram:
     """A program of such calls."""
     kernels = tuple(dict.fromkeys(calls))
     return CompilerProgram(

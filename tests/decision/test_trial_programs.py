@@ -43,8 +43,10 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[A
 
 
 def test_a_step_is_predicted_from_what_its_trial_compiled(trained: Any, tmp_path: Path) -> None:
-    """The trial of an eager plan brings no programs; that of a compiled one both passes, of which products
-    take as long as the trace's and loops as long as their bytes. Remembered choices leave programs out."""
+    """Products take as long as the trace's, loops as long as their bytes.
+
+    The trial of an eager plan brings no programs. Remembered choices leave programs out.
+    """
     model, optimizer, batch = trained
     workload = rl.trace(model, loss_fn, optimizer, batch)
     products = [op for op in workload.ops if operator_name(op) in ("mm", "addmm")]
@@ -66,7 +68,9 @@ def test_a_step_is_predicted_from_what_its_trial_compiled(trained: Any, tmp_path
     predicted = simulate(machine, workload, plan, programs=measured.programs)
     loops_s = sum(k.num_bytes for k in calls if not k.is_library) * 1e-9
     optimizer_s = sum(op.bytes_moved for op in workload.phase("optimizer")) * 1e-9
-    assert predicted.step_ns * 1e-9 == pytest.approx(5 * PRODUCT_S + loops_s + optimizer_s, rel=1e-6)
+    assert predicted.step_ns * 1e-9 == pytest.approx(
+        5 * PRODUCT_S + loops_s + optimizer_s, rel=1e-6
+    )
     ranking = choose(
         machine,
         workload,

@@ -63,8 +63,7 @@ def test_rows_are_read_once_where_they_stay_on_the_chip(columns: int) -> None:
 
 
 def test_gathered_rows_and_atomic_additions() -> None:
-    """A gather reads at most all of its source; each atomic addition goes through memory, part of indices
-    is read as that part."""
+    """A gather reads at most all of its source, and each atomic addition goes through memory."""
     names = ["in_ptr0", "in_ptr1", "out_ptr0"]
     indices, source, sums = triton_traffic(GATHER, names, [1000, 50 * 64, 50 * 64])
     assert indices == Traffic(500, 0)
@@ -132,5 +131,7 @@ extern "C"  void  kernel(float* in_out_ptr0,
     names = [argument.name for argument in cpp_arguments(source)]
     assert names == ["in_out_ptr0", "in_ptr0", "out_ptr0"]
     assert cpp_traffic(source, names, [1, 2, 3]) == [Traffic(1, 1), Traffic(2, 0), Traffic(0, 3)]
-    written = source.replace("Vectorized<float>::loadu(in_out_ptr0", "Vectorized<float>::loadu(in_ptr0")
+    written = source.replace(
+        "Vectorized<float>::loadu(in_out_ptr0", "Vectorized<float>::loadu(in_ptr0"
+    )
     assert cpp_traffic(written, names, [1, 2, 3])[0] == Traffic(0, 1)

@@ -61,13 +61,16 @@ def test_a_forward_program_of_a_gpu() -> None:
 
 def test_a_backward_program_of_a_gpu() -> None:
     """Sums of a workspace, gradients by image alone, products beside the chain; joins are no work."""
-    total, convolution, product = read_program(BACKWARD).calls
+    program = read_program(BACKWARD)
+    assert program.phase == "backward"
+    total, convolution, relu, product = program.calls
+    assert (relu.name, relu.shapes) == ("relu_", ((4, 8, 6, 6),))
     assert (total.name, total.shapes, total.num_bytes) == ("sum", ((24, 64),), 25 * 64 * FP32)
     assert (convolution.name, convolution.parts) == ("convolution_backward", 1)
     assert convolution.shapes == ((4, 16, 6, 6), (4, 8, 6, 6), (16, 8, 3, 3))
     assert (product.name, product_sizes(product)) == ("product", (1, 8, 144, 8))
     both = BACKWARD.replace("[True, False, False]", "[True, True, False]")
-    assert [kernel.parts for kernel in read_program(both).calls] == [1, 2, 1]
+    assert [kernel.parts for kernel in read_program(both).calls] == [1, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -101,15 +104,19 @@ def test_an_unreadable_program_gives_a_note(tmp_path: Path) -> None:
     later = _module(tmp_path / "g.py", FORWARD)
     backward = _module(tmp_path / "b.py", BACKWARD)
     kernel = _module(tmp_path / "k.py", "import triton")
-    found = read_modules([forward, backward, kernel, later])
-    assert [program.phase for program in found.programs] == ["forward", "forward", "backward"]
+    other = _module(tmp_path / "c.py", BACKWARD.replace("[True, False,", "[True, True,"))
+    found = read_modules([forward, backward, kernel, later, other])
+    assert [program.phase for program in found.programs] == ["forward"] * 2 + ["backward"] * 2
+    parts = [max(kernel.parts for kernel in program.kernels) for program in found.programs]
+    assert parts == [1, 1, 2, 1]
     assert found.notes == ()
     broken = _module(tmp_path / "x.py", FORWARD.replace("run(buf1", "run(buf8"))
     found = read_modules([forward, broken])
     assert found.programs == ()
-    assert found.notes == (
+    (note,) = found.notes
+    assert note == (
         f"what the compiler made could not be read from {tmp_path / 'x.py'} (wanted the tensors that "
-        "triton_poi_fused_relu_0 takes, got 1 of 2): its kernels stay as assumed",
+        "triton_poi_fused_relu_0 takes, got 1 of 2): its kernels stay as assumed"
     )
 
 
@@ -123,8 +130,10 @@ def compiled_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 def test_a_chain_moves_its_inputs_and_outputs(compiled_here: None) -> None:
-    """What elementwise operators pass on among themselves never reaches memory; what was loaded before is
-    not read again, and a second process would find the same program in the compiler's cache."""
+    """What elementwise operators pass on among themselves never reaches memory.
+
+    What was loaded before is not read again, and what comes from the compiler's cache is read as well.
+    """
     first, second = (torch.rand(512, 64) for _ in range(2))
 
     def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

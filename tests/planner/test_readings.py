@@ -24,7 +24,9 @@ LINE = (
 )
 
 
-def try_with(programs: tuple[CompilerProgram, ...], notes: tuple[str, ...] = (), factor: float = 0.9):
+def try_with(
+    programs: tuple[CompilerProgram, ...], notes: tuple[str, ...] = (), factor: float = 0.9
+):
     """Trials in which compiling makes such programs, and then a step takes so much of what they tell."""
 
     def trial(plan: Plan) -> Timeline:
@@ -47,9 +49,7 @@ def choose_with(trial, **more) -> Ranking:
 
 def of(ranking: Ranking, **knobs: object):
     """The candidates whose plan has these values."""
-    return [
-        c for c in ranking.candidates if all(getattr(c.plan, k) == v for k, v in knobs.items())
-    ]
+    return [c for c in ranking.candidates if all(getattr(c.plan, k) == v for k, v in knobs.items())]
 
 
 def test_plans_with_the_same_program_are_read_again() -> None:
@@ -65,7 +65,9 @@ def test_plans_with_the_same_program_are_read_again() -> None:
             and candidate.plan.random == tried.plan.random
         )
         assert (candidate.reading is not None) == is_same, candidate.plan
-    (called,) = of(ranking, execution="compiled", random="as-is", optimizer="as-is", kernels="default")
+    (called,) = of(
+        ranking, execution="compiled", random="as-is", optimizer="as-is", kernels="default"
+    )
     wanted = simulate(MACHINE, small_step(), called.plan, programs=small_programs())
     assert called.reading is not None
     assert called.reading.step_s == wanted.step_ns * 1e-9
@@ -142,3 +144,26 @@ def test_a_prediction_without_a_reading_stays() -> None:
         "read: the compiler made 1 kernels of its own that move 2 B, where 4 and 5 B were assumed: a step of "
         "3.00 s from what it made, 6.00 s as assumed"
     )
+
+
+def test_a_packaged_step_is_the_same_program() -> None:
+    """Reading the step as one program tells of the packaged one too, whose code is another language's."""
+    whole = program("forward", *(k for p in small_programs() for k in p.calls))
+
+    def trial(plan: Plan) -> Timeline:
+        made = (whole,) if plan.execution == "step-graph" else ()
+        predicted = simulate(MACHINE, small_step(), plan, details=False, programs=made)
+        return msgspec.structs.replace(predicted, origin="measured", programs=made)
+
+    ranking = choose(
+        make_machine(),
+        small_step("cpu"),
+        world_size=1,
+        fixed={"threads": 2, "memory_format": "as-is"},
+        trial=trial,
+        seconds=1e9,
+    )
+    readings = {c.plan.execution: c.reading for c in ranking.candidates}
+    assert readings["step-graph"] is not None
+    assert readings["packaged"] is not None
+    assert readings["compiled"] is None

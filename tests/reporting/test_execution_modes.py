@@ -80,7 +80,12 @@ def test_what_the_compiler_made_stands_beside_the_plan() -> None:
     """For plans that were compiled and tried, in the words of the ranking's notes."""
     ranking = _ranking(None, is_tried=True)
     reading = Reading(
-        kernels=7, num_bytes=1 << 20, step_s=0.02, assumed_kernels=5, assumed_bytes=2 << 20, assumed_s=0.03
+        kernels=7,
+        num_bytes=1 << 20,
+        step_s=0.02,
+        assumed_kernels=5,
+        assumed_bytes=2 << 20,
+        assumed_s=0.03,
     )
     tried, *others = (msgspec.structs.replace(c, reading=reading) for c in ranking.candidates)
     line = f"<li>{label(tried.plan)}: {reading.text}.</li>"

@@ -93,7 +93,9 @@ def test_the_host_pays_for_calls_of_programs() -> None:
 def test_products_are_known_by_their_sizes(sizes, order, batch) -> None:
     """Factors may be exchanged and transposed, and one of several batches is a matrix by itself."""
     rows, inner, columns = sizes
-    workload = make_step([make_op("bmm", "forward", [(batch, rows, inner), (batch, inner, columns)])])
+    workload = make_step(
+        [make_op("bmm", "forward", [(batch, rows, inner), (batch, inner, columns)])]
+    )
     turned = [sizes[place] for place in order]
     shapes = [(batch, turned[0], turned[1]), (batch, turned[1], turned[2])]
     name = "bmm"
@@ -116,15 +118,18 @@ def test_padded_products_are_the_same() -> None:
 def test_a_product_that_changed_its_precision_is_not_the_timed_one() -> None:
     """A compiled backward pass may compute in 16 bits what the eager one does in 32."""
     op = make_op("mm", "forward", [(64, 32), (32, 16)], flops=1 << 20)
-    call = library("mm", (64, 32), (32, 16), dtype="bfloat16")
-    assert timed_ns(make_step([op]), {0: 0.5}, [call]) == 2 * 64 * 32 * 16
+    for dtype in ("bfloat16", "float64"):
+        call = library("mm", (64, 32), (32, 16), dtype=dtype)
+        assert timed_ns(make_step([op]), {0: 0.5}, [call]) == 2 * 64 * 32 * 16
 
 
 def test_half_of_a_convolution_takes_half() -> None:
     """Gradients by image and by weight may be computed apart, the latter beside the chain."""
     shapes = [(4, 16, 6, 6), (4, 8, 6, 6), (16, 8, 3, 3)]
     arguments = '{"args": [{"tensor": 0}, {"tensor": 1}, {"tensor": 2}, null, [true, true, false]]}'
-    op = make_op("convolution_backward", "forward", shapes, family="convolution", arguments=arguments)
+    op = make_op(
+        "convolution_backward", "forward", shapes, family="convolution", arguments=arguments
+    )
     whole = library("convolution_backward", *shapes, parts=2)
     image = library("convolution_backward", *shapes, parts=1)
     weight = library("conv_weight_gradient", *shapes)

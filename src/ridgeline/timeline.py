@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value
+from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import LawError
 
 Lane = Literal["host", "compute", "copy-in", "copy-out", "communication", "loader", "disk"]
@@ -75,6 +76,8 @@ class Timeline(Noun, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     counters: dict[str, float] = {}
     """What a run counted: `overhead_ns` (Ridgeline's own time per step), fallbacks, ..."""
+    programs: tuple[CompilerProgram, ...] = ()
+    """What torch's compiler made, or took from its cache, for a trial that compiled."""
 
     def __post_init__(self) -> None:
         """Reject spans that end before they begin.

@@ -6,6 +6,8 @@ import pytest
 from chained_workloads import make_chain
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
+from ridgeline.planner.labels import label
+from ridgeline.planner.ranking import Reading
 from ridgeline.reporting.chart_timeline import frame_colour, kind, timeline_figure
 from ridgeline.reporting.operators import times_from_timeline
 from ridgeline.reporting.page_plan import plan_bars, plan_reading, plan_section
@@ -72,3 +74,22 @@ def test_the_reading_compares_whole_runs() -> None:
         "7 plans were simulated and none tried for real; over 100000 steps, compiling included, the chosen "
         "one takes 12600 s and the next 16600 s."
     )
+
+
+def test_what_the_compiler_made_stands_beside_the_plan() -> None:
+    """For plans that were compiled and tried, in the words of the ranking's notes."""
+    ranking = _ranking(None, is_tried=True)
+    reading = Reading(
+        kernels=7,
+        num_bytes=1 << 20,
+        step_s=0.02,
+        assumed_kernels=5,
+        assumed_bytes=2 << 20,
+        assumed_s=0.03,
+    )
+    tried, *others = (msgspec.structs.replace(c, reading=reading) for c in ranking.candidates)
+    line = f"<li>{label(tried.plan)}: {reading.text}.</li>"
+    page = plan_section(msgspec.structs.replace(ranking, candidates=(tried, *others)))
+    assert page is not None
+    assert page.count(line) == page.count("of its own that move") == 1
+    assert "of its own that move" not in str(plan_section(ranking))

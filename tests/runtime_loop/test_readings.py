@@ -73,3 +73,10 @@ def test_short_steps_are_tried_for_longer(monkeypatch: pytest.MonkeyPatch) -> No
         measured = plan_trial.try_plan(task, Plan(threads=1), ALONE, seed=0)
         assert len(measured.steps_ns) == steps
         assert {"input", "forward", "backward", "optimizer"} <= {s.name for s in measured.frames}
+
+
+def test_a_trial_that_compiles_tells_what_was_made() -> None:
+    """Forward and backward, for the planner to read."""
+    task = load_task("mlp", data_dir=None, batch_size=64)
+    measured = plan_trial.try_plan(task, Plan(execution="compiled", threads=1), ALONE, seed=0)
+    assert [program.phase for program in measured.programs] == ["forward", "backward"]

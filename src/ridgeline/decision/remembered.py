@@ -59,12 +59,15 @@ def _path(directory: Path, key: str) -> Path:
 
 
 def _slim(ranking: Ranking) -> Ranking:
-    """The ranking without detail spans, which are most of its size."""
+    """The ranking without detail spans and programs, which are most of its size."""
     slim = []
     for candidate in ranking.candidates:
         spans = tuple(span for span in candidate.timeline.spans if not span.detail)
         timeline = msgspec.structs.replace(candidate.timeline, spans=spans)
-        slim.append(msgspec.structs.replace(candidate, timeline=timeline))
+        measured = candidate.measured
+        if measured is not None:
+            measured = msgspec.structs.replace(measured, programs=())
+        slim.append(msgspec.structs.replace(candidate, timeline=timeline, measured=measured))
     return msgspec.structs.replace(ranking, candidates=tuple(slim))
 
 

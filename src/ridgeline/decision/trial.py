@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import gather_bytes, share_bytes
+from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
@@ -54,6 +56,7 @@ def run_trial(
     Cost: The steps, and copies of parameters, buffers and optimizer state.
     """
     before = Undo(model, loss_fn, optimizer, example)
+    watch = ProgramWatch()
     try:
         step = make(plan)
         try:
@@ -62,6 +65,8 @@ def run_trial(
             step.close()
     finally:
         before.restore()
+    if world.rank == 0 and MODES[plan.execution].is_compiled:
+        measured = watch.noted(measured)
     everyone = [
         msgspec.json.decode(data, type=Timeline)
         for data in gather_bytes(msgspec.json.encode(measured), world)

@@ -14,13 +14,37 @@ from ridgeline.timeline import Timeline
 _WIDTH = 80
 
 
+class Reading(Value, frozen=True, kw_only=True):
+    """What the compiler made for a plan, or for one with the same program, and what had been assumed.
+
+    Kernels are the compiler's own, without operators of libraries; `step_s` is what is predicted from them.
+    """
+
+    kernels: int
+    num_bytes: int
+    step_s: float
+    assumed_kernels: int
+    assumed_bytes: int
+    assumed_s: float
+
+    @property
+    def text(self) -> str:
+        """Both in one line."""
+        return (
+            f"the compiler made {self.kernels} kernels of its own that move "
+            f"{units.num_bytes(self.num_bytes)}, where {self.assumed_kernels} and "
+            f"{units.num_bytes(self.assumed_bytes)} were assumed: a step of {units.seconds(self.step_s)} "
+            f"from what it made, {units.seconds(self.assumed_s)} as assumed"
+        )
+
+
 class Candidate(Value, frozen=True, kw_only=True):
     """A plan, what it is predicted to do, and, when it was tried, what it did.
 
     `why` says in a sentence why it stands where it stands. `failure` is the reason when a trial failed.
     `samples` are those of a step over all workers. `timeline` is the prediction before any trial;
     `corrected_s` is what is expected of a step after trials of relatives, and `kin_compile_s` of its
-    preparation; None where nothing told.
+    preparation; `reading` what a trial read of its compiled program; None where nothing told.
     """
 
     plan: Plan
@@ -31,6 +55,7 @@ class Candidate(Value, frozen=True, kw_only=True):
     samples: int = 1
     kin_compile_s: float | None = None
     corrected_s: float | None = None
+    reading: Reading | None = None
 
     @property
     def step_s(self) -> float:

@@ -39,7 +39,8 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
     if not tried:
         return candidate
     nearest = min(tried, key=lambda c: _distance(candidate, c))
-    ratio = nearest.step_s / (nearest.timeline.step_ns * 1e-9)
+    expected_s, told_s = _predicted(candidate, nearest)
+    ratio = nearest.step_s / told_s
     different = differences(candidate.plan, nearest.plan)
     if different & SHARING:
         ratio = 1.0
@@ -47,9 +48,22 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
         ratio = min(ratio, 1.0)  # what a slow host adds is not in a replay
     return msgspec.structs.replace(
         candidate,
-        corrected_s=candidate.timeline.step_ns * 1e-9 * ratio,
+        corrected_s=expected_s * ratio,
         kin_compile_s=_preparing_s(candidate, tried),
     )
+
+
+def _predicted(candidate: Candidate, other: Candidate) -> tuple[float, float]:
+    """Seconds that are predicted of both: of the first from what the compiler made, where that is known.
+
+    What was assumed wrongly of the other's kernels was assumed of the first's as well, unless they were read.
+    """
+    told_s = other.timeline.step_ns * 1e-9
+    if candidate.reading is None:
+        return candidate.timeline.step_ns * 1e-9, told_s
+    if other.reading is not None and other.reading.step_s:
+        told_s = other.reading.step_s
+    return candidate.reading.step_s, told_s
 
 
 def _distance(candidate: Candidate, other: Candidate) -> tuple[float, float]:

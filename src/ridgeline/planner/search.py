@@ -27,6 +27,7 @@ from ridgeline.planner.preparation import (
 )
 from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking
+from ridgeline.planner.readings import as_read, read_again
 from ridgeline.planner.reasons import make_choices, why
 from ridgeline.planner.relatives import corrected
 from ridgeline.planner.trials import (
@@ -122,7 +123,7 @@ def choose(
             device=request.device,
             clock=clock or _since_now(),
         )
-        candidates, told = _tried(candidates, allowance, trial)
+        candidates, told = _tried(request, candidates, allowance, trial)
         notes += told
         error = _largest_miss(candidates)
     return _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
@@ -183,23 +184,27 @@ def _simulated(
 
 
 def _tried(
-    candidates: list[Candidate], allowance: _Allowance, trial: Trial
+    request: Request, candidates: list[Candidate], allowance: _Allowance, trial: Trial
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates with what the trials measured, one trial after the other, and what was left out."""
     num_tried = 0
+    notes: list[str] = []
     overheads: list[float] = []
     while True:
         overhead_s = statistics.fmean(overheads) if overheads else 0.0
         room = allowance.room(candidates, num_tried, overhead_s)
         index = next_trial(candidates, room, device=allowance.device, steps=allowance.steps)
         if index is None:
-            return candidates, left_untried(candidates, room, device=allowance.device)
+            return candidates, notes + left_untried(candidates, room, device=allowance.device)
         begin = allowance.clock()
         tried = _try(candidates[index], candidates, trial)
         spent = allowance.clock() - begin
         if tried.measured is not None:
             overheads.append(max(0.0, spent - tried.compile_s - RUNS_PER_TRIAL * tried.step_s))
-        candidates = corrected([*candidates[:index], tried, *candidates[index + 1 :]])
+        candidates = [*candidates[:index], tried, *candidates[index + 1 :]]
+        candidates, told = read_again(request, candidates, tried)
+        notes += told
+        candidates = corrected(candidates)
         num_tried += 1
 
 
@@ -276,7 +281,9 @@ def _ranked(
         msgspec.structs.replace(c, why=why(c, best, fastest, margin, order, steps)) for c in order
     ]
     explained[0] = msgspec.structs.replace(
-        explained[0], plan=plan, timeline=simulate(request.machine, workload, best.plan)
+        explained[0],
+        plan=plan,
+        timeline=as_read(simulate(request.machine, workload, best.plan), best.reading),
     )
     return Ranking(
         candidates=tuple(explained),
@@ -309,7 +316,10 @@ def _assumed(best: Candidate, order: Sequence[Candidate]) -> list[str]:
     notes = [
         note for c in order if c is best or not is_compiled(c.plan) for note in c.timeline.notes
     ]
-    if any(is_compiled(c.plan) and c.measured is None and not c.failure for c in order):
+    if any(
+        is_compiled(c.plan) and c.measured is None and not c.failure and c.reading is None
+        for c in order
+    ):
         notes.append(
             "what compiling does is assumed (kernels as fast as their bytes): untried modes that compile are "
             f"taken to be right within {units.percent(COMPILED_ERROR)} only"

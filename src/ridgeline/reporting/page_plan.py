@@ -35,6 +35,7 @@ def plan_section(ranking: Ranking | None) -> Markup | None:
         ),
         bars(plan_bars(shown), label="Predicted time of a step by plan", kind="plans"),
         _legend(ranking),
+        _made(shown),
         _knobs(best.plan.choices),
         _reasons(shown),
     )
@@ -129,6 +130,16 @@ def _legend(ranking: Ranking) -> Markup | None:
         parts.append(f"{hidden} slower plans are not drawn.")
     parts += [as_sentence(note) for note in ranking.notes[:MOST_NOTES]]
     return tag("p", " ".join(parts), class_="quiet small", style="margin-top:14px")
+
+
+def _made(candidates: Sequence[Candidate]) -> Markup | None:
+    """What the compiler made for the plans that were compiled and tried, where its code was read."""
+    lines = [
+        tag("li", f"{label(c.plan)}: {c.reading.text}.")
+        for c in candidates
+        if c.reading is not None and c.measured is not None
+    ]
+    return tag("ul", *lines, class_="quiet small") if lines else None
 
 
 def _knobs(choices: Sequence[Choice]) -> Markup | None:

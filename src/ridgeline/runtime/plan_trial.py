@@ -12,12 +12,14 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.runtime import random_state, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
 from ridgeline.runtime.feeding import Handover, feed
 from ridgeline.runtime.fetching import batches
+from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.readings import LossReader
 from ridgeline.runtime.recorder import WINDOW
 from ridgeline.runtime.round import Round
@@ -42,6 +44,7 @@ def try_plan(task: Task, plan: Plan, world: World, *, seed: int) -> Timeline:
         RidgelineError: the plan does not run.
     """
     random_state.seed_all(seed)
+    watch = ProgramWatch()
     model = move(task.model(), world.device)
     optimizer = task.optimizer(model)
     data = _Batches(Sampler(task.train_data, task.batch_size, world, seed=seed), task.batch_size)
@@ -76,6 +79,8 @@ def try_plan(task: Task, plan: Plan, world: World, *, seed: int) -> Timeline:
                 run(first + 1, more)
             measured = step.timeline()
         box.close()
+    if MODES[plan.execution].is_compiled:
+        measured = watch.noted(measured)
     everyone = gather_bytes(msgspec.json.encode(measured.steps_ns), world)
     by_worker = [msgspec.json.decode(data, type=tuple[int, ...]) for data in everyone]
     slowest = tuple(max(steps) for steps in zip(*by_worker, strict=True))

@@ -50,7 +50,7 @@ def _weight_shares(workload: Workload) -> dict[int, float]:
     for parameter in workload.gradients:
         index = _maker(workload.ops, parameter.ready_op)
         op = workload.ops[index]
-        parts = _num_products(op)
+        parts = num_products(op)
         num_bytes = op.bytes_read
         if parts and op.flops / parts <= BESIDE_FLOPS and num_bytes <= BESIDE_BYTES:
             found[index] = 1.0 / parts
@@ -64,7 +64,7 @@ def _maker(ops: Sequence[Op], index: int) -> int:
     return index
 
 
-def _num_products(op: Op) -> int:
+def num_products(op: Op) -> int:
     """Products that an operator of backward computes in one: a convolution's for its input and its weight."""
     if op.family == "matmul":
         return 1

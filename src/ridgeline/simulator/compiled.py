@@ -1,53 +1,28 @@
 """A priced step after torch's compiler: fused runs as single pieces, calls of programs instead of operators.
 
 The model is simple on purpose, and every part of it is stated in the notes of a prediction: which operators
-become one kernel is told by `fusion`, such a kernel takes as long as its bytes at the measured bandwidth, and
-the host pays for calling the program and each of its kernels.
+become one kernel is told by `fusion` (or by the compiler's code, where that was read: `made`), such a kernel
+takes as long as its bytes at the measured bandwidth, and the host pays for calling the program and each of
+its kernels.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
+from ridgeline.compiled_program import CompilerProgram
 from ridgeline.execution import MODES, Form
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Precision
 from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
+from ridgeline.simulator.call_costs import CALLS as CALLS
+from ridgeline.simulator.call_costs import assumed_calls
 from ridgeline.simulator.costs import Identity, Prices
+from ridgeline.simulator.coverage import why_unread
 from ridgeline.simulator.fusion import FUSABLE, Run, blocks_of, fused_runs, parts_of, run_alone
+from ridgeline.simulator.made import price_made
 from ridgeline.simulator.pieces import Piece, PricedStep, price_step
 from ridgeline.simulator.rewriting import rewritten_seconds, writes_loop
 from ridgeline.workload import Op, Phase, Workload
-
-
-class CallCost(NamedTuple):
-    """Host cost of a compiled program in dispatches of a forward operator: a call, and each kernel in it."""
-
-    call: float
-    kernel: float
-
-
-CALLS: dict[Form, dict[Phase, CallCost]] = {
-    "compiled": {"forward": CallCost(20, 1.5), "backward": CallCost(8, 0.9)},
-    "regional": {"forward": CallCost(20, 1.5), "backward": CallCost(8, 0.9)},
-    "step-graph": {
-        "forward": CallCost(10, 0.6),
-        "backward": CallCost(0, 0.6),
-        "optimizer": CallCost(0, 0.6),
-    },
-    "packaged": {
-        "forward": CallCost(6, 0.3),
-        "backward": CallCost(0, 0.3),
-        "optimizer": CallCost(0, 0.3),
-    },
-}
-"""Guards and autograd's wrappers make a compiled forward dearer than what it replaces where steps are small.
-
-Source: assumed from chains of 4 and 16 linear layers of width 8 (torch 2.13, one CPU thread): a compiled
-forward takes 0.18 ms more than an eager one at 8 us a dispatch and 13 us per kernel, a backward 7 us per
-kernel. Whole steps of a small MLP, about 20 kernels: 0.21 and 0.39 ms as one program, 0.07 ms as a package.
-"""
-
 
 KERNEL_RATE = 0.83
 """Share of the best measured bandwidth that a kernel of torch's compiler reaches on a GPU.
@@ -58,7 +33,11 @@ Source: measured; all such kernels of BERT-base, ResNet-50 and ConvNeXt-T togeth
 
 
 def price_execution(
-    machine: Machine, workload: Workload, setting: Setting, plan: Plan
+    machine: Machine,
+    workload: Workload,
+    setting: Setting,
+    plan: Plan,
+    programs: tuple[CompilerProgram, ...] = (),
 ) -> PricedStep:
     """The operators of a step as a plan's execution mode runs them, priced; made once and kept.
 
@@ -68,6 +47,7 @@ def price_execution(
         setting: How the device is shared.
         plan: Of a replayed graph only what the runtime changes for it is priced here (the optimizer in
             its fused form, weight gradients beside the chain); the rest is left to the clock.
+        programs: What the compiler made of this step; none: what it makes is assumed.
 
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
@@ -78,6 +58,12 @@ def price_execution(
         priced = _price_compiled(
             Identity(machine), Identity(workload), setting, precision, mode.form
         )
+        reason = why_unread(workload, plan, programs)
+        if reason:
+            note = f"the kernels of {plan.execution} stay as assumed: {reason}"
+            priced = priced._replace(notes=(*priced.notes, note))
+        elif programs:
+            priced = _price_read(machine, workload, setting, precision, mode.form, programs)
     else:
         priced = price_step(machine, workload, setting, precision)
     is_replayed = mode.is_replayed_on(setting.device)
@@ -117,7 +103,39 @@ def _price_compiled(
         )
     ]
     notes = (*priced.notes, *list_.notes, *_assumptions(workload.value, form, runs))
-    return PricedStep(phases[0], phases[1], phases[2], tuple(dict.fromkeys(notes)))
+    return PricedStep(
+        phases[0],
+        phases[1],
+        phases[2],
+        tuple(dict.fromkeys(notes)),
+        own_kernels=compiled.own_kernels,
+        own_bytes=compiled.own_bytes,
+    )
+
+
+def _price_read(
+    machine: Machine,
+    workload: Workload,
+    setting: Setting,
+    precision: Precision,
+    form: Form,
+    programs: tuple[CompilerProgram, ...],
+) -> PricedStep:
+    """The step as the compiler's code has it."""
+    list_ = Prices(machine, setting, precision)
+    compiled = _Compiled(list_, workload, form, ())
+    read = price_made(
+        list_,
+        workload,
+        price_step(machine, workload, setting, precision),
+        programs,
+        rate=KERNEL_RATE,
+        call=compiled.call,
+        kernel=compiled.kernel,
+        has_optimizer=form in ("step-graph", "packaged"),
+    )
+    notes = (*read.notes, assumed_calls(form))
+    return read._replace(notes=tuple(dict.fromkeys(notes)))
 
 
 def _fused_optimizer(list_: Prices, pieces: Sequence[Piece], num_bytes: int) -> Piece:
@@ -155,6 +173,7 @@ class _Compiled:
         self._blocks = blocks_of(workload) if form == "regional" else {}
         self._runs = {run.ops[0]: run for run in runs}
         self._fused = {index for run in runs for index in run.ops}
+        self.own_kernels = self.own_bytes = 0
 
     def pieces(self, phase: Phase, eager: Sequence[Piece]) -> list[Piece]:
         """A phase as the compiled step runs it: a run stands where its first operator stood."""
@@ -169,13 +188,13 @@ class _Compiled:
                 continue
             if part not in called:
                 called.add(part)
-                found.append(self._call(phase, piece))
+                found.append(self.call(phase, piece))
             run = self._runs.get(piece.op)
             if run is not None:
                 joined = self._joined(run, by_op)._replace(members=run.ops)
-                found.append(self._kernel(phase, joined))
+                found.append(self.kernel(phase, joined))
             elif piece.op not in self._fused and _has_work(op):
-                found.append(self._kernel(phase, self._alone(piece, op)))
+                found.append(self.kernel(phase, self._alone(piece, op)))
         return [piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel]
 
     def _joined(self, run: Run, by_op: dict[int, Piece]) -> Piece:
@@ -184,6 +203,8 @@ class _Compiled:
         On a CPU the rate of small operators is that of calling them, which a loop inside a program is spared;
         on a GPU small kernels are slow by themselves.
         """
+        self.own_kernels += 1
+        self.own_bytes += run.num_bytes
         members = [by_op[index] for index in run.ops]
         apart_s = sum(piece.work_s for piece in members)
         least_s = min(self._list.least_copy_seconds(run.num_bytes), apart_s)
@@ -215,11 +236,11 @@ class _Compiled:
             work_s=rewritten_seconds(self._list, op, piece.work_s, self._workload.precision)
         )
 
-    def _kernel(self, phase: Phase, piece: Piece) -> Piece:
+    def kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""
         return self._issued(piece, self._calls[phase].kernel)
 
-    def _call(self, phase: Phase, first: Piece) -> Piece:
+    def call(self, phase: Phase, first: Piece) -> Piece:
         """Calling the program of which `first` is the first operator."""
         piece = first._replace(
             name=f"call compiled {phase}",
@@ -261,13 +282,8 @@ def _assumptions(workload: Workload, form: Form, runs: Sequence[Run]) -> tuple[s
             "assumed: no module path names numbered blocks, so that none is compiled by itself",
         )
     count = sum(len(run.ops) for run in runs)
-    forward = CALLS[form]["forward"]
     fused = (
         f"assumed: compiling makes {len(runs)} kernels of {count} elementwise operators, normalisations, "
         "reductions and copies between contractions, as fast as their bytes at the measured bandwidth"
     )
-    calls = (
-        f"assumed: calling a compiled program costs the host {forward.call:g} dispatches, and each kernel in "
-        f"it {forward.kernel:g}"
-    )
-    return fused, calls
+    return fused, assumed_calls(form)

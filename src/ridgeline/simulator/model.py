@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import MODES, check_plan
 from ridgeline.machine import Machine, Setting
@@ -37,7 +38,10 @@ that replays the step is told of each gradient by an event of its own, and sends
 
 
 class StepModel(NamedTuple):
-    """All that the clock needs: frames, the pieces of each, collectives' seconds, rates, notes."""
+    """All that the clock needs: frames, the pieces of each, collectives' seconds, rates, notes.
+
+    `own_kernels` and `own_bytes` are those of the step as priced, see `PricedStep`.
+    """
 
     frames: tuple[Frame, ...]
     pieces: dict[str, tuple[Piece, ...]]
@@ -46,6 +50,8 @@ class StepModel(NamedTuple):
     gap_s: float
     replay_s: float
     notes: tuple[str, ...]
+    own_kernels: int = 0
+    own_bytes: int = 0
 
 
 def resized(plan: Plan, workers: int) -> Plan:
@@ -65,8 +71,21 @@ def setting_of(machine: Machine, workload: Workload, plan: Plan) -> Setting:
     return Setting(device="cpu", workers=plan.workers, threads=threads)
 
 
-def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Setting) -> StepModel:
+def model_step(
+    machine: Machine,
+    workload: Workload,
+    plan: Plan,
+    setting: Setting,
+    programs: tuple[CompilerProgram, ...] = (),
+) -> StepModel:
     """Frames, pieces, collectives and rates of a step.
+
+    Args:
+        machine: The measured machine.
+        workload: The step of one worker.
+        plan: How it runs.
+        setting: Whose rates hold.
+        programs: What the compiler made of the step, if that is known.
 
     Raises:
         MachineError: the profile lacks a ceiling, or the collectives, that the step needs.
@@ -75,7 +94,7 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
     """
     workload = as_run(workload, plan)
     _check(workload, plan, setting)
-    priced = price_execution(machine, workload, setting, plan)
+    priced = price_execution(machine, workload, setting, plan, programs)
     cuts = cut_workload(workload, plan.sync.bucket_bytes) if plan.workers > 1 else ()
     has_buffers = workload.buffer_bytes > 0
     frames = step_frames(
@@ -106,7 +125,15 @@ def model_step(machine: Machine, workload: Workload, plan: Plan, setting: Settin
         gap_s, replay_s = list_.dispatch("graph_kernel"), list_.dispatch("graph_replay")
         notes += list_.notes
     return StepModel(
-        frames, pieces, communication_s, slowdown, gap_s, replay_s, tuple(dict.fromkeys(notes))
+        frames,
+        pieces,
+        communication_s,
+        slowdown,
+        gap_s,
+        replay_s,
+        tuple(dict.fromkeys(notes)),
+        priced.own_kernels,
+        priced.own_bytes,
     )
 
 

@@ -63,12 +63,17 @@ class Piece(NamedTuple):
 
 
 class PricedStep(NamedTuple):
-    """The operators of a step by phase, priced, and the notes about what was assumed."""
+    """The operators of a step by phase, priced, and the notes about what was assumed.
+
+    `own_kernels` are those that a compiler writes itself, `own_bytes` what they move.
+    """
 
     forward: tuple[Piece, ...]
     backward: tuple[Piece, ...]
     optimizer: tuple[Piece, ...]
     notes: tuple[str, ...]
+    own_kernels: int = 0
+    own_bytes: int = 0
 
 
 class BucketCut(NamedTuple):

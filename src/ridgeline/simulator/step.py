@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ridgeline import units
 from ridgeline.codec import Value
+from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import MachineError, PlanError
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
@@ -30,6 +31,7 @@ def simulate(
     *,
     world_size: int | None = None,
     details: bool = True,
+    programs: tuple[CompilerProgram, ...] = (),
 ) -> Timeline:
     """The predicted timeline of one training step in the steady state.
 
@@ -39,6 +41,8 @@ def simulate(
         plan: How to run it.
         world_size: Workers; None takes those of the plan.
         details: Whether operators appear as detail spans inside the frames.
+        programs: What torch's compiler made of this step when it was tried, of a plan that compiles; without
+            them that is assumed.
 
     Raises:
         MachineError: the profile lacks a ceiling, or the collectives, that the step needs, or is so slow that
@@ -53,7 +57,7 @@ def simulate(
     if world_size is not None and world_size != plan.workers:
         plan = resized(plan, world_size)
     setting = setting_of(machine, workload, plan)
-    model = model_step(machine, workload, plan, setting)
+    model = model_step(machine, workload, plan, setting, programs)
     spans = schedule(model, device=setting.device, execution=plan.execution, details=details)
     step_ns = max((span.end_ns for span in spans if not span.detail), default=0)
     if step_ns > LONGEST_STEP_NS:
@@ -66,6 +70,8 @@ def simulate(
     notes = model.notes
     if MODES[plan.execution].is_compiled:
         counters["compile_s"] = compile_seconds(workload, plan.execution)
+        counters["own_kernels"] = float(model.own_kernels)
+        counters["own_bytes"] = float(model.own_bytes)
         notes = (
             *notes,
             f"assumed: compiling takes about {units.seconds(counters['compile_s'])} before the first step",

@@ -16,15 +16,13 @@ from made_programs import (
     small_programs,
     small_step,
 )
-from ridgeline.machine import OperatorTiming, Setting
+from ridgeline.machine import Setting
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.simulator.call_costs import CALLS
 from ridgeline.simulator.compiled import KERNEL_RATE
-from ridgeline.simulator.costs import Prices
 from ridgeline.simulator.coverage import why_unread
-from ridgeline.simulator.made import LoopClock
 from ridgeline.simulator.step import simulate
-from strategies import make_ceilings, make_machine, measured
+from strategies import make_machine
 
 GPU = Setting(device="cuda", workers=1)
 REPLAYED = Plan(execution="compiled+graph")
@@ -160,32 +158,6 @@ def test_equal_operators_are_taken_in_turn() -> None:
         load = msgspec.structs.replace(twice, parameters=(parameter,))
         frames = {s.name: s for s in simulate(machine, load, plan, programs=programs).frames}
         assert frames["backward/1"].duration_ns == pytest.approx(wanted_ns, rel=1e-6)
-
-
-LAUNCHED_S = 1e-5
-"""At any size up to 16 MiB: so long takes a launch where nothing replays it."""
-
-
-@given(num_bytes=st.integers(0, 1 << 28))
-def test_small_loops_take_what_small_operators_take(num_bytes: int) -> None:
-    """And not what launching them one by one takes: from there it goes straight to the curve of bandwidths."""
-    curve = [(b, b / s) for b, s in ((1 << 20, LAUNCHED_S), (1 << 24, LAUNCHED_S), (1 << 28, 2e-4))]
-    machine = msgspec.structs.replace(
-        make_machine(device="cuda"), ceilings=make_ceilings(GPU, 2e12, curve=curve)
-    )
-    small = make_op("relu", "forward", [(8,)], family="elementwise", num_bytes=64)
-    workload = make_step([small])
-    untimed = LoopClock(Prices(machine, GPU, "as-is"), workload, rate=0.5)
-    timing = OperatorTiming(setting=GPU, key=small.key, seconds=measured(1e-6, "s"))
-    timed = msgspec.structs.replace(machine, timings=(timing,))
-    list_ = Prices(timed, GPU, "as-is")
-    clock = LoopClock(list_, workload, rate=0.5)
-    assert untimed.seconds(num_bytes) == list_.copy_seconds(max(1, num_bytes)) / 0.5
-    assert clock.seconds(0) == 2e-6
-    assert clock.seconds(num_bytes) <= clock.seconds(num_bytes + 1024)
-    assert clock.seconds(num_bytes) <= untimed.seconds(num_bytes)
-    assert clock.seconds(1 << 28) == pytest.approx(4e-4)
-    assert clock.seconds(1 << 22) < LAUNCHED_S / 0.5
 
 
 REASONS = [

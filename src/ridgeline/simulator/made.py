@@ -4,7 +4,6 @@ In place of what `fusion` assumes. The kernels and their bytes are those of the 
 of a library is found again among the operators of the trace, by what it computes.
 """
 
-import statistics
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import prod
@@ -14,69 +13,15 @@ from ridgeline.compiled_program import CompilerKernel, CompilerProgram, Shape, p
 from ridgeline.simulator.beside import num_products
 from ridgeline.simulator.costs import Prices
 from ridgeline.simulator.dataflow import operator_name
-from ridgeline.simulator.fusion import FUSABLE
 from ridgeline.simulator.pieces import Piece, PricedStep
 from ridgeline.simulator.rewriting import ALIGNED, rewritten_seconds
 from ridgeline.workload import Family, Op, Phase, Workload
-
-SMALL_BYTES = 100_000
-"""Operators that move less take as long as a kernel takes at least."""
-_SMALLEST_CURVE = 1 << 20
-_LAUNCH_BOUND = 1.1
-"""Where moving more bytes takes no longer than this multiple, the rate is that of launching."""
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "ridgeline.product", "product")
 _CONVOLUTIONS = {"convolution": 2, "convolution_backward": 3, "conv_weight_gradient": 3}
 _ATTENTION = "_scaled_dot_product"
 
 Issue = Callable[[Phase, Piece], Piece]
-
-
-class LoopClock:
-    """How long the compiler's own kernels take for their bytes.
-
-    Args:
-        list_: Prices at the setting.
-        workload: Its small operators tell what a kernel takes at least.
-        rate: Share of the best bandwidth that such kernels reach on a GPU.
-    """
-
-    def __init__(self, list_: Prices, workload: Workload, rate: float) -> None:
-        self._list = list_
-        self._rate = rate if list_.setting.device == "cuda" else 1.0
-        small = [
-            cost.seconds
-            for op in workload.ops
-            if op.family in FUSABLE and 0 < op.bytes_moved < SMALL_BYTES
-            if (cost := list_.op(op)).source == "timing"
-        ]
-        self._least_s = statistics.median(small) if small else None
-        self._knee = _knee(list_) if small and list_.setting.device == "cuda" else 0
-
-    def seconds(self, num_bytes: int) -> float:
-        """Seconds of one kernel.
-
-        On a CPU no loop inside a program pays for a call, so that the best bandwidth counts. On a GPU the
-        curve of bandwidths holds from where it is not that of launching; below it, it goes straight to what
-        the smallest operators of the trace take.
-        """
-        if self._list.setting.device == "cpu":
-            return self._list.least_copy_seconds(num_bytes)
-        copied_s = self._list.copy_seconds(max(1, num_bytes))
-        if self._least_s is not None and num_bytes < self._knee:
-            reached_s = self._list.copy_seconds(self._knee)
-            least_s = min(self._least_s, reached_s)
-            copied_s = min(copied_s, least_s + (reached_s - least_s) * num_bytes / self._knee)
-        return copied_s / self._rate
-
-
-def _knee(list_: Prices) -> int:
-    """Bytes from which on the measured rate is that of moving them."""
-    least_s = list_.copy_seconds(_SMALLEST_CURVE)
-    num_bytes = _SMALLEST_CURVE
-    while list_.copy_seconds(num_bytes) <= _LAUNCH_BOUND * least_s:
-        num_bytes *= 2
-    return num_bytes
 
 
 def price_made(
@@ -97,7 +42,7 @@ def price_made(
         workload: The step.
         priced: Its operators as they are run eagerly.
         programs: All of the step's, see `why_unread`.
-        rate: See `LoopClock`.
+        rate: Share of the best bandwidth that the compiler's own kernels reach on a GPU.
         call: Makes of its first piece the call of a program.
         kernel: Issues a piece from inside a program.
         has_optimizer: The programs compute the optimizer as well.
@@ -105,7 +50,7 @@ def price_made(
     Raises:
         MachineError: no ceiling in bytes per second was measured.
     """
-    made = _Made(list_, workload, priced, LoopClock(list_, workload, rate))
+    made = _Made(list_, workload, priced, rate)
     phases: dict[Phase, list[Piece]] = {"forward": [], "backward": []}
     for program in programs:
         phase: Phase = program.phase
@@ -132,18 +77,25 @@ def price_made(
 class _Made:
     """Turns the kernels of programs into pieces."""
 
-    def __init__(
-        self, list_: Prices, workload: Workload, priced: PricedStep, clock: LoopClock
-    ) -> None:
+    def __init__(self, list_: Prices, workload: Workload, priced: PricedStep, rate: float) -> None:
         self._list = list_
         self._ops = workload.ops
-        self._clock = clock
+        self._rate = rate
         self._eager = {p.op: p for p in (*priced.forward, *priced.backward, *priced.optimizer)}
         self._open: dict[tuple[Phase, Hashable], deque[int]] = {}
         for index, op in enumerate(self._ops):
             shapes = tuple(spec.shape for spec in op.inputs)
             key = _identity(operator_name(op).rstrip("_"), shapes, op.dtype)
             self._open.setdefault((op.phase, key), deque()).append(index)
+
+    def _loop_seconds(self, num_bytes: int) -> float:
+        """Seconds of one kernel of the compiler's own.
+
+        On a CPU no loop inside a program pays for a call, so that the best bandwidth counts.
+        """
+        if self._list.setting.device == "cpu":
+            return self._list.least_copy_seconds(num_bytes)
+        return self._list.copy_seconds(max(1, num_bytes)) / self._rate
 
     def pieces(self, program: CompilerProgram) -> Iterator[Piece]:
         """The kernels of a program, each at the place of the library's operator that came last before it."""
@@ -193,7 +145,7 @@ class _Made:
             cost = self._list.op(op)
             work_s, least_s, bound = cost.seconds, cost.roofline_s, cost.bound
         else:
-            work_s = self._clock.seconds(kernel.num_bytes)
+            work_s = self._loop_seconds(kernel.num_bytes)
             least_s = min(work_s, self._list.least_copy_seconds(kernel.num_bytes))
             bound = "memory"
         return Piece(

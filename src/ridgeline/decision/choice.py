@@ -1,5 +1,6 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +12,8 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.decision import compile_times, remembered
-from ridgeline.decision.trial import run_trial
-from ridgeline.errors import LaunchError, MachineError, RidgelineError
+from ridgeline.decision.trial import LONGEST_S, run_trial
+from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-LONGEST_COMPILE_S = 600.0
-"""Compiling is stopped after this where no seconds were given: something is wrong with it then."""
 MOST_MEASURING_SHARE = 0.35
 """Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
 AS_REMEMBERED = 1.25
@@ -222,16 +221,20 @@ class PlanChoice:
         """Seconds since the choice began, by rank 0's clock: all workers decide alike."""
         return float(share_text(repr(time.monotonic() - self._begin), self.world))
 
+    def _left(self) -> float:
+        """Seconds that the choice may still take; the same on all workers."""
+        return math.inf if self.seconds is None else self.seconds - self._clock()
+
     def _told_trial(self, plan: Plan) -> Timeline:
         left = ""
         if self.seconds is not None:
-            left = f" ({units.seconds(max(0.0, self.seconds - self._clock()))} left)"
+            left = f" ({units.seconds(max(0.0, self._left()))} left)"
         self._tell(f"trying {label(plan)}{self._compiling(plan)}{left}")
         try:
             measured = self._trial(plan)
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._tell(f"  failed: {first}")
+            self._tell(f"  {'stopped' if isinstance(error, OutOfTimeError) else 'failed'}: {first}")
             raise
         prepared_s = measured.counters.get("compile_s", 0.0)
         after = f", after {units.seconds(prepared_s)} of preparing it" if prepared_s else ""
@@ -248,11 +251,17 @@ class PlanChoice:
         return f", compiling it first for about {units.seconds(compiling_s)}"
 
     def _trial(self, plan: Plan) -> Timeline:
-        self.forms.limit_s = LONGEST_COMPILE_S
-        if self.seconds is not None:
-            self.forms.limit_s = max(1.0, self.seconds - self._clock())
+        if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
+            self.forms.limit_s = min(LONGEST_S, max(1.0, self._left()))
         return run_trial(
-            self.make, plan, self.model, self.loss_fn, self.optimizer, self._example, self.world
+            self.make,
+            plan,
+            self.model,
+            self.loss_fn,
+            self.optimizer,
+            self._example,
+            self.world,
+            self._left,
         )
 
     def _tell(self, line: str) -> None:

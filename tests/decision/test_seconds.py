@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import choice, remembered
+from ridgeline.decision import budget, choice, remembered
 from ridgeline.errors import OutOfTimeError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -48,7 +48,7 @@ def lines() -> list[str]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """That of the choice alone."""
     clock = Clock()
-    monkeypatch.setattr(choice, "time", clock)
+    monkeypatch.setattr(budget, "time", clock)
     return clock
 
 

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,8 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.decision import compile_times, remembered
+from ridgeline.decision.budget import Budget
+from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.decision.trial import LONGEST_S, run_trial
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
@@ -44,8 +45,6 @@ MOST_MEASURING_SHARE = 0.35
 """Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
 MOST_OVER_ESTIMATE = 1.5
 """Measuring that takes more than this multiple of its share is ended; what it has found by then is used."""
-MOST_TRACING_SHARE = 0.5
-"""Of the seconds that were given, after which the step is not traced in further precisions and formats."""
 AS_REMEMBERED = 1.25
 """A plan that takes more than this multiple of the step that is remembered of it is chosen anew."""
 
@@ -90,13 +89,14 @@ class PlanChoice:
     forms: CompiledForms
     clip_norm: float | None = None
     notes: list[str] = field(default_factory=list)
-    _begin: float = field(default=0.0, init=False)
     _example: Any = field(default=None, init=False)
     _compile_factor: float = field(default=1.0, init=False)
     _announced: set[tuple[str, ...]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._once = staleness.remembered(self._told_trial)
+        self._budget = Budget(self.seconds, self.world)
+        self._heartbeat = Heartbeat(self.say if self.world.rank == 0 else None)
 
     def rank(self, example: Any) -> Ranking | None:
         """The ranking whose best plan is to run; None where the seconds did not suffice to trace the step.
@@ -104,10 +104,11 @@ class PlanChoice:
         Raises:
             RidgelineError: see `choose`; what the user's own step raises passes through.
         """
-        self._begin = time.monotonic()
         self._example = example
+        self._budget = Budget(self.seconds, self.world)
         try:
-            return self._ranked()
+            with self._heartbeat:
+                return self._ranked()
         except OutOfTimeError as error:
             note = f"the step runs as it was written, since there was no time to choose: {error}"
             self._tell(note)
@@ -167,8 +168,10 @@ class PlanChoice:
         ranking = msgspec.json.decode(shared, type=Ranking)
         best = ranking.best
         self._tell(f"trying {label(best.plan)}, which an earlier start chose for this step")
+        what = "compiling and trying it" if is_compiled(best.plan) else "trying it"
         try:
-            measured = self._trial(best.plan)
+            with self._heartbeat.during(what):
+                measured = self._trial(best.plan)
         except OutOfTimeError as error:
             if is_compiled(best.plan):
                 self._tell(f"it does not get ready in time ({error}): choosing anew")
@@ -196,7 +199,7 @@ class PlanChoice:
         wanted_s = float(share_text(repr(missing_s), self.world))
         limit_s = math.inf
         if self.seconds is not None:
-            limit_s = min(MOST_MEASURING_SHARE * self.seconds, self._left())
+            limit_s = min(MOST_MEASURING_SHARE * self.seconds, self._budget.left())
         if wanted_s > limit_s:
             why = (
                 f"not measured: that takes about {units.seconds(wanted_s)}, and the choice may take "
@@ -205,13 +208,14 @@ class PlanChoice:
             self._tell(why)
             return with_assumed_rates(known_machine().machine, setting, why)
         try:
-            machine = measure(
-                workload=workload,
-                settings=(setting,),
-                refresh=refresh,
-                progress=self._tell,
-                limit_s=MOST_OVER_ESTIMATE * limit_s,
-            )
+            with self._heartbeat.during("measuring", wanted_s):
+                machine = measure(
+                    workload=workload,
+                    settings=(setting,),
+                    refresh=refresh,
+                    progress=self._tell,
+                    limit_s=MOST_OVER_ESTIMATE * limit_s,
+                )
         except (LaunchError, MachineError) as error:
             why = f"the machine could not be measured ({error}); rates are assumed"
             self._tell(why)
@@ -219,20 +223,24 @@ class PlanChoice:
             return with_assumed_rates(machine, setting, why)
         return machine
 
+    def _described(self) -> Workload:
+        with self._heartbeat.during("tracing the step"):
+            return self.describe(self._budget.check)
+
     def _to_measure(self) -> Workload:
         """The traces whose operators are timed.
 
         On a GPU single precision is seldom the faster where bf16 is allowed, so it is timed as it is
         written, and not in another memory format as well.
         """
-        workload = self.describe(self._check)
+        workload = self._described()
         narrow = tuple(load for load in workload.variants if load.precision == "bf16")
         if self.world.kind == "cpu" or not narrow:
             return workload
         return msgspec.structs.replace(workload, variants=narrow)
 
     def _chosen(self, machine: Machine) -> Ranking:
-        workload = self.describe(self._check)
+        workload = self._described()
         known = opaque_timings(workload, self.world.setting)
         return choose(
             msgspec.structs.replace(machine, timings=(*machine.timings, *known)),
@@ -243,34 +251,23 @@ class PlanChoice:
             steps=self.steps,
             trial=self._once,
             seconds=self.seconds,
-            clock=self._clock,
+            clock=self._budget.clock,
             compile_factor=self._compile_factor,
         )
-
-    def _check(self, is_variant: bool) -> None:
-        """Ends a trace for which there is no time; by the clock of this worker, who tells the others."""
-        share = MOST_TRACING_SHARE if is_variant else 1.0
-        if self.seconds is not None and time.monotonic() - self._begin > share * self.seconds:
-            raise OutOfTimeError(
-                f"wanted the step traced within {units.seconds(share * self.seconds)}, got no end of it; "
-                "allow more seconds"
-            )
-
-    def _clock(self) -> float:
-        """Seconds since the choice began, by rank 0's clock: all workers decide alike."""
-        return float(share_text(repr(time.monotonic() - self._begin), self.world))
-
-    def _left(self) -> float:
-        """Seconds that the choice may still take; the same on all workers."""
-        return math.inf if self.seconds is None else self.seconds - self._clock()
 
     def _told_trial(self, plan: Plan) -> Timeline:
         left = ""
         if self.seconds is not None:
-            left = f" ({units.seconds(max(0.0, self._left()))} left)"
-        self._tell(f"trying {label(plan)}{self._compiling(plan)}{left}")
+            left = f" ({units.seconds(max(0.0, self._budget.left()))} left)"
+        compiling_s = self._compiling_s(plan)
+        first = (
+            f", compiling it first for about {units.seconds(compiling_s)}" if compiling_s else ""
+        )
+        self._tell(f"trying {label(plan)}{first}{left}")
+        what = "compiling and trying it" if is_compiled(plan) else "trying it"
         try:
-            measured = self._trial(plan)
+            with self._heartbeat.during(what, compiling_s):
+                measured = self._trial(plan)
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             self._tell(f"  {'stopped' if isinstance(error, OutOfTimeError) else 'failed'}: {first}")
@@ -280,20 +277,17 @@ class PlanChoice:
         self._tell(f"  {units.nanoseconds(measured.step_ns)} a step{after}")
         return measured
 
-    def _compiling(self, plan: Plan) -> str:
-        """What is told of compiling before a trial, once for each form: its modes share what they compile."""
+    def _compiling_s(self, plan: Plan) -> float:
+        """Seconds of compiling to tell before a trial, once for each form, which its modes share."""
         form = (MODES[plan.execution].form, plan.precision, plan.memory_format, plan.kernels)
-        compiling_s = (
-            compile_seconds(self.describe(self._check), plan.execution) * self._compile_factor
-        )
-        if not compiling_s or form in self._announced:
-            return ""
+        if form in self._announced:
+            return 0.0
         self._announced.add(form)
-        return f", compiling it first for about {units.seconds(compiling_s)}"
+        return compile_seconds(self._described(), plan.execution) * self._compile_factor
 
     def _trial(self, plan: Plan) -> Timeline:
         if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
-            self.forms.limit_s = min(LONGEST_S, max(1.0, self._left()))
+            self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
         return run_trial(
             self.make,
             plan,
@@ -302,9 +296,10 @@ class PlanChoice:
             self.optimizer,
             self._example,
             self.world,
-            self._left,
+            self._budget.left,
         )
 
     def _tell(self, line: str) -> None:
         if self.world.rank == 0:
+            self._heartbeat.spoke()
             self.say(line)

@@ -102,7 +102,7 @@ def _limit(plan: Plan, world: World, left_s: float) -> contextlib.AbstractContex
     if world.size > 1:
         return contextlib.nullcontext()
     if math.isfinite(left_s):
-        return deadline(left_s, f"a trial of {label(plan)}", error=OutOfTimeError)
+        return deadline(max(0.0, left_s), f"a trial of {label(plan)}", error=OutOfTimeError)
     return deadline(LONGEST_S if is_compiled(plan) else math.inf, f"a trial of {label(plan)}")
 
 

@@ -58,6 +58,10 @@ class EquivalenceError(RidgelineError):
     """A mode of execution gave other results than the plain program, so it is not used."""
 
 
+class OutOfTimeError(RidgelineError):
+    """Something did not end in the seconds that the user gave; what was known before is used."""
+
+
 class PackageError(RidgelineError):
     """A saved program is damaged, foreign, or made for another device or version; nothing of it ran."""
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline.decision.choice import PlanChoice, to_stderr
-from ridgeline.errors import PlanError
+from ridgeline.errors import OutOfTimeError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.expectation import expected
 from ridgeline.probe.measure import measure
-from ridgeline.runtime.agree import share_bytes
+from ridgeline.runtime.agree import largest_of_workers, share_bytes
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_seconds
@@ -59,8 +59,10 @@ class TrainStep(Closing):
         steps: Steps that will be trained, if known: `"auto"` then weighs the seconds of compiling against
             what they gain over all steps. Unknown, compiled modes are tried on GPUs only, unless `seconds`
             says otherwise.
-        seconds: That `"auto"` may take to choose, from the first batch on. None: as `steps` allow, or, where
-            those are unknown, half as long again as compiling the step once.
+        seconds: That `"auto"` may take to choose, from the first batch on; what is under way then is stopped,
+            but for a call into a library (a backward pass, say), which ends first. With very few the step
+            runs as it was written. None: as `steps` allow, or, where those are unknown, half as long again
+            as compiling the step once.
         progress: Takes a line about each part of the choice; None writes them to stderr, on rank 0.
         name: Title in reports.
 
@@ -164,9 +166,9 @@ class TrainStep(Closing):
         self.world.check_open()
         self._example = batch
         if self._step is None:
-            self._choose()
-            assert self.ranking is not None
-            self._step = self._planned(self.ranking.best.plan)
+            plan, notes = self._choose()
+            self._step = self._planned(plan)
+            self._step.notes.extend(notes)
             self._forms.forget()
         return self._step.plan
 
@@ -262,27 +264,40 @@ class TrainStep(Closing):
             forms=self._forms,
         )
 
-    def _describe(self) -> Workload:
-        """Trace, once; all workers take worker 0's trace."""
+    def _describe(self, check: Callable[[bool], None] = lambda is_variant: None) -> Workload:
+        """Trace, once; all workers take worker 0's trace.
+
+        Args:
+            check: See `trace`; where it ends the trace of one worker, it ends that of all.
+        """
         if self._example is None:
             raise PlanError(
                 "wanted an example batch to trace, got none yet; call step(batch) or step.prepare(batch) "
                 "first"
             )
         if self.workload is None:
-            mine = trace(
-                self.model,
-                self.loss_fn,
-                self.optimizer,
-                self._example,
-                name=self.name,
-                precisions=self._precisions(),
-                memory_formats=("channels_last",),
-                may_run=True,
-            )
-            agreed = share_bytes(msgspec.json.encode(mine), self.world)
-            self.workload = msgspec.json.decode(agreed, type=Workload)
+            late, mine = None, b""
+            try:
+                mine = msgspec.json.encode(self._traced(check))
+            except OutOfTimeError as error:
+                late = error
+            if largest_of_workers(float(late is not None), self.world):
+                raise late or OutOfTimeError("another worker had no time to trace the step")
+            self.workload = msgspec.json.decode(share_bytes(mine, self.world), type=Workload)
         return self.workload
+
+    def _traced(self, check: Callable[[bool], None]) -> Workload:
+        return trace(
+            self.model,
+            self.loss_fn,
+            self.optimizer,
+            self._example,
+            name=self.name,
+            precisions=self._precisions(),
+            memory_formats=("channels_last",),
+            may_run=True,
+            check=check,
+        )
 
     def _precisions(self) -> tuple[str, ...]:
         """Those that the step may run in besides its own."""
@@ -294,8 +309,8 @@ class TrainStep(Closing):
         """This machine, measured where its saved profile has gaps."""
         return measure(workload=self.workload, settings=(self.world.setting,))
 
-    def _choose(self) -> None:
-        """Rank the plans, by trials on the example batch."""
+    def _choose(self) -> tuple[Plan, list[str]]:
+        """The best plan by trials on the example batch, and what went otherwise than planned."""
         choice = PlanChoice(
             world=self.world,
             model=self.model,
@@ -313,6 +328,9 @@ class TrainStep(Closing):
         )
         self.ranking = choice.rank(self._example)
         self.machine = choice.machine
+        if self.ranking is None:  # there was no time to look at any other
+            return Plan(workers=self.world.size, threads=self.world.threads), choice.notes
+        return self.ranking.best.plan, choice.notes
 
 
 def _given(plan: Plan | str | Path) -> Plan:

@@ -28,7 +28,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     machine = make_machine(settings=[rl.machine.Setting(device="cpu", workers=1, threads=threads)])
     monkeypatch.setattr(choice, "known_machine", lambda: Known(machine, tmp_path))
     monkeypatch.setattr(choice, "measure", lambda **_: machine)
-    monkeypatch.setattr(choice, "missing_seconds", lambda *_: 20.0)
+    monkeypatch.setattr(choice, "missing_seconds", lambda *_, **__: 20.0)
     return []
 
 

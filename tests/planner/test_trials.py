@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from planned_loads import make_loads
 
-from ridgeline.errors import PlanError
+from ridgeline.errors import OutOfTimeError, PlanError
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
 from ridgeline.planner import choose
 from ridgeline.simulator.step import simulate
@@ -159,3 +159,23 @@ def test_the_table_fits_eighty_columns() -> None:
     assert lines[0].split() == ["plan", "predicted", "measured", "ratio"]
     assert lines[1].startswith("1  2 workers x 1 thread, eager")
     assert lines[1].endswith("1.00 x")
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_a_trial_that_runs_out_of_time_is_the_last(num_before: int) -> None:
+    """It was not tried, which a note says; the choice falls among what was, or on a plain plan."""
+    machine, loads = make_machine(), make_loads()
+    trial = Trial(machine, loads)
+
+    def stopped(plan: Plan) -> Timeline:
+        if len(trial.plans) == num_before:
+            trial.plans.append(plan)
+            raise OutOfTimeError("time is up")
+        return trial(plan)
+
+    ranking = choose(machine, loads, trial=stopped, seconds=1e6)
+    assert len(trial.plans) == num_before + 1
+    assert ranking.notes[0].endswith(" was not tried to the end: time is up")
+    assert [c.measured is not None for c in ranking.candidates].count(True) == num_before
+    assert not any(c.failure for c in ranking.candidates)
+    assert ranking.best.plan.execution == "eager"

@@ -339,3 +339,34 @@ def test_transfers_between_hosts_are_measured_every_time(tmp_path: Path) -> None
         "measuring ceilings, dispatch, collectives and overlap",
         "measuring collectives and overlap",
     ]
+
+
+def test_a_limit_ends_the_processes(
+    asked: list[Request], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their deadline is the limit, where that is shorter."""
+    right, deadlines = attempts.run_in_group, list[float]()
+
+    def answer(*arguments: object, deadline_s: float, **how: object) -> bytes:
+        deadlines.append(deadline_s)
+        return right(*arguments, deadline_s=deadline_s, **how)
+
+    monkeypatch.setattr(attempts, "run_in_group", answer)
+    probe.measure(settings=[ONE], limit_s=12.0)
+    probe.measure(settings=[ONE], refresh=True)
+    assert deadlines[0] <= 12.0
+    assert 12.0 < deadlines[1] <= 300.0
+
+
+def test_long_steps_take_longer_to_time(asked: list[Request]) -> None:
+    """Some passes are made however long one takes; and measuring again takes as long as at first."""
+    workload = workload_of()
+    ops = tuple(msgspec.structs.replace(op, flops=10**12) for op in workload.ops)
+    long = msgspec.structs.replace(workload, ops=ops)
+    short_s, long_s = (probe.missing_seconds(load, (ONE,)) for load in (workload, long))
+    assert long_s - short_s == pytest.approx(
+        probe.TIMED_PASSES * len(ops) * 1e12 / probe.FLOPS["cpu"], rel=1e-3
+    )
+    probe.measure(settings=[ONE], workload=workload)
+    assert probe.missing_seconds(workload, (ONE,)) == 0.0
+    assert probe.missing_seconds(workload, (ONE,), refresh=True) == pytest.approx(short_s)

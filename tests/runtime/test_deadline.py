@@ -1,12 +1,17 @@
 """A limit on work that offers none itself: it ends in an error, and nothing is raised once it is over."""
 
+import contextlib
 import math
+import signal
 import threading
+from typing import Any
 
 import pytest
+from torch.utils import _python_dispatch as dispatch
 
-from ridgeline.errors import CaptureError
-from ridgeline.runtime.deadline import deadline
+from ridgeline.errors import CaptureError, PlanError
+from ridgeline.runtime import deadline as limits
+from ridgeline.runtime.deadline import deadline, undisturbed
 
 
 def test_what_takes_too_long_is_stopped() -> None:
@@ -56,3 +61,97 @@ def test_a_limit_that_is_over_is_over() -> None:
             stopped += 1
         assert sum(range(100)) == 4950
     assert stopped > 0
+
+
+def test_waiting_is_ended() -> None:
+    """For a lock that nobody releases, as for a compiler that does not end; the signal is nobody's afterwards."""
+    before = signal.getsignal(signal.SIGURG)
+    held = threading.Lock()
+    held.acquire()
+    late = pytest.raises(PlanError, match=r"wanted the lock within 50\.0 ms, got no end of it")
+    with late, deadline(0.05, "the lock", error=PlanError):
+        held.acquire()
+    assert signal.getsignal(signal.SIGURG) is before
+
+
+def test_each_of_two_limits_raises_its_own_error() -> None:
+    """Whichever is over first, and whether it is the inner or the outer one."""
+    for outer_s, inner_s, what in ((0.05, 60.0, "all"), (60.0, 0.05, "a part")):
+        late = pytest.raises(CaptureError, match=f"wanted {what} within 50.0 ms")
+        with late, deadline(outer_s, "all"), deadline(inner_s, "a part"):
+            threading.Event().wait()
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_what_must_not_be_stopped_is_not(is_main: bool) -> None:
+    """The limit stops what comes after it, in the main thread as in any other."""
+    done: list[str] = []
+
+    def work() -> None:
+        try:
+            with deadline(0.5, "it"):
+                with undisturbed():
+                    alarm = limits._here.alarms[-1]
+                    while not alarm.has_rung:
+                        pass
+                    done.append("inside")
+                while True:
+                    done.append("after")
+        except CaptureError:
+            done.append("stopped")
+
+    if is_main:
+        work()
+    else:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert done[0] == "inside"
+    assert done[-1] == "stopped"
+
+
+def test_a_limit_that_was_swallowed_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ignores what a destructor raises."""
+    monkeypatch.setattr(limits, "AGAIN_S", 0.01)
+    rounds = 0
+
+    def swallow_one() -> None:
+        nonlocal rounds
+        with contextlib.suppress(BaseException):
+            while True:
+                rounds += 1
+        while True:
+            rounds -= 1
+
+    with pytest.raises(CaptureError), deadline(0.3, "it"):
+        swallow_one()
+
+
+def test_modes_of_what_was_stopped_are_left() -> None:
+    """A compiler that is stopped between entering its mode and noting that leaves it on."""
+
+    class Mode(dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, *rest: Any) -> Any:
+            raise AssertionError(func)
+
+    assert not dispatch._get_current_dispatch_mode_stack()
+
+    def enter_and_wait() -> None:
+        Mode().__enter__()
+        threading.Event().wait()
+
+    with pytest.raises(CaptureError), deadline(0.05, "it"):
+        enter_and_wait()
+    assert not dispatch._get_current_dispatch_mode_stack()
+
+
+def test_it_is_said_how_late_a_limit_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a call into a library had to end first; the clock is the test's."""
+    times = iter([0.0, 4.5])
+    monkeypatch.setattr(limits.time, "monotonic", lambda: next(times))
+    with pytest.raises(CaptureError) as caught, deadline(2.0, "it"):
+        raise limits._here.alarms[-1].kind
+    assert str(caught.value) == (
+        "wanted it within 2.00 s, got no end of it: it was stopped, 2.50 s late, as a call into a library had "
+        "to end first; allow more seconds, or use execution='eager'"
+    )

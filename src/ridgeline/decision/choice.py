@@ -1,7 +1,7 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
+import math
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +11,17 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.decision import compile_times, remembered
-from ridgeline.decision.trial import run_trial
-from ridgeline.errors import LaunchError, MachineError, RidgelineError
+from ridgeline.decision.budget import Budget
+from ridgeline.decision.heartbeat import Heartbeat
+from ridgeline.decision.trial import LONGEST_S, run_trial
+from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
 from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.planner.labels import label
+from ridgeline.planner.preparation import is_compiled
 from ridgeline.probe.measure import known_machine, measure, missing_seconds
 from ridgeline.runtime.agree import share_bytes, share_text
 from ridgeline.runtime.hybrid.compiling import CompiledForms
@@ -38,10 +41,10 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-LONGEST_COMPILE_S = 600.0
-"""Compiling is stopped after this where no seconds were given: something is wrong with it then."""
 MOST_MEASURING_SHARE = 0.35
 """Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
+MOST_OVER_ESTIMATE = 1.5
+"""Measuring that takes more than this multiple of its share is ended; what it has found by then is used."""
 AS_REMEMBERED = 1.25
 """A plan that takes more than this multiple of the step that is remembered of it is chosen anew."""
 
@@ -62,7 +65,7 @@ class PlanChoice:
         loss_fn: Its loss.
         optimizer: Over its parameters.
         make: The step of a plan, sharing compiled forms.
-        describe: Traces the step, once; the same workload on all workers.
+        describe: Traces the step, once; the same workload on all workers. Takes what `trace` is to check.
         allow: Changes of the maths that may be made.
         steps: That will be trained, if known.
         seconds: That the choice may take; None: see `choose`.
@@ -77,7 +80,7 @@ class PlanChoice:
     loss_fn: "LossFunction"
     optimizer: "Optimizer"
     make: Callable[[Plan], PlannedStep]
-    describe: Callable[[], Workload]
+    describe: Callable[[Callable[[bool], None]], Workload]
     allow: tuple[str, ...]
     steps: int | None
     seconds: float | None
@@ -86,38 +89,51 @@ class PlanChoice:
     forms: CompiledForms
     clip_norm: float | None = None
     notes: list[str] = field(default_factory=list)
-    _begin: float = field(default=0.0, init=False)
     _example: Any = field(default=None, init=False)
     _compile_factor: float = field(default=1.0, init=False)
     _announced: set[tuple[str, ...]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._once = staleness.remembered(self._told_trial)
+        self._budget = Budget(self.seconds, self.world)
+        self._heartbeat = Heartbeat(self.say if self.world.rank == 0 else None)
 
-    def rank(self, example: Any) -> Ranking:
-        """The ranking whose best plan is to run.
+    def rank(self, example: Any) -> Ranking | None:
+        """The ranking whose best plan is to run; None where the seconds did not suffice to trace the step.
 
         Raises:
             RidgelineError: see `choose`; what the user's own step raises passes through.
         """
-        self._begin = time.monotonic()
         self._example = example
+        self._budget = Budget(self.seconds, self.world)
+        try:
+            with self._heartbeat:
+                return self._ranked()
+        except OutOfTimeError as error:
+            note = f"the step runs as it was written, since there was no time to choose: {error}"
+            self._tell(note)
+            self.notes.append(note)
+            return None
+
+    def _ranked(self) -> Ranking:
         if self.machine is not None:
             return self._chosen(self.machine)
         known = known_machine()
         directory = known.directory
-        key = remembered.key_of(
-            [
-                known.machine.fingerprint,
-                self.world.size,
-                self.world.threads,
-                sorted(self.allow),
-                self.steps and self.steps.bit_length(),
-                self.clip_norm is None,
-                *step_identity(self.model, self.loss_fn, self.optimizer, example),
-            ]
-        )
-        recalled = self._recalled(directory, key)
+        parts = [
+            known.machine.fingerprint,
+            self.world.size,
+            self.world.threads,
+            sorted(self.allow),
+            self.steps and self.steps.bit_length(),
+            self.clip_norm is None,
+            *step_identity(self.model, self.loss_fn, self.optimizer, self._example),
+        ]
+        at_leisure = remembered.key_of(parts)
+        # Who gives more seconds wants more to be tried.
+        hurried = None if self.seconds is None else int(self.seconds).bit_length()
+        key = at_leisure if hurried is None else remembered.key_of([*parts, hurried])
+        recalled = self._recalled(directory, at_leisure, key)
         if recalled is not None:
             self.machine = known.machine
             return recalled
@@ -126,8 +142,9 @@ class PlanChoice:
         ranking = self._measured_choice()
         if self.world.rank == 0:
             compile_times.learn(directory, ranking, self._compile_factor)
-            problem = remembered.keep(directory, key, ranking)
-            self.notes += [problem] if problem else []
+            if ranking.best.measured is not None:
+                problem = remembered.keep(directory, key, ranking)
+                self.notes += [problem] if problem else []
         return ranking
 
     def _measured_choice(self) -> Ranking:
@@ -139,17 +156,28 @@ class PlanChoice:
         )
         return ranking
 
-    def _recalled(self, directory: Path, key: str) -> Ranking | None:
+    def _recalled(self, directory: Path, *keys: str) -> Ranking | None:
         """The remembered choice, its plan tried once more; None where there is none or it does not hold."""
-        mine = remembered.recall(directory, key) if self.world.rank == 0 else None
+        mine = None
+        if self.world.rank == 0:
+            found = (remembered.recall(directory, key) for key in dict.fromkeys(keys))
+            mine = next((ranking for ranking in found if ranking is not None), None)
         shared = share_bytes(b"" if mine is None else msgspec.json.encode(mine), self.world)
         if not shared:
             return None
         ranking = msgspec.json.decode(shared, type=Ranking)
         best = ranking.best
         self._tell(f"trying {label(best.plan)}, which an earlier start chose for this step")
+        what = "compiling and trying it" if is_compiled(best.plan) else "trying it"
         try:
-            measured = self._trial(best.plan)
+            with self._heartbeat.during(what):
+                measured = self._trial(best.plan)
+        except OutOfTimeError as error:
+            if is_compiled(best.plan):
+                self._tell(f"it does not get ready in time ({error}): choosing anew")
+                return None
+            self._tell(f"there is no time to try it ({error}): taken as remembered")
+            return remembered.noted(ranking, best, "and not tried again, since there was no time")
         except RidgelineError as error:
             self._tell(f"it fails now ({error}): choosing anew")
             return None
@@ -161,28 +189,33 @@ class PlanChoice:
             return None
         self._tell(f"  {units.nanoseconds(measured.step_ns)} a step, as remembered")
         again = msgspec.structs.replace(best, measured=measured)
-        note = "chosen by an earlier start on this machine for the same step, and tried again"
-        return msgspec.structs.replace(
-            ranking,
-            candidates=(again, *ranking.candidates[1:]),
-            notes=(note, *(n for n in ranking.notes if n != note)),
-        )
+        return remembered.noted(ranking, again, "and tried again")
 
     def _profile(self, refresh: bool) -> Machine:
         """This machine, measured where its saved profile has gaps, assumed where that cannot be."""
         workload = self._to_measure()
         setting = self.world.setting
-        wanted_s = missing_seconds(workload, (setting,))
-        if self.seconds is not None and wanted_s > MOST_MEASURING_SHARE * self.seconds:
+        missing_s = missing_seconds(workload, (setting,), refresh=refresh)
+        wanted_s = float(share_text(repr(missing_s), self.world))
+        limit_s = math.inf
+        if self.seconds is not None:
+            limit_s = min(MOST_MEASURING_SHARE * self.seconds, self._budget.left())
+        if wanted_s > limit_s:
             why = (
                 f"not measured: that takes about {units.seconds(wanted_s)}, and the choice may take "
-                f"{units.seconds(self.seconds)}; rates that nobody measured are assumed"
+                f"{units.seconds(self.seconds or 0.0)}; rates that nobody measured are assumed"
             )
+            self._tell(why)
             return with_assumed_rates(known_machine().machine, setting, why)
         try:
-            machine = measure(
-                workload=workload, settings=(setting,), refresh=refresh, progress=self._tell
-            )
+            with self._heartbeat.during("measuring", wanted_s):
+                machine = measure(
+                    workload=workload,
+                    settings=(setting,),
+                    refresh=refresh,
+                    progress=self._tell,
+                    limit_s=MOST_OVER_ESTIMATE * limit_s,
+                )
         except (LaunchError, MachineError) as error:
             why = f"the machine could not be measured ({error}); rates are assumed"
             self._tell(why)
@@ -190,20 +223,24 @@ class PlanChoice:
             return with_assumed_rates(machine, setting, why)
         return machine
 
+    def _described(self) -> Workload:
+        with self._heartbeat.during("tracing the step"):
+            return self.describe(self._budget.check)
+
     def _to_measure(self) -> Workload:
         """The traces whose operators are timed.
 
         On a GPU single precision is seldom the faster where bf16 is allowed, so it is timed as it is
         written, and not in another memory format as well.
         """
-        workload = self.describe()
+        workload = self._described()
         narrow = tuple(load for load in workload.variants if load.precision == "bf16")
         if self.world.kind == "cpu" or not narrow:
             return workload
         return msgspec.structs.replace(workload, variants=narrow)
 
     def _chosen(self, machine: Machine) -> Ranking:
-        workload = self.describe()
+        workload = self._described()
         known = opaque_timings(workload, self.world.setting)
         return choose(
             msgspec.structs.replace(machine, timings=(*machine.timings, *known)),
@@ -214,47 +251,55 @@ class PlanChoice:
             steps=self.steps,
             trial=self._once,
             seconds=self.seconds,
-            clock=self._clock,
+            clock=self._budget.clock,
             compile_factor=self._compile_factor,
         )
-
-    def _clock(self) -> float:
-        """Seconds since the choice began, by rank 0's clock: all workers decide alike."""
-        return float(share_text(repr(time.monotonic() - self._begin), self.world))
 
     def _told_trial(self, plan: Plan) -> Timeline:
         left = ""
         if self.seconds is not None:
-            left = f" ({units.seconds(max(0.0, self.seconds - self._clock()))} left)"
-        self._tell(f"trying {label(plan)}{self._compiling(plan)}{left}")
+            left = f" ({units.seconds(max(0.0, self._budget.left()))} left)"
+        compiling_s = self._compiling_s(plan)
+        first = (
+            f", compiling it first for about {units.seconds(compiling_s)}" if compiling_s else ""
+        )
+        self._tell(f"trying {label(plan)}{first}{left}")
+        what = "compiling and trying it" if is_compiled(plan) else "trying it"
         try:
-            measured = self._trial(plan)
+            with self._heartbeat.during(what, compiling_s):
+                measured = self._trial(plan)
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._tell(f"  failed: {first}")
+            self._tell(f"  {'stopped' if isinstance(error, OutOfTimeError) else 'failed'}: {first}")
             raise
         prepared_s = measured.counters.get("compile_s", 0.0)
         after = f", after {units.seconds(prepared_s)} of preparing it" if prepared_s else ""
         self._tell(f"  {units.nanoseconds(measured.step_ns)} a step{after}")
         return measured
 
-    def _compiling(self, plan: Plan) -> str:
-        """What is told of compiling before a trial, once for each form: its modes share what they compile."""
+    def _compiling_s(self, plan: Plan) -> float:
+        """Seconds of compiling to tell before a trial, once for each form, which its modes share."""
         form = (MODES[plan.execution].form, plan.precision, plan.memory_format, plan.kernels)
-        compiling_s = compile_seconds(self.describe(), plan.execution) * self._compile_factor
-        if not compiling_s or form in self._announced:
-            return ""
+        if form in self._announced:
+            return 0.0
         self._announced.add(form)
-        return f", compiling it first for about {units.seconds(compiling_s)}"
+        return compile_seconds(self._described(), plan.execution) * self._compile_factor
 
     def _trial(self, plan: Plan) -> Timeline:
-        self.forms.limit_s = LONGEST_COMPILE_S
-        if self.seconds is not None:
-            self.forms.limit_s = max(1.0, self.seconds - self._clock())
+        if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
+            self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
         return run_trial(
-            self.make, plan, self.model, self.loss_fn, self.optimizer, self._example, self.world
+            self.make,
+            plan,
+            self.model,
+            self.loss_fn,
+            self.optimizer,
+            self._example,
+            self.world,
+            self._budget.left,
         )
 
     def _tell(self, line: str) -> None:
         if self.world.rank == 0:
+            self._heartbeat.spoke()
             self.say(line)

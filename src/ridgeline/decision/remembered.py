@@ -14,7 +14,7 @@ import msgspec
 
 from ridgeline.codec import VERSION, Noun
 from ridgeline.errors import FileFormatError
-from ridgeline.planner import Ranking
+from ridgeline.planner import Candidate, Ranking
 
 MOST_KEPT = 200
 """Choices kept; the oldest go first."""
@@ -52,6 +52,16 @@ def keep(directory: Path, key: str, ranking: Ranking) -> str:
         )
     _forget_oldest(directory)
     return ""
+
+
+def noted(ranking: Ranking, best: Candidate, how: str) -> Ranking:
+    """A remembered ranking with what is known of its best plan now, and a note that says so."""
+    note = f"chosen by an earlier start on this machine for the same step, {how}"
+    return msgspec.structs.replace(
+        ranking,
+        candidates=(best, *ranking.candidates[1:]),
+        notes=(note, *(n for n in ranking.notes if n != note)),
+    )
 
 
 def _path(directory: Path, key: str) -> Path:

@@ -1,5 +1,6 @@
 """A trial: a plan run for some steps on an example batch and undone, so that it leaves no trace."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -7,10 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ridgeline import units
+from ridgeline.errors import OutOfTimeError
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
+from ridgeline.planner.labels import label
+from ridgeline.planner.preparation import is_compiled
+from ridgeline.planner.trial_steps import (
+    MOST_WARM_STEPS,
+    WARM_S,
+    first_steps,
+    measured_steps,
+)
 from ridgeline.reach.undo import Undo
-from ridgeline.runtime.agree import gather_bytes, share_bytes
+from ridgeline.runtime.agree import gather_bytes, share_text
+from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
@@ -22,12 +34,10 @@ if TYPE_CHECKING:
 
     from ridgeline.runtime.body import LossFunction
 
-FIRST_STEPS = 6
-"""Before the clock counts: libraries settle, graphs are captured."""
-LEAST_STEPS = 8
-MOST_STEPS = 100
-MEASURED_S = 1.0
-"""Seconds of steps that a trial measures where they are short; a GPU's clock settles meanwhile."""
+LOOKED_AFTER_S = 0.05
+"""From this on the time that is left is looked at before every step, and not only before the first."""
+LONGEST_S = 600.0
+"""A trial that compiles is stopped after this where no seconds were given: something is wrong then."""
 
 
 def run_trial(
@@ -38,11 +48,13 @@ def run_trial(
     optimizer: "Optimizer",
     example: Any,
     world: World,
+    left: Callable[[], float] = lambda: math.inf,
 ) -> Timeline:
     """The measured timeline of a plan; model, optimizer and random state are put back.
 
     A step lasts as long as it does on the slowest worker. All workers call this, and all get rank 0's
-    timeline.
+    timeline. It ends when time is up, with what it has measured by then. A worker alone is stopped whatever
+    it does, several between two of their steps, since the others would wait for the one that stops.
 
     Args:
         make: The step of a plan.
@@ -52,6 +64,11 @@ def run_trial(
         optimizer: Put back with its settings.
         example: A batch.
         world: This worker's place.
+        left: Seconds that are left for it, the same on all workers; infinite where none were given.
+
+    Raises:
+        OutOfTimeError: no step was measured in that time.
+        CaptureError: what compiles did not end in `LONGEST_S`, where no seconds were given.
 
     Cost: The steps, and copies of parameters, buffers and optimizer state.
     """
@@ -60,7 +77,13 @@ def run_trial(
     try:
         step = make(plan)
         try:
-            measured = _measured(step, example, world)
+            try:
+                with _limit(plan, world, left()):
+                    _run(step, example, world, left)
+            except OutOfTimeError:
+                if not step.recorder.num_steps:
+                    raise
+            measured = step.timeline()
         finally:
             step.close()
     finally:
@@ -79,14 +102,52 @@ def run_trial(
     return msgspec.structs.replace(everyone[0], steps_ns=slowest, counters=counters)
 
 
-def _measured(step: PlannedStep, example: Any, world: World) -> Timeline:
-    for _ in range(FIRST_STEPS):
-        step(example)
-    float(step(example))  # waits for a GPU
+def _limit(plan: Plan, world: World, left_s: float) -> contextlib.AbstractContextManager[None]:
+    """Stops a worker alone when its time is up."""
+    if world.size > 1:
+        return contextlib.nullcontext()
+    if math.isfinite(left_s):
+        return deadline(max(0.0, left_s), f"a trial of {label(plan)}", error=OutOfTimeError)
+    return deadline(LONGEST_S if is_compiled(plan) else math.inf, f"a trial of {label(plan)}")
+
+
+def _run(step: PlannedStep, example: Any, world: World, left: Callable[[], float]) -> None:
+    """Warm up, then run as many steps as their length and the time that is left allow."""
+    is_limited = math.isfinite(left())
+    step.warm_up()
+    step_s = _warmed_up(step, example, world)
+    step.warm_up(is_over=True)
+    wanted = measured_steps(step_s)
+    if is_limited and step_s < LOOKED_AFTER_S:
+        wanted = min(wanted, int(left() / step_s))
+    for _ in range(wanted):
+        if not is_limited or step_s < LOOKED_AFTER_S:
+            step(example)
+        elif step_s <= left():
+            step_s = _timed(step, example, world)
+        else:
+            break
+    if not step.recorder.num_steps:
+        raise OutOfTimeError(
+            f"wanted a measured step of {label(step.plan)}, got {units.seconds(max(0.0, left()))} left where "
+            f"one takes {units.seconds(step_s)}; allow more seconds"
+        )
+
+
+def _warmed_up(step: PlannedStep, example: Any, world: World) -> float:
+    """Run steps until the coming ones are like each other; seconds of the last one."""
+    step_s = spent_s = 0.0
+    for number in range(1, MOST_WARM_STEPS + 1):
+        step_s = _timed(step, example, world)
+        if number >= first_steps(step.plan):
+            spent_s += step_s
+            if spent_s >= WARM_S:
+                break
+    return step_s
+
+
+def _timed(step: PlannedStep, example: Any, world: World) -> float:
+    """Seconds of one step, rank 0's on all workers."""
     begin = time.perf_counter()
-    float(step(example))
-    step_s = max(time.perf_counter() - begin, 1e-9)
-    wanted = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(MEASURED_S / step_s)))
-    for _ in range(int(share_bytes(str(wanted).encode(), world))):
-        step(example)
-    return step.timeline()
+    float(step(example))  # waits for a GPU
+    return float(share_text(repr(max(time.perf_counter() - begin, 1e-9)), world))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ridgeline import units
-from ridgeline.errors import MachineError, PlanError, RidgelineError
+from ridgeline.errors import MachineError, OutOfTimeError, PlanError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import (
@@ -30,9 +30,9 @@ from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.readings import as_read, read_again
 from ridgeline.planner.reasons import make_choices, why
 from ridgeline.planner.relatives import corrected
+from ridgeline.planner.trial_steps import trial_steps
 from ridgeline.planner.trials import (
     MOST_TRIAL_SHARE,
-    RUNS_PER_TRIAL,
     Room,
     left_untried,
     next_trial,
@@ -197,10 +197,18 @@ def _tried(
         if index is None:
             return candidates, notes + left_untried(candidates, room, device=allowance.device)
         begin = allowance.clock()
-        tried = _try(candidates[index], candidates, trial)
+        try:
+            tried = _try(candidates[index], candidates, trial)
+        except OutOfTimeError as error:  # so nothing else is tried either
+            stopped = f"{label(candidates[index].plan)} was not tried to the end: {error}"
+            return candidates, [
+                stopped,
+                *left_untried(candidates, room, device=allowance.device),
+            ]
         spent = allowance.clock() - begin
         if tried.measured is not None:
-            overheads.append(max(0.0, spent - tried.compile_s - RUNS_PER_TRIAL * tried.step_s))
+            steps_s = trial_steps(tried.plan, tried.step_s) * tried.step_s
+            overheads.append(max(0.0, spent - tried.compile_s - steps_s))
         candidates = [*candidates[:index], tried, *candidates[index + 1 :]]
         candidates, told = read_again(request, candidates, tried)
         notes += told
@@ -214,11 +222,16 @@ def _try(candidate: Candidate, candidates: Sequence[Candidate], trial: Trial) ->
     Compilers raise errors of any kind. Such a plan failed where a plainer one of the same single worker ran,
     or can still be tried; the user's own errors are raised by that one as they are. Several workers would
     part ways.
+
+    Raises:
+        OutOfTimeError: no step of it could be measured in the seconds that are left.
     """
     plan = candidate.plan
     try:
         measured = trial(plan)
         verify(candidate.timeline, measured)
+    except OutOfTimeError:
+        raise
     except Exception as error:
         is_ours = isinstance(error, RidgelineError)
         has_plain = any(not is_compiled(c.plan) and not c.failure for c in candidates)

@@ -17,12 +17,11 @@ from ridgeline.plan import Plan
 from ridgeline.planner.knobs import num_changes
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.ranking import Candidate
+from ridgeline.planner.trial_steps import least_steps
 
 SAME_PLAN_MARGIN = 0.02
 """Plans alike but for their buckets are both tried only when predicted to differ by more than this."""
 STEPS_PER_TRIAL = 15
-RUNS_PER_TRIAL = 30
-"""Steps that a trial runs in all: to warm up, to compare with the eager step, and those that are measured."""
 MOST_TRIAL_SHARE = 0.25
 """Trials may take this share of a run whose number of steps is known."""
 
@@ -184,8 +183,8 @@ def _has_small_steps(candidate: Candidate, tried: Sequence[Candidate]) -> bool:
 def _fits(candidate: Candidate, room: Room) -> bool:
     if is_compiled(candidate.plan) and candidate.compile_s > room.compile_s:
         return False
-    seconds = room.overhead_s + candidate.compile_s + RUNS_PER_TRIAL * candidate.step_s
-    return seconds <= room.seconds
+    seconds = candidate.compile_s + least_steps(candidate.plan) * candidate.step_s
+    return room.overhead_s + seconds <= room.seconds
 
 
 def _turn(candidate: Candidate, steps: int | None) -> tuple[bool, bool, bool, bool, float, int]:

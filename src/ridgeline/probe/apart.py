@@ -29,11 +29,15 @@ def without_timings(request: Request) -> tuple[Request | None, Request | None]:
     return (alone if is_alone else None), (apart if request.timings else None)
 
 
-def time_apart(request: Request) -> Findings:
+def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
     """Operator timings, measured by processes that rank 0 starts on its host; nothing on other ranks.
 
     On the CPU as many processes measure at once as workers train on this host. Whatever fails becomes a
     warning: training goes on.
+
+    Args:
+        request: What to time.
+        limit_s: Seconds after which the processes of a setting are ended.
 
     Cost: Rank 0 blocks until its processes are done, at most `DEADLINE_S`.
     """
@@ -49,7 +53,7 @@ def time_apart(request: Request) -> Findings:
                 workers=here.workers,
                 threads=here.threads,
                 device=here.device,
-                deadline_s=DEADLINE_S,
+                deadline_s=min(DEADLINE_S, limit_s),
                 first_gpu=torch.cuda.current_device() if here.device == "cuda" else 0,
             )
         except LaunchError as error:

@@ -1,6 +1,8 @@
 """`measure`: the profile of this machine, from the cache where it can be and measured where it must."""
 
 import datetime
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +16,7 @@ from ridgeline import units
 from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, MachineError
 from ridgeline.machine import Machine, Setting
+from ridgeline.planner.assumed import BYTES_PER_S, FLOPS
 from ridgeline.probe import fingerprint as identity
 from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import survey_in_group
@@ -27,6 +30,8 @@ MOST_TIMINGS = 20_000
 """Operator timings kept in the cache; the oldest go first."""
 
 MOST_CHECKS = 200
+TIMED_PASSES = 4
+"""Passes over a step that are made however long it takes: two to warm up, one as a whole, and samples."""
 
 BUSY_SHARE = 0.25
 """Share of the processors in use by others from which a measurement gets a warning."""
@@ -41,6 +46,7 @@ def measure(
     settings: Sequence[Setting] | None = None,
     refresh: bool = False,
     progress: Progress | None = None,
+    limit_s: float = math.inf,
 ) -> Machine:
     """The profile of this machine: ceilings, dispatch, collectives, links, overlap, operator timings.
 
@@ -57,6 +63,8 @@ def measure(
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
         refresh: Measure again whatever the cache says.
         progress: Called with one line before each part.
+        limit_s: Seconds after which processes that still measure are ended; what they had found is kept, and
+            a warning says what is missing. Does not end what a process group measures in place.
 
     Raises:
         MachineError: a setting asks for more GPUs than there are, or for no thread on the CPU.
@@ -69,10 +77,11 @@ def measure(
     blank = _blank()
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if world > 1:
-        return _measure_in_place(blank, world, quick, workload, settings, refresh, say)
+        return _measure_in_place(blank, world, quick, workload, settings, refresh, say, limit_s)
     wanted = tuple(settings) if settings is not None else default_settings(blank)
     _check(blank, wanted)
     machine = _cached(blank, quick, refresh)
+    end = time.monotonic() + limit_s
     for request in requests(machine, wanted, quick=quick, workload=workload):
         say(_describe(request))
         machine = merge(machine, Findings(warnings=_busy(machine)))
@@ -82,7 +91,7 @@ def measure(
             workers=largest.workers,
             threads=0 if largest.device == "cuda" else machine.host.cores,
             device=largest.device,
-            deadline_s=300.0 if quick else 1800.0,
+            deadline_s=min(300.0 if quick else 1800.0, max(1.0, end - time.monotonic())),
         )
         machine = _kept(merge(machine, findings))
     return machine
@@ -105,9 +114,12 @@ def known_machine() -> Known:
     return Known(_cached(blank, quick=True, refresh=False, hosts=hosts), directory)
 
 
-def missing_seconds(workload: Workload | None, settings: Sequence[Setting]) -> float:
+def missing_seconds(
+    workload: Workload | None, settings: Sequence[Setting], *, refresh: bool = False
+) -> float:
     """About how long `measure` would take for what the cache lacks; 0 where it lacks nothing."""
-    missing = requests(known_machine().machine, settings, quick=True, workload=workload)
+    known = _blank() if refresh else known_machine().machine
+    missing = requests(known, settings, quick=True, workload=workload)
     return sum(_expected(request) for request in missing)
 
 
@@ -292,6 +304,7 @@ def _measure_in_place(
     settings: Sequence[Setting] | None,
     refresh: bool,
     say: Progress,
+    limit_s: float,
 ) -> Machine:
     """Measure with the process group that is there; rank 0 decides what, and its machine goes to all."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -307,6 +320,7 @@ def _measure_in_place(
     machine = _cached(blank, quick, refresh, hosts)
     if hosts > 1:
         machine = msgspec.structs.replace(machine, collectives=(), overlaps=())
+    end = time.monotonic() + limit_s
     machine = _share(machine)  # caches may differ between hosts, but all must measure alike
     for request in requests(machine, wanted, quick=quick, workload=workload):
         if dist.get_rank() == 0:
@@ -315,7 +329,7 @@ def _measure_in_place(
         if alone is not None:
             machine = _share(merge(machine, measure_here(alone)))
         if apart is not None:
-            machine = _share(merge(machine, time_apart(apart)))
+            machine = _share(merge(machine, time_apart(apart, max(1.0, end - time.monotonic()))))
         if dist.get_rank() == 0:
             machine = _kept(machine, hosts)
     return machine
@@ -353,5 +367,12 @@ def _expected(request: Request) -> float:
     """Rough seconds that a request takes."""
     scale = 1.0 if request.quick else 5.0
     each = 1.5 * len(request.ceilings) + 3.5 * len(request.collectives)
-    loads = 1 + len(request.workload.variants) if request.workload else 0
-    return 4.0 + scale * each + 4.5 * loads * len(request.timings)
+    loads = (request.workload, *request.workload.variants) if request.workload else ()
+    timing_s = sum(4.5 + TIMED_PASSES * _pass_seconds(load) for load in loads)
+    return 4.0 + scale * each + timing_s * len(request.timings)
+
+
+def _pass_seconds(workload: Workload) -> float:
+    """Rough seconds of all operators of a step, one after the other, by rates that are assumed."""
+    flops, rate = FLOPS[workload.device], BYTES_PER_S[workload.device]
+    return sum(max(op.flops / flops, op.bytes_moved / rate) for op in workload.ops)

@@ -1,17 +1,30 @@
 """A limit for work that offers none itself: compiling, which may take minutes and cannot be asked to stop.
 
-The limit is an exception that is raised in the thread that works, between two of its bytecodes. Library calls
-that are under way end first, so the limit is passed by as much as the longest of them takes.
+The limit is an exception that is raised in the thread that works, between two of its bytecodes. In the main
+thread a signal brings it, which also ends waiting (for a lock, for a C++ compiler). A library call that
+computes, such as a backward pass, ends first: the limit is passed by as much as that takes, and the error
+says by how much.
 """
 
 import contextlib
 import ctypes
 import math
+import signal
 import threading
+import time
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torch.utils import _python_dispatch as dispatch
 
 from ridgeline import units
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, RidgelineError
+
+AGAIN_S = 5.0
+"""An alarm of which nothing came (what a destructor raises is ignored) rings again after this."""
+LATE_S = 1.0
+"""From this on it is said by how much a limit was passed."""
 
 
 class _Late(BaseException):
@@ -19,60 +32,135 @@ class _Late(BaseException):
 
 
 @contextlib.contextmanager
-def deadline(limit_s: float, what: str) -> Iterator[None]:
+def deadline(
+    limit_s: float, what: str, *, error: type[RidgelineError] = CaptureError
+) -> Iterator[None]:
     """Stop what runs inside when it takes longer.
 
     Args:
         limit_s: Seconds; infinite sets no limit.
         what: What is done inside, for the message.
+        error: What is raised then.
 
     Raises:
-        CaptureError: it took longer and was stopped.
+        RidgelineError: of the type `error`: it took longer and was stopped.
 
     Cost: One sleeping thread.
     """
     if math.isinf(limit_s):
         yield
         return
-    alarm = _Alarm(limit_s)
+    alarm, begin, modes = _Alarm(limit_s), time.monotonic(), _modes()
     try:
         try:
             alarm.start()  # it may ring before this returns
             yield
         finally:
             alarm.cancel()
-    except _Late:
-        raise CaptureError(
-            f"wanted {what} within {units.seconds(limit_s)}, got no end of it: it was stopped; allow more "
+    except _Late as late:
+        alarm.cancel()  # it may have rung inside the call above
+        if not isinstance(late, alarm.kind):
+            raise  # that of a limit around this one
+        while len(_modes()) > len(modes):  # stopped between entering one and noting that
+            dispatch._pop_mode()  # noqa: SLF001 - there is no public name
+        over_s = time.monotonic() - begin - limit_s
+        words = "it was stopped"
+        if over_s > LATE_S:
+            words += f", {units.seconds(over_s)} late, as a call into a library had to end first"
+        raise error(
+            f"wanted {what} within {units.seconds(limit_s)}, got no end of it: {words}; allow more "
             "seconds, or use execution='eager'"
         ) from None
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let no limit stop what runs inside; one that is reached meanwhile stops what comes after it.
+
+    For work that leaves the process unusable where it is broken off: the capture of a CUDA graph.
+    """
+    with _here.lock:
+        _here.depth += 1
+    try:
+        yield
+    finally:
+        with _here.lock:
+            _here.depth -= 1
+    _here.raise_late()
+
+
+class _Limits(threading.local):
+    """The limits that this thread works under, outermost first, and whether it must not be stopped now."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.alarms: list[_Alarm] = []
+        self.depth = 0
+
+    def raise_late(self) -> None:
+        """Raise where a limit was passed, unless it must wait."""
+        if not self.depth:
+            for alarm in self.alarms:
+                if alarm.has_rung and not alarm.is_over.is_set():
+                    raise alarm.kind
+
+
+_here = _Limits()
+
+
 class _Alarm:
-    """Raises `_Late` in the thread that made it, unless cancelled before."""
+    """Raises its own kind of `_Late` in the thread that made it, unless cancelled before."""
 
     def __init__(self, limit_s: float) -> None:
-        self._thread = threading.get_ident()
-        self._lock = threading.Lock()
-        self._is_over = False
-        self._timer = threading.Timer(max(0.0, limit_s), self._ring)
-        self._timer.daemon = True
+        self.kind = type("_Late", (_Late,), {})
+        self.has_rung = False
+        self.is_over = threading.Event()
+        self._limit_s = min(max(0.0, limit_s), threading.TIMEOUT_MAX)
+        self._limits = _here.__dict__  # of this thread, for the one that waits
+        self._ident = threading.get_ident()
+        self._before: Any = None
+        self._waiting = threading.Thread(target=self._wait, name="ridgeline-limit", daemon=True)
 
     def start(self) -> None:
         """Begin to wait."""
-        self._timer.start()
+        _here.alarms.append(self)
+        before = signal.getsignal(signal.SIGURG)
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            self._before = before
+            signal.signal(signal.SIGURG, _arrive)
+        self._waiting.start()
 
     def cancel(self) -> None:
         """After this nothing is raised any more; what was raised already arrives inside this call."""
-        self._timer.cancel()
-        with self._lock:
-            self._is_over = True
+        self.is_over.set()
+        with _here.lock:
+            pass  # the other thread is not about to ring
+        if self._before is not None:
+            signal.signal(signal.SIGURG, self._before)
+            self._before = None
+        if self in _here.alarms:
+            _here.alarms.remove(self)
 
-    def _ring(self) -> None:
-        with self._lock:
-            if not self._is_over:
-                self._is_over = True
-                _raise_in(self._thread, _Late)
+    def _wait(self) -> None:
+        delay_s = self._limit_s
+        while not self.is_over.wait(delay_s):
+            delay_s = AGAIN_S
+            with self._limits["lock"]:
+                if self.is_over.is_set():
+                    return
+                self.has_rung = True
+                if self._limits["depth"]:
+                    continue
+                if self._before is not None:
+                    # By default nobody hears this signal, so that one which comes late does no harm.
+                    signal.pthread_kill(self._ident, signal.SIGURG)
+                else:
+                    _raise_in(self._ident, self.kind)
+
+
+def _arrive(number: int, frame: FrameType | None) -> None:
+    """The signal, in the main thread."""
+    _here.raise_late()
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:
@@ -81,3 +169,8 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
     Source: `PyThreadState_SetAsyncExc` of the C API, which `ctypes.pythonapi` calls holding the lock.
     """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def _modes() -> list[Any]:
+    """The dispatch modes that are on, such as those of a compiler that traces."""
+    return dispatch._get_current_dispatch_mode_stack()  # noqa: SLF001 - there is no public name

@@ -22,6 +22,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, WatchedSettings, make_capturable
 from ridgeline.runtime.clearance import clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
+from ridgeline.runtime.deadline import undisturbed
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.model_guard import ModelGuard
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
@@ -74,8 +75,11 @@ class CapturedStep:
         self.graph = torch.cuda.CUDAGraph()
         try:
             # Threads that pin memory or watch NCCL go on calling CUDA meanwhile; that is allowed.
-            with torch.cuda.graph(
-                self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            with (
+                undisturbed(),
+                torch.cuda.graph(
+                    self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+                ),
             ):
                 recorder.current = StepRecord(clock.stamp())
                 self._loss = body(self.batch, recorder)

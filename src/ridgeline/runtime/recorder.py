@@ -95,6 +95,11 @@ class Recorder:
         self.current = StepRecord(stamp)
         self.current.is_sampled = self._num_ended % self._sampling == 0
 
+    def sample_next(self) -> None:
+        """Have the frames of the coming step recorded, and then as often as ever."""
+        self._num_ended = 0
+        self.current.is_sampled = True
+
     def add_cost(self, name: str, value: float) -> None:
         """What the step just ended cost."""
         values = self.costs.get(name)

@@ -4,6 +4,7 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 `TrainStep` (the public one) builds on this one.
 """
 
+import math
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -123,6 +124,7 @@ class TrainStep(Closing):
         self.name = name
         self.notes: list[str] = []
         self.num_steps = 0
+        self._num_warmup: float = WARMUP_STEPS
         self._is_closed = False
         self._channels_last: ChannelsLast | None = None
         if self.plan.memory_format == "channels_last":
@@ -176,7 +178,7 @@ class TrainStep(Closing):
         overhead = time.perf_counter_ns() - begin
         loss = self._runner(batch)
         begin = time.perf_counter_ns()
-        is_warmup = self.num_steps < WARMUP_STEPS
+        is_warmup = self.num_steps < self._num_warmup
         self.num_steps += 1
         recorder.end_step(is_warmup=is_warmup)
         if not is_warmup:
@@ -184,6 +186,12 @@ class TrainStep(Closing):
             overhead += time.perf_counter_ns() - begin
             recorder.add_cost("overhead_ns", overhead)
         return loss
+
+    def warm_up(self, *, is_over: bool = False) -> None:
+        """Keep the coming steps out of the timeline, until this is called again to say that it is over."""
+        self._num_warmup = self.num_steps if is_over else math.inf
+        if is_over:
+            self.recorder.sample_next()
 
     def timeline(self) -> Timeline:
         """The measured timeline of this worker's last steps (median step, all durations).

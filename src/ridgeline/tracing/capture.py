@@ -5,7 +5,8 @@ execution would issue, in the same order, but nothing is computed and nothing la
 looks at values goes another way: if it may, it is recorded while it runs, and taken back.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import WorkloadError
+from ridgeline.errors import OutOfTimeError, WorkloadError
 from ridgeline.plan import Precision
 from ridgeline.tracing.faking import fake_workload
 from ridgeline.tracing.recording import AUTOCAST, LossFn, Step
@@ -34,6 +35,7 @@ def trace(
     precisions: Collection[str] = (),
     memory_formats: Collection[str] = (),
     may_run: bool = False,
+    check: Callable[[bool], None] = lambda is_variant: None,
 ) -> Workload:
     """One training step as a `Workload`: every operator, its cost, its order; nothing is executed.
 
@@ -58,11 +60,14 @@ def trace(
             images are convolved and the step can be traced without running.
         may_run: Whether the step may really run. Taken back is what can be reached from model, loss,
             optimizer and batch, and random state; what was printed or written to files stays.
+        check: Called at every operator, with whether it is that of a variant. What it raises ends the trace;
+            an `OutOfTimeError` of a variant costs only that one, and the others after it.
 
     Raises:
         WorkloadError: the loss is no scalar or needs no gradient, the step depends on the values of
             tensors and may not run, or model, optimizer or batch are not what a step needs. What `loss_fn`
             raises on its own account passes through.
+        OutOfTimeError: of `check`, before the step itself was traced.
 
     Cost: `loss_fn` is called twice on fake tensors: host time of a few eager steps, no device work; as often
         again for each variant. Where the step runs: two steps, and a copy of all that they may change.
@@ -74,26 +79,49 @@ def trace(
             "correct the name"
         )
     _check(model, optimizer, batch, may_run=may_run)
-    step = Step(model, loss_fn, optimizer, batch)
+    step = Step(model, loss_fn, optimizer, batch, check=partial(check, False))
     with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
+        step = step._replace(check=partial(check, True))
         variants: list[Workload] = []
         notes = [*workload.notes]
-        for precision in AUTOCAST:
-            if precision not in precisions:
-                continue
-            try:
-                variants.append(_traced(step._replace(precision=precision), name, may_run=may_run))
-            except Exception as error:
-                if not may_run:
-                    raise
-                notes.append(f"the step does not run in {precision}: {obstacle(error)}")
-        if "channels_last" in memory_formats and workload.has_images:
-            precision = variants[-1].precision if variants else step.precision
-            last = step._replace(precision=precision, memory_format="channels_last")
-            laid_out = fake_workload(last, name, may_fail=True).workload
-            variants += [laid_out] if laid_out is not None else []
+        try:
+            _add_variants(
+                variants, notes, step, workload, precisions, memory_formats, may_run=may_run
+            )
+        except OutOfTimeError as error:
+            notes.append(f"not traced in every precision and memory format: {error}")
     return msgspec.structs.replace(workload, variants=tuple(variants), notes=tuple(notes))
+
+
+def _add_variants(
+    variants: list[Workload],
+    notes: list[str],
+    step: Step,
+    workload: Workload,
+    precisions: Collection[str],
+    memory_formats: Collection[str],
+    *,
+    may_run: bool,
+) -> None:
+    """The step in other precisions and memory formats, one after the other, and what to say of them."""
+    for precision in AUTOCAST:
+        if precision not in precisions:
+            continue
+        try:
+            narrow = step._replace(precision=precision)
+            variants.append(_traced(narrow, workload.name, may_run=may_run))
+        except OutOfTimeError:
+            raise
+        except Exception as error:
+            if not may_run:
+                raise
+            notes.append(f"the step does not run in {precision}: {obstacle(error)}")
+    if "channels_last" in memory_formats and workload.has_images:
+        precision = variants[-1].precision if variants else step.precision
+        last = step._replace(precision=precision, memory_format="channels_last")
+        laid_out = fake_workload(last, workload.name, may_fail=True).workload
+        variants += [laid_out] if laid_out is not None else []
 
 
 def _traced(step: Step, name: str, *, may_run: bool) -> Workload:

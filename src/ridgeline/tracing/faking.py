@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
-from ridgeline.errors import WorkloadError
+from ridgeline.errors import OutOfTimeError, WorkloadError
 from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.graph import Edges, data_flow_edges, storage_edges
@@ -46,6 +46,7 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
 
     Raises:
         WorkloadError: what the step keeps cannot be taken back.
+        OutOfTimeError: of the step's `check`.
         Exception: see `may_fail`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -68,6 +69,8 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
 def _attempt(step: Step, name: str, mode: FakeTensorMode, *, may_fail: bool) -> Attempt:
     try:
         return _workload(step, name, mode)
+    except OutOfTimeError:
+        raise
     except Exception as error:
         if not may_fail and not isinstance(error, WorkloadError):
             raise
@@ -99,7 +102,7 @@ def _twin(step: Step, mode: FakeTensorMode) -> Subject:
 def _data_flow(step: Step, first: Recorder, mode: FakeTensorMode) -> tuple[Edges | None, str]:
     """Data-flow edges of forward and backward; None, and the reason, where they cannot be had."""
     twin = _twin(step, mode)
-    recorder = StepRecorder(twin, first.in_place)
+    recorder = StepRecorder(twin, first.in_place, step.check)
     edges: list[Edges] = []
 
     def flow(tensors: Sequence[Tensor]) -> None:

@@ -107,6 +107,7 @@ class Recorder(TorchDispatchMode):
         alone: References,
         in_place: AbstractSet[int] | None = None,
         is_fake: bool = True,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """A recorder with no records.
 
@@ -116,8 +117,10 @@ class Recorder(TorchDispatchMode):
             alone: References to a gradient that only autograd holds, see `lone_references`.
             in_place: Where given, exactly these records are gradients added in place.
             is_fake: Whether the step's tensors are fake; gradients may then reach no others.
+            check: Called before every operator; what it raises ends the recording.
         """
         super().__init__()
+        self._check = check
         self.in_place: set[int] = set()
         self._given_in_place = in_place
         self._alone = alone
@@ -146,6 +149,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace in _NOT_OPERATORS or _is_bookkeeping(func):
             return func(*args, **kwargs)
+        self._check()  # not before: an error in what autograd does for itself ends the process
         if func.namespace in _COLLECTIVES:
             self.collectives[str(func)] = None
             return func(*args, **kwargs)

@@ -31,8 +31,12 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Where tensors keep the hooks of their gradients."""
 
 
+def unlimited() -> None:
+    """Lets a trace go on."""
+
+
 class Step(NamedTuple):
-    """What is traced, in which precision and memory format."""
+    """What is traced, in which precision and memory format; `check` is called at every operator."""
 
     model: nn.Module
     loss_fn: LossFn
@@ -40,6 +44,7 @@ class Step(NamedTuple):
     batch: Any
     precision: Precision = "as-is"
     memory_format: MemoryFormat = "as-is"
+    check: Callable[[], None] = unlimited
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def record_step(subject: Subject, step: Step) -> Recording:
     Raises:
         WorkloadError: see `trace`.
     """
-    with closing(StepRecorder(subject)) as recorder:
+    with closing(StepRecorder(subject, check=step.check)) as recorder:
         with subject.mode, recorder:
             loss = forward_backward(subject, step, recorder)
             stepping = record_optimizer(subject, recorder, step.optimizer)
@@ -97,9 +102,15 @@ class StepRecorder(Recorder):
     Args:
         subject: What is followed, by hooks, until the recorder is closed.
         in_place: Where given, exactly these records are gradients added in place.
+        check: Called before every operator; what it raises ends the recording.
     """
 
-    def __init__(self, subject: Subject, in_place: AbstractSet[int] | None = None) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        in_place: AbstractSet[int] | None = None,
+        check: Callable[[], None] = unlimited,
+    ) -> None:
         storages = Storages()
         super().__init__(
             ModulePath(subject.model),
@@ -107,6 +118,7 @@ class StepRecorder(Recorder):
             alone=lone_references(subject.mode, subject.device),
             in_place=in_place,
             is_fake=subject.is_fake,
+            check=check,
         )
         for parameter in (*trained_parameters(subject.optimizer), *subject.model.parameters()):
             storages.assign(parameter, "parameter")

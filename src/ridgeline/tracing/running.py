@@ -7,6 +7,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ridgeline.errors import OutOfTimeError
 from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.graph import storage_edges
@@ -30,6 +31,7 @@ def real_workload(step: Step, name: str, why: str) -> Workload:
 
     Raises:
         WorkloadError: the loss is no scalar or needs no gradient.
+        OutOfTimeError: of the step's `check`, which is also called before each step that is not recorded.
         Exception: whatever the user's code raises.
 
     Cost: Two steps, five where the recorder cannot see into them; a copy of what they may change.
@@ -44,6 +46,8 @@ def real_workload(step: Step, name: str, why: str) -> Workload:
             run = record_step(subject, step)
             edges = storage_edges(run.recorder.records)
             workload = recorded_workload(step, name, run, edges, (note,))
+        except OutOfTimeError:
+            raise
         except Exception as error:  # noqa: BLE001 - the plain step was fine: the user's code is not at fault
             reason = obstacle(error)
         if workload is None:
@@ -81,6 +85,7 @@ def _opaque(subject: Subject, step: Step, name: str, why: str) -> Workload:
 
 def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
     """One step as it is; seconds of its phases."""
+    step.check()
     step.optimizer.zero_grad(set_to_none=True)
     marks = [_now(subject.device)]
     with alone(subject.model):

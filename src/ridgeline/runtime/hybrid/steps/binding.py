@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.deadline import undisturbed
 
 Call = Callable[[list[Tensor]], Sequence[Tensor]]
 """A compiled program: all inputs as one flat list, which it may empty; its outputs."""
@@ -87,6 +88,7 @@ class ReplayedStep:
         try:
             # Threads that pin memory go on calling CUDA meanwhile; that is allowed. Nothing is executed.
             with (
+                undisturbed(),
                 torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
                 torch.no_grad(),
             ):

@@ -1,0 +1,53 @@
+"""The seconds that a choice may take: how many are left, and when a trace must end."""
+
+import math
+import time
+
+from ridgeline import units
+from ridgeline.errors import OutOfTimeError
+from ridgeline.runtime.agree import share_text
+from ridgeline.runtime.world import World
+
+MOST_TRACING_SHARE = 0.5
+"""Of the seconds that were given, after which the step is not traced in further precisions and formats."""
+
+
+class Budget:
+    """The seconds of a choice, which run from when this is made.
+
+    Args:
+        seconds: That were given; None for no limit.
+        world: This worker's place.
+
+    Attributes:
+        seconds: That were given, or infinite.
+    """
+
+    def __init__(self, seconds: float | None, world: World) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self._world = world
+        self._begin = time.monotonic()
+
+    def clock(self) -> float:
+        """Seconds since the choice began, by rank 0's clock: all workers decide alike, and all call this."""
+        return float(share_text(repr(time.monotonic() - self._begin), self._world))
+
+    def left(self) -> float:
+        """Seconds that are left, below 0 once they are over; the same on all workers, see `clock`."""
+        return self.seconds if math.isinf(self.seconds) else self.seconds - self.clock()
+
+    def check(self, is_variant: bool) -> None:
+        """Ends a trace for which there is no time, by this worker's own clock.
+
+        Args:
+            is_variant: Whether it is one in another precision or memory format.
+
+        Raises:
+            OutOfTimeError: there is none.
+        """
+        limit_s = (MOST_TRACING_SHARE if is_variant else 1.0) * self.seconds
+        if time.monotonic() - self._begin > limit_s:
+            raise OutOfTimeError(
+                f"wanted the step traced within {units.seconds(limit_s)}, got no end of it; allow more "
+                "seconds"
+            )

@@ -1,0 +1,97 @@
+"""Signs of life: what is still under way, where nothing else was said for some seconds."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from ridgeline import units
+
+EVERY_S = 10.0
+"""Seconds without a word after which one is due."""
+
+
+class _Work(NamedTuple):
+    """What is under way, since when, and about how long it takes; 0 where nobody knows."""
+
+    what: str
+    begin_s: float
+    expected_s: float
+
+
+class Heartbeat:
+    """Says every ten seconds what is under way, from a thread of its own while it is a context.
+
+    Args:
+        say: Takes the lines, in that thread; None says nothing, and there is no thread.
+        clock: Seconds.
+
+    Example:
+        >>> with Heartbeat(print) as heartbeat, heartbeat.during("compiling", 38.0):  # doctest: +SKIP
+        ...     compile()
+          still compiling (10.0 s so far, about 38.0 s expected)
+    """
+
+    def __init__(
+        self, say: Callable[[str], None] | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say = say
+        self._clock = clock
+        self._spoken_s = clock()
+        self._work: _Work | None = None
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def during(self, what: str, expected_s: float = 0.0) -> Iterator[None]:
+        """What happens inside is told as `what`, and then again what was told before."""
+        before, self._work = self._work, _Work(what, self._clock(), expected_s)
+        try:
+            yield
+        finally:
+            self._work = before
+
+    def spoke(self) -> None:
+        """Something else was said: nothing is due for a while."""
+        self._spoken_s = self._clock()
+
+    def beat(self) -> float:
+        """Say what is under way if that is due; seconds until it may be due again."""
+        silent_s, work = self._clock() - self._spoken_s, self._work
+        if silent_s < EVERY_S:
+            return EVERY_S - silent_s
+        if work is not None and self._say is not None:
+            words = f"{units.seconds(self._clock() - work.begin_s)} so far"
+            if work.expected_s:
+                words += f", about {units.seconds(work.expected_s)} expected"
+            self._say(f"  still {work.what} ({words})")
+        self.spoke()
+        return EVERY_S
+
+    def __enter__(self) -> Self:
+        if self._say is not None:
+            self.spoke()
+            self._thread = threading.Thread(
+                target=self._run, name="ridgeline-heartbeat", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        delay_s = EVERY_S
+        # What `say` raises, it raises at the lines of the choice as well, where somebody can catch it.
+        with contextlib.suppress(Exception):
+            while not self._is_over.wait(delay_s):
+                delay_s = self.beat()

@@ -1,0 +1,59 @@
+"""How many steps a trial runs: many where they are short, few where each takes seconds."""
+
+import math
+
+from ridgeline.execution import MODES
+from ridgeline.plan import Plan
+from ridgeline.planner.preparation import is_compiled
+
+MOST_WARM_STEPS = 7
+WARM_S = 1.0
+"""Libraries settle in the first steps; where those took as long as this, they have."""
+LEAST_STEPS = 8
+"""Measured steps where a step is no longer than `MEASURED_S`: the median of fewer is not quiet."""
+FEWEST_STEPS = 3
+MOST_STEPS = 100
+MEASURED_S = 1.0
+"""Seconds of steps that are measured where they are short; a GPU's clock settles meanwhile."""
+LONGEST_S = 8.0
+"""Of longer steps so many are measured as fit into this, but `FEWEST_STEPS` at least."""
+CHECK_STEPS = 6
+"""A compiled step is compared with the eager one under three perturbations, see `runtime/equivalence.py`."""
+
+
+def first_steps(plan: Plan) -> int:
+    """Steps after which the next one is as all that follow: libraries, compilers and captures are done.
+
+    Source: `runtime/graph.py` captures in the fourth step, `runtime/hybrid/steps/runner.py` compiles in the
+    second; one more is needed to know what a step takes that prepares nothing.
+    """
+    mode = MODES[plan.execution]
+    if mode.is_replayed:
+        return 5
+    if mode.is_one_program:
+        return 3
+    return 2 if mode.is_compiled else 1
+
+
+def measured_steps(step_s: float) -> int:
+    """Steps that are measured where one takes `step_s` seconds."""
+    if step_s > MEASURED_S:
+        return max(FEWEST_STEPS, min(LEAST_STEPS, math.floor(LONGEST_S / step_s)))
+    return min(MOST_STEPS, max(LEAST_STEPS, math.ceil(MEASURED_S / max(step_s, 1e-9))))
+
+
+def trial_steps(plan: Plan, step_s: float) -> int:
+    """Steps that a trial runs in all: to warm up, to compare with the eager step, and those measured."""
+    settling = math.ceil(WARM_S / max(step_s, 1e-9))
+    warm = min(MOST_WARM_STEPS, first_steps(plan) - 1 + settling)
+    return warm + measured_steps(step_s) + (CHECK_STEPS if is_compiled(plan) else 0)
+
+
+def least_steps(plan: Plan) -> int:
+    """Steps for which there must be time, or a trial is not begun.
+
+    What compiles nothing is tried for a single measured step: a trial ends by itself when time is up.
+    """
+    if is_compiled(plan):
+        return CHECK_STEPS + first_steps(plan) + FEWEST_STEPS
+    return first_steps(plan) + 1

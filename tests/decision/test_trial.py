@@ -1,0 +1,194 @@
+"""How many steps a trial makes: as their length allows, and none that would not end in the seconds given."""
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ridgeline.decision import trial
+from ridgeline.errors import OutOfTimeError
+from ridgeline.plan import Execution, Plan
+from ridgeline.planner.trial_steps import first_steps, least_steps, trial_steps
+from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.world import World
+from ridgeline.timeline import Timeline
+
+
+class Step:
+    """Takes as long as it is told, by the clock of the test; its timeline counts what was measured."""
+
+    def __init__(self, plan: Plan, seconds: Callable[[int], float]) -> None:
+        self.plan, self.now_s, self.num_steps = plan, 0.0, 0
+        self.recorder = Recorder(HostClock())
+        self._seconds, self._is_warm = seconds, False
+
+    def __call__(self, batch: Any) -> Tensor:
+        self.now_s += self._seconds(self.num_steps)
+        self.num_steps += 1
+        self.recorder.end_step(is_warmup=not self._is_warm)
+        return torch.zeros(())
+
+    def warm_up(self, *, is_over: bool = False) -> None:
+        self._is_warm = is_over
+
+    def timeline(self) -> Timeline:
+        return self.recorder.timeline("step", 1)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def attempt(step: Any, given_s: float = math.inf) -> Timeline:
+    """A trial of the step, by its clock."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    clock = SimpleNamespace(perf_counter=lambda: step.now_s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "time", clock)
+        return trial.run_trial(
+            lambda plan: step,
+            step.plan,
+            model,
+            lambda model, batch: model(batch).sum(),
+            optimizer,
+            torch.ones(2),
+            World(0, 1, 0, torch.device("cpu")),
+            lambda: given_s - step.now_s,
+        )
+
+
+@pytest.mark.parametrize(
+    ("step_s", "num_warm", "num_measured"),
+    [
+        (2**-10, 7, 100),
+        (2**-4, 7, 16),
+        (0.5, 2, 8),
+        (1.0, 1, 8),
+        (2.0, 1, 4),
+        (4.0, 1, 3),
+        (60.0, 1, 3),
+    ],
+)
+def test_long_steps_are_few(step_s: float, num_warm: int, num_measured: int) -> None:
+    """Eight up to a second, three at least; short ones for a second."""
+    step = Step(Plan(), lambda number: step_s)
+    assert len(attempt(step).steps_ns) == num_measured
+    assert step.num_steps == num_warm + num_measured == trial_steps(Plan(), step_s)
+
+
+@pytest.mark.parametrize(
+    ("execution", "num_first"), [("eager", 1), ("compiled", 2), ("step-graph", 3), ("graph", 5)]
+)
+def test_what_prepares_a_plan_tells_nothing_of_its_steps(
+    execution: Execution, num_first: int
+) -> None:
+    """Compiling may take minutes; the length of a step is known from the first one that compiles nothing."""
+    plan = Plan(execution=execution)
+    step = Step(plan, lambda number: 0.5 if number >= num_first - 1 else 100.0)
+    assert first_steps(plan) == num_first
+    assert len(attempt(step).steps_ns) == 8
+
+
+@given(st.floats(1e-3, 10.0), st.floats(0.1, 100.0), st.floats(1.0, 3.0))
+def test_no_step_is_begun_that_would_not_end_in_time(
+    step_s: float, given_s: float, cold: float
+) -> None:
+    """Whatever was measured until then counts; without a measured step the plan was not tried."""
+    assume(cold * step_s + 7 * step_s < given_s)  # what warms up is not looked after here
+    step = Step(Plan(), lambda number: step_s * (1.0 if number else cold))
+    measured = attempt(step, given_s)
+    assert step.now_s <= given_s * (1 + 1e-9)
+    unlimited = Step(Plan(), lambda number: step_s * (1.0 if number else cold))
+    assert 1 <= len(measured.steps_ns) <= len(attempt(unlimited).steps_ns)
+
+
+def test_a_plan_of_which_no_step_was_measured_was_not_tried() -> None:
+    """The error says what a step takes, and what was left."""
+    step = Step(Plan(), lambda number: 4.0)
+    with pytest.raises(OutOfTimeError) as caught:
+        attempt(step, 7.0)
+    assert str(caught.value) == (
+        "wanted a measured step of 1 worker, eager, got 3.00 s left where one takes 4.00 s; allow more seconds"
+    )
+    assert step.num_steps == 1
+
+
+@pytest.mark.parametrize("num_whole", [1, 2])
+def test_a_trial_that_is_stopped_keeps_what_it_measured(num_whole: int) -> None:
+    """One measured step is enough."""
+
+    def seconds(number: int) -> float:
+        if number == num_whole:
+            raise OutOfTimeError("time is up")
+        return 2.0
+
+    step = Step(Plan(), seconds)
+    if num_whole == 1:
+        with pytest.raises(OutOfTimeError, match="time is up"):
+            attempt(step, 1e3)
+    else:
+        assert len(attempt(step, 1e3).steps_ns) == num_whole - 1
+
+
+def test_a_trial_is_stopped_in_whatever_it_does() -> None:
+    """The step of a worker alone does not come back: model and random state are put back all the same."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        while True:
+            pass
+
+    with pytest.raises(OutOfTimeError, match=r"^wanted a trial of 1 worker, eager within 500 ms, "):
+        trial.run_trial(
+            lambda plan: PlannedStep(model, loss_fn, optimizer, plan, device="cpu"),
+            Plan(),
+            model,
+            loss_fn,
+            optimizer,
+            torch.ones(2),
+            World(0, 1, 0, torch.device("cpu")),
+            lambda: 0.5,
+        )
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+@given(st.floats(1e-4, 20.0))
+def test_a_trial_is_expected_to_take_what_it_takes(step_s: float) -> None:
+    """So that what is left for others is known; what is begun at least fits into it."""
+    step = Step(Plan(), lambda number: step_s)
+    attempt(step)
+    assert abs(step.num_steps - trial_steps(Plan(), step_s)) <= 1
+    assert least_steps(Plan()) <= trial_steps(Plan(), step_s)
+
+
+def test_the_timeline_begins_where_the_warm_up_is_over() -> None:
+    """However many steps that took; the first of it has its frames, on a GPU, too."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with PlannedStep(
+        model, lambda model, batch: model(batch).sum(), optimizer, Plan(), device="cpu"
+    ) as step:
+        step.warm_up()
+        step.recorder._sampling = 8
+        for _ in range(5):
+            step(torch.ones(2))
+        step.warm_up(is_over=True)
+        assert step.recorder.num_steps == 0
+        for _ in range(2):
+            step(torch.ones(2))
+        measured = step.timeline()
+        assert len(measured.steps_ns) == 2
+        assert "forward" in {span.name for span in measured.spans}

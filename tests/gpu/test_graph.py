@@ -1,5 +1,6 @@
 """Whole-step graphs on a GPU: equal to the eager step, guarded, and never silently something else."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor, nn
 
-from ridgeline.errors import BatchError, EquivalenceError, PlanError
-from ridgeline.plan import Plan
+from ridgeline.errors import BatchError, CaptureError, EquivalenceError, PlanError
+from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.feeding import feed
 from ridgeline.runtime.graph import EAGER_STEPS
 from ridgeline.runtime.step import TrainStep
@@ -143,12 +144,11 @@ def test_a_model_that_changes_is_captured_anew(change: Any, why: str) -> None:
 
 
 def test_a_constant_baked_in_is_caught() -> None:
-    """A loss that depends on a Python counter trains differently when replayed: refused, not used."""
-    calls = [0]
+    """A loss that depends on a counter nobody sees trains differently when replayed: refused, not used."""
+    calls = itertools.count(1)
 
     def counting(model: nn.Module, batch: Any) -> Tensor:
-        calls[0] += 1
-        return loss_fn(model, batch) * (1.0 + calls[0])
+        return loss_fn(model, batch) * (1.0 + next(calls))
 
     model = make()
     with TrainStep(model, counting, sgd(model), Plan(execution="graph")) as step:
@@ -158,6 +158,41 @@ def test_a_constant_baked_in_is_caught() -> None:
             EquivalenceError, match=r"wanted execution=.graph. to equal the eager step"
         ):
             step(batch_of(16, EAGER_STEPS))
+
+
+class Recurrent(nn.Module):
+    """Carries its hidden state from batch to batch in an attribute; or only shows it."""
+
+    def __init__(self, *, carries: bool) -> None:
+        super().__init__()
+        self.cell, self.head = nn.Linear(64, 64), nn.Linear(64, 10)
+        self.carries, self.hidden = carries, torch.zeros(64, device="cuda")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.cell(x.flatten(1)).tanh()
+        if self.carries:
+            y = y + 0.1 * self.hidden
+        self.hidden = y.mean(0).detach()
+        return self.head(y)
+
+
+@pytest.mark.parametrize("execution", ["graph", "compiled+graph"])
+def test_state_in_python_is_not_frozen(execution: Execution) -> None:
+    """A hidden state that the next step reads is refused; one that is only shown is renewed by replays."""
+    model = Recurrent(carries=True).cuda()
+    with TrainStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
+        with pytest.raises(CaptureError, match="a change of 'hidden' in Python"):
+            step(batch_of(8, 0))
+        assert torch.randn(4, device="cuda").isfinite().all(), "nothing was captured"
+    shown = []
+    for name in ("eager", execution):
+        torch.manual_seed(0)
+        model = Recurrent(carries=False).cuda()
+        with TrainStep(model, loss_fn, sgd(model), Plan(execution=name)) as step:
+            for index in range(EAGER_STEPS + 4):
+                step(batch_of(8, index))
+            shown.append(model.hidden.clone())
+    torch.testing.assert_close(*shown, rtol=1e-3, atol=1e-4)
 
 
 def test_a_batch_of_another_shape_is_refused() -> None:

@@ -6,7 +6,7 @@ Values are put back bitwise, objects by identity: the same tensors, in the same 
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -19,6 +19,14 @@ _MISSING = object()
 _MOST_BYTES = 1 << 30
 """A tensor larger than this that is neither trained nor a buffer (a data set, say) is not copied: steps do
 not write into such, and a note names one that does."""
+
+
+class Change(NamedTuple):
+    """Something that holds another object than before: what it is, in words, and both objects."""
+
+    what: str
+    before: Any
+    now: Any
 
 
 class Undo:
@@ -51,12 +59,14 @@ class Undo:
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._random = _GlobalRandom()
 
-    def changed(self) -> str:
-        """Which variable, entry or container holds something else now, in words; empty where none does."""
+    def changes(self) -> "Iterator[Change]":
+        """The variables, entries and containers that hold something else now."""
         for cell, value in self._cells:
-            if _load(cell) is not value:
-                return repr(cell.name)
-        return next(filter(None, (store.changed() for store in self._stores)), "")
+            now = _load(cell)
+            if now is not value:
+                yield Change(repr(cell.name), value, now)
+        for store in self._stores:
+            yield from store.changes()
 
     def restore(self) -> None:
         """Put everything back; may be called again."""
@@ -118,18 +128,17 @@ class _Store:
         else:
             self._store.extend(self._saved)
 
-    def changed(self) -> str:
-        """What in it is another now, in words; empty where nothing is."""
-        now = self._content()
+    def changes(self) -> "Iterator[Change]":
+        """What in it is another now; of a container that grew or shrank nothing else."""
+        now, kind = self._content(), type(self._store).__name__
         if len(now) != len(self._saved):
-            return f"the length of a {type(self._store).__name__}"
+            yield Change(f"the length of a {kind}", len(self._saved), len(now))
+            return
         for index, (a, b) in enumerate(zip(now, self._saved, strict=True)):
             if a is not b:
                 is_value = isinstance(self._store, dict) and index >= len(now) // 2
-                if is_value:
-                    return repr(now[index - len(now) // 2])
-                return f"an element of a {type(self._store).__name__}"
-        return ""
+                name = repr(now[index - len(now) // 2]) if is_value else f"an element of a {kind}"
+                yield Change(name, b, a)
 
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""

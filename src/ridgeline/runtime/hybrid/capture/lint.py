@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.body import StepBody, check_loss
 from ridgeline.runtime.capturable import make_capturable
@@ -26,6 +27,7 @@ from ridgeline.runtime.hybrid.capture.child_worker import is_trial
 from ridgeline.runtime.hybrid.capture.lint_observer import Doubt, Observation, watching
 from ridgeline.runtime.hybrid.capture.lint_optimizer import optimizer_findings
 from ridgeline.runtime.hybrid.capture.lint_rules import Finding
+from ridgeline.runtime.hybrid.capture.python_state import changed_in_python
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
 
@@ -67,7 +69,8 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
 
     The first run fills what programs make once (caches, optimizer state). Parameters, buffers, optimizer
     and random state (torch, Python, numpy) are put back; gradients are None afterwards. What the model
-    keeps in other Python attributes stays as two more steps leave it.
+    keeps in other Python attributes stays as two more steps leave it; what of it the second one changed is
+    a finding, see `changed_in_python`.
 
     With a reducer, or with an optimizer of torch that cannot be captured anyway, only loss and gradients
     are computed, without accumulating them: no hook of the reducer runs, so no collective starts, and
@@ -99,11 +102,13 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
                 make_capturable(optimizer, next(body.model.parameters()).device)
             for watch in (contextlib.nullcontext(), watching(seen)):
                 copied = _copied(batch, kind)
+                python = Undo(body.model, body.loss_fn, values=False)
                 with watch, _as_if_capturing(kind, seen):
                     if runs_whole:
                         body(copied, recorder)
                     else:
                         _compute_gradients(body, copied, recorder)
+            _judge_python(seen, python, before)
     finally:
         seen.lines.outermost = None
         before.restore()
@@ -158,6 +163,18 @@ def is_doubtful(lint: Lint) -> bool:
     Never in such a child itself.
     """
     return bool(lint.doubts) and not lint.findings and not is_trial()
+
+
+def _judge_python(seen: Observation, python: Undo, state: Snapshot) -> None:
+    """Report what the watched run changed in Python: a replay would never do it again."""
+    if any(finding.rule == "moved-state" for finding in seen.findings):
+        return  # said with its line
+    seen.forget_read(
+        [*state.tensors()]
+    )  # a view of a weight, made anew in each step, carries nothing on
+    what = changed_in_python(python, seen.has_read)
+    if what:
+        seen.report("python-state", f"a change of {what} in Python", None)
 
 
 @contextlib.contextmanager

@@ -78,6 +78,7 @@ class Observation:
         self._findings: dict[tuple[str, str], Finding] = {}
         self._doubts: dict[Doubt, None] = {}
         self._constants: dict[int, Tensor] = {}
+        self._read: set[int] = set()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -101,9 +102,21 @@ class Observation:
         else:
             self._doubts.setdefault(Doubt(op, line))
 
+    def note_read(self, tensors: Sequence[Tensor]) -> None:
+        """An operator has read these."""
+        self._read.update(_storage(t) for t in tensors if t.layout is torch.strided)
+
+    def forget_read(self, tensors: Sequence[Tensor]) -> None:
+        """Count the memory of these as not read."""
+        self._read.difference_update(_storage(t) for t in tensors if t.layout is torch.strided)
+
+    def has_read(self, tensor: Tensor) -> bool:
+        """Whether an operator has read that memory, for a tensor that lived all the while."""
+        return tensor.layout is torch.strided and _storage(tensor) in self._read
+
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor on the host holds what the step itself made from Python numbers."""
-        return _storage(tensor) in self._constants
+        return tensor.layout is torch.strided and _storage(tensor) in self._constants
 
     def hold_constant(self, tensor: Tensor) -> None:
         """Count a tensor on the host as made by the step; it is kept, so its address stays its own."""
@@ -206,6 +219,7 @@ class OperatorWatch(TorchDispatchMode):
         result, has_synced = _run(func, args, kwargs, seen.device)
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        seen.note_read(inputs)
         operation = Operation(
             name, func.tags, args, kwargs, inputs, outputs, seen.device, seen.is_constant
         )

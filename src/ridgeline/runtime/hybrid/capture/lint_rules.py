@@ -81,6 +81,11 @@ RULES: dict[str, Rule] = {
         "the name gets another tensor, while every replay reads the one of the capture",
         "write into it: copy_, add_, lerp_",
     ),
+    "python-state": Rule(
+        "a step that changes tensors in place only",
+        "Python runs once, at capture: a hidden state or a count stays what it was then in every replay",
+        "keep it in a buffer of the model and write into it (copy_, add_), or do it after each training step",
+    ),
     "not-capturable": Rule(
         "operators that a CUDA graph can hold",
         "torch marks it as unsafe in a graph",

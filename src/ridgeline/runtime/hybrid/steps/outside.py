@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ridgeline.errors import CaptureError
 from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import Undo
+from ridgeline.runtime.hybrid.capture.python_state import changed_in_python
 from ridgeline.runtime.hybrid.compiling import LossFunction
 from ridgeline.runtime.random_state import HostGenerators
 
@@ -84,7 +85,7 @@ def check_changed(before: Undo) -> None:
     Raises:
         CaptureError: names what the trace has changed.
     """
-    what = before.changed()
+    what = changed_in_python(before)
     if what:
         raise CaptureError(
             f"wanted a step that changes tensors only, got one that changes {what} in Python, which one "

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ridgeline.decision.choice import PlanChoice, to_stderr
+from ridgeline.decision.choice import PlanChoice
+from ridgeline.decision.heartbeat import to_stderr
 from ridgeline.errors import OutOfTimeError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan

@@ -29,7 +29,7 @@ class Net(nn.Module):
         super().__init__()
         self.cell = nn.Linear(6, 6)
         self.kept: Any = None
-        self.count = 0
+        self.count, self.rate = 0, 1000.5
         self.also = also
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,5 +165,5 @@ def test_one_program_is_judged_more_strictly() -> None:
     net(BATCH)
     assert changed_in_python(before) == "'kept'"
     assert changed_in_python(before, lambda tensor: False) == ""
-    net.kept, net.count = None, int("0")
+    net.kept, net.rate = None, float(str(net.rate))
     assert changed_in_python(before) == ""

@@ -1,7 +1,6 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ import msgspec
 from ridgeline import units
 from ridgeline.decision import compile_times, remembered
 from ridgeline.decision.budget import Budget
-from ridgeline.decision.heartbeat import Heartbeat
+from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.trial import LONGEST_S, run_trial
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
@@ -39,20 +38,12 @@ if TYPE_CHECKING:
 
     from ridgeline.runtime.body import LossFunction
 
-Say = Callable[[str], None]
-
 MOST_MEASURING_SHARE = 0.35
 """Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
 MOST_OVER_ESTIMATE = 1.5
 """Measuring that takes more than this multiple of its share is ended; what it has found by then is used."""
 AS_REMEMBERED = 1.25
 """A plan that takes more than this multiple of the step that is remembered of it is chosen anew."""
-
-
-def to_stderr(line: str) -> None:
-    """Tell a line of progress."""
-    sys.stderr.write(f"ridgeline: {line}\n")
-    sys.stderr.flush()
 
 
 @dataclass(kw_only=True)

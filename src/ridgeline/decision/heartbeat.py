@@ -1,6 +1,7 @@
-"""Signs of life: what is still under way, where nothing else was said for some seconds."""
+"""Lines of progress, and signs of life: what is still under way, where nothing else was said for a while."""
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,8 +10,15 @@ from typing import NamedTuple, Self
 
 from ridgeline import units
 
+Say = Callable[[str], None]
 EVERY_S = 10.0
 """Seconds without a word after which one is due."""
+
+
+def to_stderr(line: str) -> None:
+    """Tell a line of progress."""
+    sys.stderr.write(f"ridgeline: {line}\n")
+    sys.stderr.flush()
 
 
 class _Work(NamedTuple):
@@ -34,9 +42,7 @@ class Heartbeat:
           still compiling (10.0 s so far, about 38.0 s expected)
     """
 
-    def __init__(
-        self, say: Callable[[str], None] | None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, say: Say | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._say = say
         self._clock = clock
         self._spoken_s = clock()

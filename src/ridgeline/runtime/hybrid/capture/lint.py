@@ -169,9 +169,8 @@ def _judge_python(seen: Observation, python: Undo, state: Snapshot) -> None:
     """Report what the watched run changed in Python: a replay would never do it again."""
     if any(finding.rule == "moved-state" for finding in seen.findings):
         return  # said with its line
-    seen.forget_read(
-        [*state.tensors()]
-    )  # a view of a weight, made anew in each step, carries nothing on
+    # A view of a weight, made anew in each step, carries nothing on.
+    seen.forget_read([*state.tensors()])
     what = changed_in_python(python, seen.has_read)
     if what:
         seen.report("python-state", f"a change of {what} in Python", None)

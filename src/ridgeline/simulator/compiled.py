@@ -19,6 +19,7 @@ from ridgeline.simulator.call_costs import assumed_calls
 from ridgeline.simulator.costs import Identity, Prices
 from ridgeline.simulator.coverage import why_unread
 from ridgeline.simulator.fusion import FUSABLE, Run, blocks_of, fused_runs, parts_of, run_alone
+from ridgeline.simulator.layout import conversion_bytes, lays_out
 from ridgeline.simulator.made import price_made
 from ridgeline.simulator.pieces import Piece, PricedStep, price_step
 from ridgeline.simulator.rewriting import rewritten_seconds, writes_loop
@@ -64,6 +65,9 @@ def price_execution(
             priced = priced._replace(notes=(*priced.notes, note))
         elif programs:
             priced = _price_read(machine, workload, setting, precision, mode.form, programs)
+        if (reason or not programs) and plan.memory_format == "as-is" and lays_out(workload):
+            conversion = _conversion(Prices(machine, setting, precision), priced, workload)
+            priced = priced._replace(forward=(conversion, *priced.forward))
     else:
         priced = price_step(machine, workload, setting, precision)
     is_replayed = mode.is_replayed_on(setting.device)
@@ -136,6 +140,26 @@ def _price_read(
     )
     notes = (*read.notes, assumed_calls(form))
     return read._replace(notes=tuple(dict.fromkeys(notes)))
+
+
+def _conversion(list_: Prices, priced: PricedStep, workload: Workload) -> Piece:
+    """What the compiler's own change of memory format moves; most of it is part of other kernels."""
+    num_bytes = conversion_bytes(workload)
+    return priced.forward[0]._replace(
+        name="convert_layout",
+        op=-1,
+        host_s=0.0,
+        fixed_s=0.0,
+        work_s=list_.copy_seconds(num_bytes),
+        ideal_s=0.0,
+        roofline_s=list_.least_copy_seconds(num_bytes),
+        bound="memory",
+        source="assumed",
+        flops=0,
+        num_bytes=num_bytes,
+        has_kernel=True,
+        members=(),
+    )
 
 
 def _fused_optimizer(list_: Prices, pieces: Sequence[Piece], num_bytes: int) -> Piece:

@@ -18,6 +18,7 @@ from ridgeline.simulator.communication import find_table, overlap_slowdown, tabl
 from ridgeline.simulator.compiled import price_execution
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.frames import WHOLE_STEP, Frame, step_frames
+from ridgeline.simulator.layout import lays_out
 from ridgeline.simulator.pieces import (
     BucketCut,
     Piece,
@@ -140,13 +141,10 @@ def model_step(
 def as_run(workload: Workload, plan: Plan) -> Workload:
     """The step as it was traced for what a plan runs.
 
-    On a GPU the compiler lays out images with their channels innermost by itself, where it compiles
-    convolutions.
-
-    Source: `torch._inductor.config.layout_optimization`, on by default.
+    The compiler may lay out images with their channels innermost by itself.
     """
     memory_format = plan.memory_format
-    if MODES[plan.execution].is_compiled and workload.device == "cuda":
+    if MODES[plan.execution].is_compiled and lays_out(workload):
         memory_format = "channels_last"
     return workload.at(plan.precision, memory_format)
 

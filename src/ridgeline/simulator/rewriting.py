@@ -12,11 +12,16 @@ _ADDING = frozenset(
     {"index_put", "index_add", "scatter_add", "scatter_reduce", "embedding_dense_backward"}
 )
 """Operators that add to elements by index. Source: torch/_inductor/lowering.py; with atomic additions."""
-_NOT_ADDED = ("int64", "bool")
-"""What atomic additions do not exist for.
+_NOT_ADDED = {"index_add": ("bfloat16",)}
+"""What is left to the library, which sorts the indices.
 
-Source: `needs_fallback_due_to_atomic_add_limitations` in torch/_inductor/utils.py, which also leaves bfloat16
-to libraries on GPUs before compute capability 9.0.
+Source: `index_add` in torch/_inductor/decomposition.py.
+"""
+_NOT_ATOMIC = ("int64", "bool")
+"""What is never added atomically.
+
+Source: `needs_fallback_due_to_atomic_add_limitations` in torch/_inductor/utils.py; also bfloat16 on GPUs before
+compute capability 9.0, which is not told apart here.
 """
 _TAKING = frozenset({"index", "index_select", "gather", "embedding"})
 _LOOPS = _ADDING | _TAKING | {"scatter"}
@@ -36,7 +41,10 @@ def writes_loop(op: Op) -> bool:
     Eager torch sorts the indices before it adds by them, and such a loop is several times faster.
     """
     name = _name(op)
-    return name in _LOOPS and not (name in _ADDING and op.dtype in _NOT_ADDED)
+    if name == "scatter_reduce" and '"sum"' not in op.arguments:
+        return False  # Source: `use_scatter_fallback` in torch/_inductor/utils.py
+    left = (*_NOT_ATOMIC, *_NOT_ADDED.get(name, ()))
+    return name in _LOOPS and not (name in _ADDING and op.dtype in left)
 
 
 def takes_by_index(op: Op) -> bool:

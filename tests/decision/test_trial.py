@@ -72,16 +72,25 @@ def attempt(step: Any, given_s: float = math.inf) -> Timeline:
         (2**-4, 7, 16),
         (0.5, 2, 8),
         (1.0, 1, 8),
-        (2.0, 1, 4),
-        (4.0, 1, 3),
+        (2.0, 1, 8),
+        (4.0, 1, 5),
         (60.0, 1, 3),
     ],
 )
 def test_long_steps_are_few(step_s: float, num_warm: int, num_measured: int) -> None:
-    """Eight up to a second, three at least; short ones for a second."""
+    """Eight where they take twenty seconds at most, three at least; short ones for a second."""
     step = Step(Plan(), lambda number: step_s)
     assert len(attempt(step).steps_ns) == num_measured
     assert step.num_steps == num_warm + num_measured == trial_steps(Plan(), step_s)
+
+
+@pytest.mark.parametrize(("given_s", "num_warm"), [(math.inf, 4), (100.0, 1)])
+def test_steps_that_become_faster_still_warm_up(given_s: float, num_warm: int) -> None:
+    """Until one takes as long as the one before; with little time they count."""
+    seconds = [4.0, 3.0, 2.0, 2.0]
+    step = Step(Plan(), lambda number: seconds[min(number, 3)])
+    measured = attempt(step, given_s)
+    assert step.num_steps == num_warm + len(measured.steps_ns)
 
 
 @pytest.mark.parametrize(

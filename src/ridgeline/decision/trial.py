@@ -16,6 +16,7 @@ from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.trial_steps import (
     MOST_WARM_STEPS,
+    SETTLED,
     WARM_S,
     first_steps,
     measured_steps,
@@ -115,7 +116,7 @@ def _run(step: PlannedStep, example: Any, world: World, left: Callable[[], float
     """Warm up, then run as many steps as their length and the time that is left allow."""
     is_limited = math.isfinite(left())
     step.warm_up()
-    step_s = _warmed_up(step, example, world)
+    step_s = _warmed_up(step, example, world, is_limited)
     step.warm_up(is_over=True)
     wanted = measured_steps(step_s)
     if is_limited and step_s < LOOKED_AFTER_S:
@@ -134,14 +135,17 @@ def _run(step: PlannedStep, example: Any, world: World, left: Callable[[], float
         )
 
 
-def _warmed_up(step: PlannedStep, example: Any, world: World) -> float:
-    """Run steps until the coming ones are like each other; seconds of the last one."""
+def _warmed_up(step: PlannedStep, example: Any, world: World, is_limited: bool) -> float:
+    """Run steps until the coming ones are like each other; seconds of the last one.
+
+    With limited seconds a step that is still faster than the one before is not waited for.
+    """
     step_s = spent_s = 0.0
     for number in range(1, MOST_WARM_STEPS + 1):
-        step_s = _timed(step, example, world)
+        before_s, step_s = step_s, _timed(step, example, world)
         if number >= first_steps(step.plan):
             spent_s += step_s
-            if spent_s >= WARM_S:
+            if spent_s >= WARM_S and (is_limited or step_s >= SETTLED * before_s):
                 break
     return step_s
 

@@ -8,14 +8,16 @@ from ridgeline.planner.preparation import is_compiled
 
 MOST_WARM_STEPS = 7
 WARM_S = 1.0
-"""Libraries settle in the first steps; where those took as long as this, they have."""
+"""Libraries settle in the first steps; where those took as long as this, they may have."""
+SETTLED = 0.95
+"""A step that takes this share of the one before, or more, does not settle any more."""
 LEAST_STEPS = 8
 """Measured steps where a step is no longer than `MEASURED_S`: the median of fewer is not quiet."""
 FEWEST_STEPS = 3
 MOST_STEPS = 100
 MEASURED_S = 1.0
 """Seconds of steps that are measured where they are short; a GPU's clock settles meanwhile."""
-LONGEST_S = 8.0
+LONGEST_S = 20.0
 """Of longer steps so many are measured as fit into this, but `FEWEST_STEPS` at least."""
 CHECK_STEPS = 6
 """A compiled step is compared with the eager one under three perturbations, see `runtime/equivalence.py`."""

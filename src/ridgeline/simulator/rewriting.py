@@ -20,8 +20,8 @@ Source: `index_add` in torch/_inductor/decomposition.py.
 _NOT_ATOMIC = ("int64", "bool")
 """What is never added atomically.
 
-Source: `needs_fallback_due_to_atomic_add_limitations` in torch/_inductor/utils.py; also bfloat16 on GPUs before
-compute capability 9.0, which is not told apart here.
+Source: `needs_fallback_due_to_atomic_add_limitations` in torch/_inductor/utils.py; also bfloat16 on GPUs
+before compute capability 9.0, which is not told apart here.
 """
 _TAKING = frozenset({"index", "index_select", "gather", "embedding"})
 _LOOPS = _ADDING | _TAKING | {"scatter"}

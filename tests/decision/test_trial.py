@@ -71,10 +71,10 @@ def attempt(step: Any, given_s: float = math.inf) -> Timeline:
         (2**-10, 7, 100),
         (2**-4, 7, 16),
         (0.5, 2, 8),
-        (1.0, 1, 8),
-        (2.0, 1, 8),
-        (4.0, 1, 5),
-        (60.0, 1, 3),
+        (1.0, 2, 8),
+        (2.0, 2, 8),
+        (4.0, 2, 5),
+        (60.0, 2, 3),
     ],
 )
 def test_long_steps_are_few(step_s: float, num_warm: int, num_measured: int) -> None:

@@ -145,7 +145,7 @@ def _warmed_up(step: PlannedStep, example: Any, world: World, is_limited: bool) 
         before_s, step_s = step_s, _timed(step, example, world)
         if number >= first_steps(step.plan):
             spent_s += step_s
-            if spent_s >= WARM_S and (is_limited or step_s >= SETTLED * before_s):
+            if spent_s >= WARM_S and (is_limited or 0.0 < SETTLED * before_s <= step_s):
                 break
     return step_s
 

@@ -47,7 +47,7 @@ def measured_steps(step_s: float) -> int:
 def trial_steps(plan: Plan, step_s: float) -> int:
     """Steps that a trial runs in all: to warm up, to compare with the eager step, and those measured."""
     settling = math.ceil(WARM_S / max(step_s, 1e-9))
-    warm = min(MOST_WARM_STEPS, first_steps(plan) - 1 + settling)
+    warm = min(MOST_WARM_STEPS, max(2, first_steps(plan) - 1 + settling))
     return warm + measured_steps(step_s) + (CHECK_STEPS if is_compiled(plan) else 0)
 
 

@@ -54,6 +54,10 @@ class CaptureError(RidgelineError):
     """A program cannot be captured, scripted or compiled; names operators and lines where they are known."""
 
 
+class ObstacleError(CaptureError):
+    """A program does what no CUDA graph can hold, so that every way of replaying it fails alike."""
+
+
 class EquivalenceError(RidgelineError):
     """A mode of execution gave other results than the plain program, so it is not used."""
 

@@ -4,9 +4,11 @@ import msgspec
 import pytest
 from planned_loads import make_loads
 
-from ridgeline.errors import OutOfTimeError, PlanError
+from ridgeline.errors import CaptureError, ObstacleError, OutOfTimeError, PlanError
+from ridgeline.execution import MODES
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
 from ridgeline.planner import choose
+from ridgeline.planner.labels import label
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import make_machine, make_workload
@@ -108,6 +110,31 @@ def test_a_failed_trial_is_kept_with_its_reason() -> None:
     assert failed
     assert ranking.candidates[-1] in failed
     assert failed[0].why == "failed when tried: no second process"
+
+
+@pytest.mark.parametrize(("kind", "is_tried"), [(ObstacleError, False), (CaptureError, True)])
+def test_what_no_graph_can_hold_is_not_captured_in_other_ways(
+    kind: type[CaptureError], is_tried: bool
+) -> None:
+    """An obstacle in the step itself fails every plan that is replayed; other failures of one fail that one."""
+    workload = make_workload(device="cuda")
+    machine = make_machine(device="cuda", dispatch_s=1e-3)
+    working = Trial(machine, {1: workload})
+
+    def trial(plan: Plan) -> Timeline:
+        if MODES[plan.execution].is_replayed_on("cuda"):
+            working.plans.append(plan)
+            raise kind("wanted no obstacle, got one")
+        return working(plan)
+
+    ranking = choose(machine, workload, fixed={"workers": 1}, trial=trial, tries=99)
+    replayed = [plan for plan in working.plans if MODES[plan.execution].is_replayed_on("cuda")]
+    assert (len(replayed) > 1) is is_tried
+    failed = [c for c in ranking.candidates if MODES[c.plan.execution].is_replayed_on("cuda")]
+    assert len(failed) > 1
+    reason = f"not tried, since {label(replayed[0])} failed: wanted no obstacle, got one"
+    assert sum(c.failure == reason for c in failed) == (0 if is_tried else len(failed) - 1)
+    assert ranking.best.measured is not None
 
 
 def test_a_trial_without_steps_failed() -> None:

@@ -1,15 +1,15 @@
 """`choose`: enumerate plans, prune by memory, rank by simulation, try the best, and say why."""
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from ridgeline import units
-from ridgeline.errors import MachineError, OutOfTimeError, PlanError, RidgelineError
+from ridgeline.errors import (
+    MachineError,
+    PlanError,
+)
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import (
@@ -21,29 +21,21 @@ from ridgeline.planner.knobs import (
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import (
     COMPILED_ERROR,
-    allowed_s,
     compile_budget_s,
     is_compiled,
 )
 from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking
-from ridgeline.planner.readings import as_read, read_again
+from ridgeline.planner.readings import as_read
 from ridgeline.planner.reasons import make_choices, why
-from ridgeline.planner.relatives import corrected
-from ridgeline.planner.trial_steps import trial_steps
 from ridgeline.planner.trials import (
     MOST_TRIAL_SHARE,
-    Room,
-    left_untried,
-    next_trial,
     num_tries,
 )
+from ridgeline.planner.trying import Allowance, Trial, since_now, tried_in_turn
 from ridgeline.simulator.step import simulate
-from ridgeline.timeline import Timeline
 from ridgeline.verdict import step_spread, verify
 from ridgeline.workload import Workload
-
-Trial = Callable[[Plan], Timeline]
 
 ASSUMED_ERROR = 0.05
 """Fraction by which a prediction is taken to be off when no trial has told.
@@ -115,46 +107,18 @@ def choose(
         compile_s = compile_budget_s(
             candidates, steps, device=request.device, share=MOST_TRIAL_SHARE
         )
-        allowance = _Allowance(
+        allowance = Allowance(
             tries=num_tries(tries, steps),
             compile_s=compile_s if seconds is None else max(compile_s, seconds),
             seconds=seconds,
             steps=steps,
             device=request.device,
-            clock=clock or _since_now(),
+            clock=clock or since_now(),
         )
-        candidates, told = _tried(request, candidates, allowance, trial)
+        candidates, told = tried_in_turn(request, candidates, allowance, trial)
         notes += told
         error = _largest_miss(candidates)
     return _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
-
-
-def _since_now() -> Callable[[], float]:
-    begin = time.monotonic()
-    return lambda: time.monotonic() - begin
-
-
-class _Allowance(NamedTuple):
-    """What all trials of a choice may take together."""
-
-    tries: int
-    compile_s: float
-    seconds: float | None
-    steps: int | None
-    device: str
-    clock: Callable[[], float]
-
-    def room(self, candidates: Sequence[Candidate], num_tried: int, overhead_s: float) -> Room:
-        """What is left of it."""
-        compiled = [
-            c.compile_s for c in candidates if c.measured is not None and is_compiled(c.plan)
-        ]
-        return Room(
-            tries=self.tries - num_tried,
-            compile_s=max(0.0, self.compile_s - sum(compiled)),
-            seconds=allowed_s(candidates, self.steps, self.seconds) - self.clock(),
-            overhead_s=overhead_s,
-        )
 
 
 def _simulated(
@@ -181,65 +145,6 @@ def _simulated(
     if not found:
         raise errors[0]
     return sorted(found, key=lambda c: (c.cost_s(steps), num_changes(c.plan))), notes
-
-
-def _tried(
-    request: Request, candidates: list[Candidate], allowance: _Allowance, trial: Trial
-) -> tuple[list[Candidate], list[str]]:
-    """The candidates with what the trials measured, one trial after the other, and what was left out."""
-    num_tried = 0
-    notes: list[str] = []
-    overheads: list[float] = []
-    while True:
-        overhead_s = statistics.fmean(overheads) if overheads else 0.0
-        room = allowance.room(candidates, num_tried, overhead_s)
-        index = next_trial(candidates, room, device=allowance.device, steps=allowance.steps)
-        if index is None:
-            return candidates, notes + left_untried(candidates, room, device=allowance.device)
-        begin = allowance.clock()
-        try:
-            tried = _try(candidates[index], candidates, trial)
-        except OutOfTimeError as error:  # so nothing else is tried either
-            stopped = f"{label(candidates[index].plan)} was not tried to the end: {error}"
-            return candidates, [
-                stopped,
-                *left_untried(candidates, room, device=allowance.device),
-            ]
-        spent = allowance.clock() - begin
-        if tried.measured is not None:
-            steps_s = trial_steps(tried.plan, tried.step_s) * tried.step_s
-            overheads.append(max(0.0, spent - tried.compile_s - steps_s))
-        candidates = [*candidates[:index], tried, *candidates[index + 1 :]]
-        candidates, told = read_again(request, candidates, tried)
-        notes += told
-        candidates = corrected(candidates)
-        num_tried += 1
-
-
-def _try(candidate: Candidate, candidates: Sequence[Candidate], trial: Trial) -> Candidate:
-    """The candidate with what its trial measured, or why that failed.
-
-    Compilers raise errors of any kind. Such a plan failed where a plainer one of the same single worker ran,
-    or can still be tried; the user's own errors are raised by that one as they are. Several workers would
-    part ways.
-
-    Raises:
-        OutOfTimeError: no step of it could be measured in the seconds that are left.
-    """
-    plan = candidate.plan
-    try:
-        measured = trial(plan)
-        verify(candidate.timeline, measured)
-    except OutOfTimeError:
-        raise
-    except Exception as error:
-        is_ours = isinstance(error, RidgelineError)
-        has_plain = any(not is_compiled(c.plan) and not c.failure for c in candidates)
-        if not is_ours and not (has_plain and plan.workers == 1 and is_compiled(plan)):
-            raise
-        failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
-        return msgspec.structs.replace(candidate, failure=failure)
-    return msgspec.structs.replace(candidate, measured=measured)
 
 
 def _largest_miss(candidates: Sequence[Candidate]) -> float:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import ObstacleError
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.body import StepBody, check_loss
@@ -146,11 +146,11 @@ def check_capturable(findings: Sequence[Finding]) -> None:
     """Refuse a capture for which there are findings.
 
     Raises:
-        CaptureError: names each operator and line, why it cannot be captured, and what to do.
+        ObstacleError: names each operator and line, why it cannot be captured, and what to do.
     """
     if findings:
         listed = "".join(f"\n- {one}" for one in findings)
-        raise CaptureError(
+        raise ObstacleError(
             f"wanted a program that a CUDA graph can hold, got {len(findings)} "
             f"{'obstacle' if len(findings) == 1 else 'obstacles'}; nothing was captured. Remove them, or use "
             f"an execution mode without a graph:{listed}"

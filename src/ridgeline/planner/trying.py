@@ -1,0 +1,132 @@
+"""Trials of plans, one after the other: each corrects what is predicted of its relatives."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ridgeline.errors import ObstacleError, OutOfTimeError, RidgelineError
+from ridgeline.execution import MODES
+from ridgeline.plan import Plan
+from ridgeline.planner.knobs import Request
+from ridgeline.planner.labels import label
+from ridgeline.planner.preparation import allowed_s, is_compiled
+from ridgeline.planner.ranking import Candidate
+from ridgeline.planner.readings import read_again
+from ridgeline.planner.relatives import corrected
+from ridgeline.planner.trial_steps import trial_steps
+from ridgeline.planner.trials import Room, left_untried, next_trial
+from ridgeline.timeline import Timeline
+from ridgeline.verdict import verify
+
+Trial = Callable[[Plan], Timeline]
+
+
+def since_now() -> Callable[[], float]:
+    """A clock of seconds that begins at 0."""
+    begin = time.monotonic()
+    return lambda: time.monotonic() - begin
+
+
+class Allowance(NamedTuple):
+    """What all trials of a choice may take together."""
+
+    tries: int
+    compile_s: float
+    seconds: float | None
+    steps: int | None
+    device: str
+    clock: Callable[[], float]
+
+    def room(self, candidates: Sequence[Candidate], num_tried: int, overhead_s: float) -> Room:
+        """What is left of it."""
+        compiled = [
+            c.compile_s for c in candidates if c.measured is not None and is_compiled(c.plan)
+        ]
+        return Room(
+            tries=self.tries - num_tried,
+            compile_s=max(0.0, self.compile_s - sum(compiled)),
+            seconds=allowed_s(candidates, self.steps, self.seconds) - self.clock(),
+            overhead_s=overhead_s,
+        )
+
+
+def tried_in_turn(
+    request: Request, candidates: list[Candidate], allowance: Allowance, trial: Trial
+) -> tuple[list[Candidate], list[str]]:
+    """The candidates with what the trials measured, one trial after the other, and what was left out."""
+    num_tried = 0
+    notes: list[str] = []
+    overheads: list[float] = []
+    while True:
+        overhead_s = statistics.fmean(overheads) if overheads else 0.0
+        room = allowance.room(candidates, num_tried, overhead_s)
+        index = next_trial(candidates, room, device=allowance.device, steps=allowance.steps)
+        if index is None:
+            return candidates, notes + left_untried(candidates, room, device=allowance.device)
+        begin = allowance.clock()
+        try:
+            tried, has_obstacles = _try(candidates[index], candidates, trial)
+        except OutOfTimeError as error:  # so nothing else is tried either
+            stopped = f"{label(candidates[index].plan)} was not tried to the end: {error}"
+            return candidates, [
+                *notes,
+                stopped,
+                *left_untried(candidates, room, device=allowance.device),
+            ]
+        spent = allowance.clock() - begin
+        if tried.measured is not None:
+            steps_s = trial_steps(tried.plan, tried.step_s) * tried.step_s
+            overheads.append(max(0.0, spent - tried.compile_s - steps_s))
+        candidates = [*candidates[:index], tried, *candidates[index + 1 :]]
+        if has_obstacles:
+            candidates = _without_graphs(candidates, tried, allowance.device)
+        candidates, told = read_again(request, candidates, tried)
+        notes += told
+        candidates = corrected(candidates)
+        num_tried += 1
+
+
+def _without_graphs(
+    candidates: Sequence[Candidate], tried: Candidate, device: str
+) -> list[Candidate]:
+    """The candidates, of which those to capture have failed too: the step itself holds the obstacle."""
+    first = tried.failure.splitlines()[0]
+    failure = f"not tried, since {label(tried.plan)} failed: {first}"
+    return [
+        msgspec.structs.replace(c, failure=failure)
+        if MODES[c.plan.execution].is_replayed_on(device) and c.measured is None and not c.failure
+        else c
+        for c in candidates
+    ]
+
+
+def _try(
+    candidate: Candidate, candidates: Sequence[Candidate], trial: Trial
+) -> tuple[Candidate, bool]:
+    """The candidate with what its trial measured, or why that failed; whether graphs cannot hold the step.
+
+    Compilers raise errors of any kind. Such a plan failed where a plainer one of the same single worker ran,
+    or can still be tried; the user's own errors are raised by that one as they are. Several workers would
+    part ways.
+
+    Raises:
+        OutOfTimeError: no step of it could be measured in the seconds that are left.
+    """
+    plan = candidate.plan
+    try:
+        measured = trial(plan)
+        verify(candidate.timeline, measured)
+    except OutOfTimeError:
+        raise
+    except Exception as error:
+        is_ours = isinstance(error, RidgelineError)
+        has_plain = any(not is_compiled(c.plan) and not c.failure for c in candidates)
+        if not is_ours and not (has_plain and plan.workers == 1 and is_compiled(plan)):
+            raise
+        failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
+        has_obstacles = isinstance(error, ObstacleError)
+        return msgspec.structs.replace(candidate, failure=failure), has_obstacles
+    return msgspec.structs.replace(candidate, measured=measured), False

@@ -102,23 +102,3 @@ def test_backward_products_run_as_autocast_has_it(
     wanted_s = PRICES.by_curve(narrow) if is_narrow else eager_s
     assert rewritten_seconds(PRICES, product, eager_s, precision) == wanted_s
     assert rewritten_seconds(PRICES, product, 1e-12, precision) == 1e-12
-
-
-def test_a_convolution_takes_no_longer_than_in_the_other_memory_format() -> None:
-    """The time of the same convolution on contiguous tensors is the most that it takes."""
-
-    def convolution(*strides: tuple[int, ...]) -> Op:
-        shapes = ((8, 3, 32, 32), (16, 3, 3, 3))
-        inputs = [
-            TensorSpec(shape=shape, stride=stride, dtype="bfloat16")
-            for shape, stride in zip(shapes, strides, strict=True)
-        ]
-        return made("aten.convolution.default", *inputs, output=spec(8, 16, 32, 32))
-
-    innermost = convolution((3072, 1, 96, 3), (27, 1, 9, 3))
-    contiguous = convolution((3072, 1024, 32, 1), (27, 9, 3, 1))
-    timed = make_machine(device="cuda", timings={contiguous.key: 2e-3})
-    prices = Prices(timed, Setting(device="cuda", workers=1), "as-is")
-    assert rewritten_seconds(prices, innermost, 3e-3) == 2e-3
-    assert rewritten_seconds(prices, innermost, 1e-3) == 1e-3
-    assert rewritten_seconds(PRICES, innermost, 3e-3) == 3e-3

@@ -170,10 +170,6 @@ class Prices:
         """
         return num_bytes / self._byte_limit(_BYTE_LIMITS)[1]
 
-    def timed(self, op: Op) -> float | None:
-        """Seconds that were measured of exactly this op; None where they were not."""
-        return self._timings.get(op.key)
-
     def by_curve(self, op: Op) -> float:
         """Seconds at the measured rate of the op's family for its size, whatever was timed of the op itself.
 

@@ -1,7 +1,5 @@
 """What torch's compiler does to operators that it fuses with nothing: it calls a library in another way."""
 
-from math import prod
-
 import msgspec
 
 from ridgeline.simulator.costs import Prices
@@ -26,7 +24,6 @@ before compute capability 9.0, which is not told apart here.
 _TAKING = frozenset({"index", "index_select", "gather", "embedding"})
 _LOOPS = _ADDING | _TAKING | {"scatter"}
 """Operators that gather or scatter by loops of the compiler's own."""
-_CONVOLUTIONS = ("convolution", "convolution_backward")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 ALIGNED = 8
 """Elements of 16 bits to whose multiples matrix products are padded.
@@ -70,8 +67,7 @@ def rewritten_seconds(list_: Prices, op: Op, seconds: float, precision: str = "a
     Products of unaligned 16-bit matrices are padded, so they run at the rate of others of their size; the
     bias of a convolution is added by the kernel that comes next, where eager torch adds it in a pass of its
     own. Backward products run in the precision of the autocast region that the forward pass lies in, where
-    eager torch takes that of their inputs. Convolutions get their images as they need them, so they take no
-    longer than in the trace of either memory format.
+    eager torch takes that of their inputs.
 
     Args:
         list_: Prices at the setting.
@@ -85,8 +81,6 @@ def rewritten_seconds(list_: Prices, op: Op, seconds: float, precision: str = "a
             seconds = min(seconds, list_.by_curve(op))
     if _name(op) in _PRODUCTS and _is_unaligned(op):
         return min(seconds, list_.by_curve(op))
-    if _name(op) in _CONVOLUTIONS:
-        seconds = min(seconds, list_.timed(_contiguous(op)) or seconds)
     is_biased = len(op.inputs) == 3  # image, weight and bias
     if _name(op) == "convolution" and op.phase == "forward" and is_biased:
         saved_s = list_.copy_seconds(2 * sum(map(spec_bytes, op.outputs)))
@@ -113,16 +107,6 @@ def _narrowed(op: Op) -> Op:
 
 def _as_bfloat16(spec: TensorSpec) -> TensorSpec:
     return msgspec.structs.replace(spec, dtype="bfloat16")
-
-
-def _contiguous(op: Op) -> Op:
-    """The operator on inputs with their last dimension innermost."""
-    inputs = tuple(msgspec.structs.replace(spec, stride=_strides(spec.shape)) for spec in op.inputs)
-    return msgspec.structs.replace(op, inputs=inputs)
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(prod(max(1, size) for size in shape[at + 1 :]) for at in range(len(shape)))
 
 
 def _name(op: Op) -> str:

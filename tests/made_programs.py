@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from ridgeline.compiled_program import CompilerKernel, CompilerProgram, Shape
 from ridgeline.workload import MemoryPoint, Op, Parameter, TensorSpec, Workload
 
@@ -124,3 +127,9 @@ def small_programs() -> tuple[CompilerProgram, ...]:
         program("forward", library("mm", (64, 16), (16, 32)), loop(), inputs=[(64, 16), WEIGHT]),
         program("backward", loop(LOOP_BYTES // 2), library("mm", (16, 64), (64, 32))),
     )
+
+
+def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Elementwise operators that feed each other: two tensors in, two of the same size out."""
+    z = torch.sin(x * y + 1.0)
+    return z, torch.relu(z - y)

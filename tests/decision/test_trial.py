@@ -36,8 +36,11 @@ class Step:
         self.recorder.end_step(is_warmup=not self._is_warm)
         return torch.zeros(())
 
-    def warm_up(self, *, is_over: bool = False) -> None:
-        self._is_warm = is_over
+    def begin_warm_up(self) -> None:
+        self._is_warm = False
+
+    def end_warm_up(self) -> None:
+        self._is_warm = True
 
     def timeline(self) -> Timeline:
         return self.recorder.timeline("step", 1)
@@ -190,11 +193,11 @@ def test_the_timeline_begins_where_the_warm_up_is_over() -> None:
     with PlannedStep(
         model, lambda model, batch: model(batch).sum(), optimizer, Plan(), device="cpu"
     ) as step:
-        step.warm_up()
+        step.begin_warm_up()
         step.recorder._sampling = 8
         for _ in range(5):
             step(torch.ones(2))
-        step.warm_up(is_over=True)
+        step.end_warm_up()
         assert step.recorder.num_steps == 0
         for _ in range(2):
             step(torch.ones(2))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from made_programs import chain
 from ridgeline.compiled_program import CompilerProgram, product_sizes
 from ridgeline.plan import Kernels, Plan
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
@@ -43,10 +44,6 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
 def test_a_chain_moves_its_inputs_and_outputs() -> None:
     """What elementwise operators pass on among themselves never reaches memory."""
     first, second = (torch.rand(4096, 64, device="cuda") for _ in range(2))
-
-    def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        z = torch.sin(x * y + 1.0)
-        return z, torch.relu(z - y)
 
     watch = ProgramWatch()
     torch.compile(chain, dynamic=False)(first, second)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ridgeline.runtime.hybrid.loop_traffic import (
     ROW_BYTES,
     Argument,
-    Traffic,
+    LoopTraffic,
     cpp_arguments,
     cpp_traffic,
     triton_arguments,
@@ -57,20 +57,20 @@ def test_rows_are_read_once_where_they_stay_on_the_chip(columns: int) -> None:
     names = [a.name for a in triton_arguments(reduction(columns))]
     read, weights, written = triton_traffic(reduction(columns), names, sizes)
     passes = 2 if 4 * columns > ROW_BYTES else 1
-    assert read == Traffic(passes * 100 * columns, 0)
-    assert weights == Traffic(columns, 0)
-    assert written == Traffic(0, 100 * columns)
+    assert read == LoopTraffic(passes * 100 * columns, 0)
+    assert weights == LoopTraffic(columns, 0)
+    assert written == LoopTraffic(0, 100 * columns)
 
 
 def test_gathered_rows_and_atomic_additions() -> None:
     """A gather reads at most all of its source, and each atomic addition goes through memory."""
     names = ["in_ptr0", "in_ptr1", "out_ptr0"]
     indices, source, sums = triton_traffic(GATHER, names, [1000, 50 * 64, 50 * 64])
-    assert indices == Traffic(500, 0)
-    assert source == Traffic(50 * 64, 0)
-    assert sums == Traffic(0, 500 * 64)
+    assert indices == LoopTraffic(500, 0)
+    assert source == LoopTraffic(50 * 64, 0)
+    assert sums == LoopTraffic(0, 500 * 64)
     _, source, _ = triton_traffic(GATHER, names, [1000, 9000 * 64, 9000 * 64])
-    assert source == Traffic(500 * 64, 0)
+    assert source == LoopTraffic(500 * 64, 0)
 
 
 @given(sizes=st.lists(st.integers(0, 1 << 30), min_size=3, max_size=3))
@@ -99,7 +99,7 @@ def triton_poi_0(in_ptr0, in_ptr1, out_ptr0, xnumel, XBLOCK : tl.constexpr):
     tl.store(out_ptr0 + (x3), tmp3, xmask)
 """
     moved = triton_traffic(source, ["in_ptr0", "in_ptr1", "out_ptr0"], [100, 1000, 320])
-    assert moved == [Traffic(8, 0), Traffic(80, 0), Traffic(0, 320)]
+    assert moved == [LoopTraffic(8, 0), LoopTraffic(80, 0), LoopTraffic(0, 320)]
     assert triton_arguments(source) == [
         Argument("in_ptr0", None), Argument("in_ptr1", None), Argument("out_ptr0", None),
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def triton_poi_0(in_ptr0, in_ptr1, out_ptr0, xnumel, XBLOCK : tl.constexpr):
 def test_what_is_not_understood_moves_whole_tensors() -> None:
     """Several loops in one kernel, and kernels without an access that is known."""
     names, sizes = ["in_out_ptr0", "in_ptr0", "out_ptr0"], [3, 5, 7]
-    whole = [Traffic(3, 3), Traffic(5, 0), Traffic(0, 7)]
+    whole = [LoopTraffic(3, 3), LoopTraffic(5, 0), LoopTraffic(0, 7)]
     assert triton_traffic("def f():", names, sizes) == whole
     joined = f"'combo_grid_meta': {{}}\n{GATHER}"
     assert triton_traffic(joined, names, sizes) == whole
@@ -130,8 +130,12 @@ extern "C"  void  kernel(float* in_out_ptr0,
 """
     names = [argument.name for argument in cpp_arguments(source)]
     assert names == ["in_out_ptr0", "in_ptr0", "out_ptr0"]
-    assert cpp_traffic(source, names, [1, 2, 3]) == [Traffic(1, 1), Traffic(2, 0), Traffic(0, 3)]
+    assert cpp_traffic(source, names, [1, 2, 3]) == [
+        LoopTraffic(1, 1),
+        LoopTraffic(2, 0),
+        LoopTraffic(0, 3),
+    ]
     written = source.replace(
         "Vectorized<float>::loadu(in_out_ptr0", "Vectorized<float>::loadu(in_ptr0"
     )
-    assert cpp_traffic(written, names, [1, 2, 3])[0] == Traffic(0, 1)
+    assert cpp_traffic(written, names, [1, 2, 3])[0] == LoopTraffic(0, 1)

@@ -11,6 +11,7 @@ import torch
 from compiler_modules import BACKWARD, FORWARD
 from torch import Tensor, nn
 
+from made_programs import chain
 from ridgeline.compiled_program import CompilerKernel, CompilerProgram, product_sizes
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch, read_modules
 from ridgeline.runtime.hybrid.output_code import read_program
@@ -135,10 +136,6 @@ def test_a_chain_moves_its_inputs_and_outputs(compiled_here: None) -> None:
     What was loaded before is not read again, and what comes from the compiler's cache is read as well.
     """
     first, second = (torch.rand(512, 64) for _ in range(2))
-
-    def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        z = torch.sin(x * y + 1.0)
-        return z, torch.relu(z - y)
 
     watch = ProgramWatch()
     torch.compile(chain, dynamic=False)(first, second)

@@ -115,9 +115,9 @@ def _limit(plan: Plan, world: World, left_s: float) -> contextlib.AbstractContex
 def _run(step: PlannedStep, example: Any, world: World, left: Callable[[], float]) -> None:
     """Warm up, then run as many steps as their length and the time that is left allow."""
     is_limited = math.isfinite(left())
-    step.warm_up()
+    step.begin_warm_up()
     step_s = _warmed_up(step, example, world, is_limited)
-    step.warm_up(is_over=True)
+    step.end_warm_up()
     wanted = measured_steps(step_s)
     if is_limited and step_s < LOOKED_AFTER_S:
         wanted = min(wanted, int(left() / step_s))

@@ -6,10 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from ridgeline import units
-from ridgeline.errors import (
-    MachineError,
-    PlanError,
-)
+from ridgeline.errors import MachineError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import (
@@ -28,11 +25,11 @@ from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.readings import as_read
 from ridgeline.planner.reasons import make_choices, why
+from ridgeline.planner.trial_loop import Allowance, Trial, since_now, tried_in_turn
 from ridgeline.planner.trials import (
     MOST_TRIAL_SHARE,
     num_tries,
 )
-from ridgeline.planner.trying import Allowance, Trial, since_now, tried_in_turn
 from ridgeline.simulator.step import simulate
 from ridgeline.verdict import step_spread, verify
 from ridgeline.workload import Workload

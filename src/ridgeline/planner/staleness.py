@@ -13,7 +13,7 @@ from ridgeline import units
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.ranking import Ranking
-from ridgeline.planner.trying import Trial
+from ridgeline.planner.trial_loop import Trial
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import verify
 

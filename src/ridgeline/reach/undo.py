@@ -21,7 +21,7 @@ _MOST_BYTES = 1 << 30
 not write into such, and a note names one that does."""
 
 
-class Change(NamedTuple):
+class StateChange(NamedTuple):
     """Something that holds another object than before: what it is, in words, and both objects."""
 
     what: str
@@ -59,12 +59,12 @@ class Undo:
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._random = _GlobalRandom()
 
-    def changes(self) -> "Iterator[Change]":
+    def changes(self) -> "Iterator[StateChange]":
         """The variables, entries and containers that hold something else now."""
         for cell, value in self._cells:
             now = _load(cell)
             if now is not value:
-                yield Change(repr(cell.name), value, now)
+                yield StateChange(repr(cell.name), value, now)
         for store in self._stores:
             yield from store.changes()
 
@@ -128,17 +128,17 @@ class _Store:
         else:
             self._store.extend(self._saved)
 
-    def changes(self) -> "Iterator[Change]":
+    def changes(self) -> "Iterator[StateChange]":
         """What in it is another now; of a container that grew or shrank nothing else."""
         now, kind = self._content(), type(self._store).__name__
         if len(now) != len(self._saved):
-            yield Change(f"the length of a {kind}", len(self._saved), len(now))
+            yield StateChange(f"the length of a {kind}", len(self._saved), len(now))
             return
         for index, (a, b) in enumerate(zip(now, self._saved, strict=True)):
             if a is not b:
                 is_value = isinstance(self._store, dict) and index >= len(now) // 2
                 name = repr(now[index - len(now) // 2]) if is_value else f"an element of a {kind}"
-                yield Change(name, b, a)
+                yield StateChange(name, b, a)
 
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""

@@ -187,11 +187,14 @@ class TrainStep(Closing):
             recorder.add_cost("overhead_ns", overhead)
         return loss
 
-    def warm_up(self, *, is_over: bool = False) -> None:
-        """Keep the coming steps out of the timeline, until this is called again to say that it is over."""
-        self._num_warmup = self.num_steps if is_over else math.inf
-        if is_over:
-            self.recorder.sample_next()
+    def begin_warm_up(self) -> None:
+        """Keep the coming steps out of the timeline, however many there are."""
+        self._num_warmup = math.inf
+
+    def end_warm_up(self) -> None:
+        """Have the coming steps in the timeline, the frames of the next one too."""
+        self._num_warmup = self.num_steps
+        self.recorder.sample_next()
 
     def timeline(self) -> Timeline:
         """The measured timeline of this worker's last steps (median step, all durations).

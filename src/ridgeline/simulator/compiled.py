@@ -14,8 +14,7 @@ from ridgeline.execution import MODES, Form
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Precision
 from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
-from ridgeline.simulator.call_costs import CALLS as CALLS
-from ridgeline.simulator.call_costs import assumed_calls
+from ridgeline.simulator.call_costs import CALLS, assumed_calls
 from ridgeline.simulator.costs import Identity, Prices
 from ridgeline.simulator.coverage import why_unread
 from ridgeline.simulator.fusion import FUSABLE, Run, blocks_of, fused_runs, parts_of, run_alone

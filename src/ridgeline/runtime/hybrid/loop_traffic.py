@@ -22,7 +22,7 @@ _NAME = re.compile(r"\b(?:[xyz]\d+|r\d_\d+|tmp\d+)\b")
 _TRITON_ITEM = {"i1": 1, "i8": 1, "u8": 1, "i16": 2, "fp16": 2, "bf16": 2, "i32": 4, "fp32": 4}
 
 
-class Traffic(NamedTuple):
+class LoopTraffic(NamedTuple):
     """Elements of a tensor that a loop reads and writes."""
 
     read: int
@@ -57,7 +57,7 @@ def triton_arguments(source: str) -> list[Argument]:
     ]
 
 
-def triton_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> list[Traffic]:
+def triton_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> list[LoopTraffic]:
     """What a Triton kernel moves of each tensor.
 
     Args:
@@ -82,11 +82,11 @@ def triton_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> l
         written = _elements([a for a in mine if not a.is_load], ranges, prod(counts.values()), size)
         # A row of single precision that stays on the chip is read from memory once, whatever the passes.
         again = sum(read) if 4 * row > ROW_BYTES else max(read, default=0)
-        found.append(Traffic(again, sum(written)))
+        found.append(LoopTraffic(again, sum(written)))
     return found
 
 
-def cpp_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> list[Traffic]:
+def cpp_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> list[LoopTraffic]:
     """What a C++ kernel moves of each tensor: all that it reads, all that it writes.
 
     Args:
@@ -98,7 +98,7 @@ def cpp_traffic(source: str, names: Sequence[str], sizes: Sequence[int]) -> list
     for name, size in zip(names, sizes, strict=True):
         is_constant = re.search(rf"const \w+\* {name}\b", source) is not None
         is_read = is_constant or re.search(rf"= [^;]*\b{name}\b", source) is not None
-        found.append(Traffic(size if is_read else 0, 0 if is_constant else size))
+        found.append(LoopTraffic(size if is_read else 0, 0 if is_constant else size))
     return found
 
 
@@ -109,10 +109,10 @@ def cpp_arguments(source: str) -> list[Argument]:
     return [Argument(word.split("*")[1].strip(), None) for word in words if "*" in word]
 
 
-def _whole(name: str, size: int) -> Traffic:
+def _whole(name: str, size: int) -> LoopTraffic:
     if name.startswith("in_out"):
-        return Traffic(size, size)
-    return Traffic(0, size) if name.startswith("out") else Traffic(size, 0)
+        return LoopTraffic(size, size)
+    return LoopTraffic(0, size) if name.startswith("out") else LoopTraffic(size, 0)
 
 
 def _accesses(source: str) -> Iterator[_Access]:

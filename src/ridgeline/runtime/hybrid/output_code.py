@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ridgeline.compiled_program import CompilerKernel, CompilerProgram, Shape
 from ridgeline.runtime.hybrid.loop_traffic import (
     Argument,
-    Traffic,
+    LoopTraffic,
     cpp_arguments,
     cpp_traffic,
     triton_arguments,
@@ -166,7 +166,7 @@ class _Reader:
         taken = taken[: len(arguments)]
         names, sizes = [a.name for a in arguments], [tensor.elements for tensor in taken]
         read_loop = cpp_traffic if loop.language.startswith("cpp") else triton_traffic
-        moved: list[Traffic] = read_loop(loop.source, names, sizes)
+        moved: list[LoopTraffic] = read_loop(loop.source, names, sizes)
         widths = [
             argument.item_bytes or tensor.item_bytes
             for argument, tensor in zip(arguments, taken, strict=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.reach.reach import Reach
-from ridgeline.reach.undo import Change, Undo
+from ridgeline.reach.undo import StateChange, Undo
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
@@ -33,12 +33,12 @@ def changed_in_python(before: Undo, is_read: Callable[[Tensor], bool] | None = N
     return ""
 
 
-def _is_equal(change: Change) -> bool:
+def _is_equal(change: StateChange) -> bool:
     kinds = {type(change.before), type(change.now)}
     return len(kinds) == 1 and kinds <= {*_ATOMS} and change.before == change.now
 
 
-def _is_shown(change: Change, is_read: Callable[[Tensor], bool]) -> bool:
+def _is_shown(change: StateChange, is_read: Callable[[Tensor], bool]) -> bool:
     """Whether what was replaced is nothing that the step itself has used."""
     before, now = change.before, change.now
     if any(is_read(tensor) for tensor in Reach(before).tensors):

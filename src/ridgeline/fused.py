@@ -1,6 +1,10 @@
-"""Which optimizers a captured step runs in their fused form: a kernel that reads and writes each value once.
+"""Which optimizers a CUDA graph can hold, and which of them it runs in their fused form.
 
-The runtime switches to it, and the tracer tells the simulator what it moves.
+A fused form is one kernel that reads and writes each value once. The runtime switches to it, and the tracer
+tells the simulator what it moves, or that the optimizer stays outside of a captured step.
+
+Source: torch/optim, releases 2.11 to 2.13. Capturable: Adadelta, Adam, AdamW, Adamax, ASGD, NAdam, RAdam,
+RMSprop, Rprop. Fused only: SGD, Adagrad. Neither: Adafactor, LBFGS, Muon, SparseAdam.
 """
 
 from collections.abc import Mapping
@@ -8,6 +12,42 @@ from typing import Any
 
 NOT_FUSED_ON_GPU = ("Adagrad",)
 """Optimizers with a fused form for CPUs alone. Source: torch/optim/adagrad.py, releases 2.11 to 2.13."""
+
+READ_RATE_ON_HOST = ("Adadelta", "RMSprop")
+"""Their form for one tensor at a time passes `alpha=-lr`, which reads the learning rate on the host."""
+
+
+def fits_graph(optimizer: Any) -> bool:
+    """Whether a CUDA graph can hold the step of an optimizer; else it steps outside of a captured step."""
+    name = type(optimizer).__name__
+    return has_step_of_torch(optimizer) and all(
+        has_device_form(name, group) and not reads_rate(name, group)
+        for group in optimizer.param_groups
+    )
+
+
+def has_step_of_torch(optimizer: Any) -> bool:
+    """Whether an optimizer's step is torch's; what another one reads or counts in Python nobody knows."""
+    return type(optimizer).step.__module__.startswith("torch.optim")
+
+
+def has_device_form(optimizer: str, group: Mapping[str, Any]) -> bool:
+    """Whether a group of the optimizer class of that name has a step that runs on the device alone."""
+    if "capturable" in group:
+        return True
+    parameters = group["params"]
+    if "fused" not in group or group.get("differentiable"):
+        return False
+    is_on_gpu = any(parameter.device.type == "cuda" for parameter in parameters)
+    if is_on_gpu and optimizer in NOT_FUSED_ON_GPU:
+        return False
+    return all(parameter.is_floating_point() for parameter in parameters)
+
+
+def reads_rate(optimizer: str, group: Mapping[str, Any]) -> bool:
+    """Whether the step of a group reads the learning rate on the host."""
+    takes_one_by_one = group.get("foreach") is False or group.get("differentiable", False)
+    return optimizer in READ_RATE_ON_HOST and takes_one_by_one
 
 
 def takes_fused_form(optimizer: str, group: Mapping[str, Any]) -> bool:

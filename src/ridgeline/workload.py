@@ -157,6 +157,8 @@ class Workload(Noun, frozen=True, kw_only=True):
     dependency_source: Literal["make_fx", "storage"]
     fused_optimizer_bytes: int = 0
     """Bytes that the optimizer moves as one kernel, as in a captured step; 0 where it has no such form."""
+    is_optimizer_outside: bool = False
+    """Whether the optimizer steps outside of a captured step, since it has no form that a graph can hold."""
     precision: Precision = "as-is"
     memory_format: MemoryFormat = "as-is"
     variants: tuple["Workload", ...] = ()

@@ -184,12 +184,18 @@ class Rounding(torch.optim.SGD):
 
 
 def test_users_optimizer() -> None:
-    """Lines in an optimizer of the user's are found; torch's own are judged by their settings."""
-    (found,) = lint_step(make_body(Net(), Rounding, lr=0.1), BATCH, device="cpu")
-    assert found.op == "float(tensor)"
-    assert found.line.startswith(
-        f"{FILE}:{Rounding.step.__wrapped__.__code__.co_firstlineno + 1} in "
+    """A step of the user's own is named and not run; torch's are judged by their settings."""
+    body = make_body(Net(), Rounding, lr=0.1)
+    lint = inspect_step(body, BATCH, device="cpu")
+    assert lint.findings == ()
+    (found,) = lint.optimizer
+    assert str(found) == (
+        f"wanted an optimizer with a step of torch's own, got Rounding at {__name__}.Rounding.step: what "
+        "another one reads or counts in Python would be baked in; let it step outside of the graph, as plans "
+        "that capture do, or use one of torch"
     )
+    assert lint_step(body, BATCH, device="cpu") == lint.optimizer
+    assert not hasattr(body.optimizer, "seen")
 
 
 def optimizer(name: str, **options: Any) -> torch.optim.Optimizer:

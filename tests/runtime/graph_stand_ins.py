@@ -31,9 +31,17 @@ class Captured:
     replay_ns = 10**9
 
     def __init__(
-        self, body: StepBody, batch: Any, stream: Any, pool: Any, *, has_stamps: bool
+        self,
+        body: StepBody,
+        batch: Any,
+        stream: Any,
+        pool: Any,
+        *,
+        has_stamps: bool,
+        has_optimizer: bool,
     ) -> None:
-        self.log.append("capture" if has_stamps else "capture without stamps")
+        name = "capture" if has_stamps else "capture without stamps"
+        self.log.append(name if has_optimizer else f"{name} without optimizer")
         self.body, self.batch, self.inputs = body, batch, []
         self.graph, self.has_stamps, self.pattern = self, has_stamps, BatchPattern(batch)
 

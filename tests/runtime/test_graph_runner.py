@@ -1,6 +1,7 @@
 """When a captured step is dropped and captured again, with a capture that records nothing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -149,3 +150,36 @@ def test_a_setting_in_a_list_is_watched_by_value(log: list[str]) -> None:
     assert not settings.changed()
     optimizer.param_groups[0]["betas"][0] = 0.8
     assert settings.changed()
+
+
+class Signs(torch.optim.Optimizer):
+    """A step of the user's own, with a learning rate that is a Python number."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
+
+
+def test_an_optimizer_that_no_graph_can_hold_stays_outside(log: list[str]) -> None:
+    """It is left as it is, what it reads is no reason to capture again, and a note names it."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = Signs(model.parameters(), 0.1)
+    runner, recorder, notes = make_runner(model, optimizer)
+    batch = (torch.ones(2, 4),)
+    for _ in range(5):
+        runner(batch)
+    usual = ["eager"] * 3 + ["capture without optimizer", "replay", "replay"]
+    assert log == usual
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    optimizer.param_groups[0]["lr"] = 0.2
+    optimizer.param_groups[0]["foo"] = 1
+    runner(batch)
+    assert log == [*usual, "replay"]
+    assert "the optimizer Signs steps outside of the graph: no graph can hold it" in notes
+    assert recorder.counts.get("recaptures", 0) == 0
+    runner.close()

@@ -19,6 +19,7 @@ from ridgeline.runtime.batch import split
 from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.unchecked import unchecked
 
 _NOTHING = contextlib.nullcontext()
 
@@ -66,19 +67,22 @@ class StepBody:
         self.plan = plan
         self.clip_norm = clip_norm
         self._plain = Form(loss_fn)
+        self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
         is_replayed = mode.is_replayed_on(device.type)
-        self.form = make_form(
-            mode.form,
-            loss_fn,
-            model,
-            notes=[] if notes is None else notes,
-            is_replayed=is_replayed,
-            announces=reducer is not None,
-            combines=plan.kernels == "combined",
-            owns_random=plan.random == "compiled",
-            forms=forms,
-        )
+        self._checks_values = not (mode.is_compiled or is_replayed)
+        with unchecked():  # torch's compiler switches the checks off for good
+            self.form = make_form(
+                mode.form,
+                loss_fn,
+                model,
+                notes=self._notes,
+                is_replayed=is_replayed,
+                announces=reducer is not None,
+                combines=plan.kernels == "combined",
+                owns_random=plan.random == "compiled",
+                forms=forms,
+            )
         self._autocast = plan.precision
         self._device = device
 
@@ -88,12 +92,27 @@ class StepBody:
         Raises:
             WorkloadError: the loss is not a scalar tensor that depends on the parameters.
         """
+        loss = self.gradients(batch, recorder)
+        self.optimizer.step()
+        return loss
+
+    def gradients(self, batch: Any, recorder: Recorder) -> Tensor:
+        """All of a step but the optimizer's: averaged and clipped gradients, and the mean loss, detached.
+
+        Raises:
+            WorkloadError: the loss is not a scalar tensor that depends on the parameters.
+        """
         with self.form.active():
-            return self._run(batch, recorder)
+            if self._checks_values:
+                return self._gradients(batch, recorder)
+            with unchecked():
+                return self._gradients(batch, recorder)
 
     @contextlib.contextmanager
     def as_written(self, *, precision: Precision | None = None) -> Iterator[None]:
         """Steps inside run the user's code operator by operator: the reference for every other form.
+
+        They leave out the checks that the plan leaves out, and notes say so.
 
         Args:
             precision: Instead of the plan's, e.g. `as-is` to see what the plan's precision changes.
@@ -101,12 +120,14 @@ class StepBody:
         form, name = self.form, self._autocast
         self.form = self._plain
         self._autocast = precision or name
+        checks = _NOTHING if self._checks_values else unchecked(self._notes)
         try:
-            yield
+            with checks:
+                yield
         finally:
             self.form, self._autocast = form, name
 
-    def _run(self, batch: Any, recorder: Recorder) -> Tensor:
+    def _gradients(self, batch: Any, recorder: Recorder) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         begin = time.perf_counter_ns()
         parts = split(batch, self.plan.accumulate)
@@ -132,7 +153,6 @@ class StepBody:
         if self.clip_norm is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-        self.optimizer.step()
         detached = loss.detach()
         return detached if total is None else total + detached
 

@@ -149,12 +149,13 @@ class LearningRates:
     """The learning-rate tensors that a captured step reads, kept in force.
 
     A scheduler fills the tensor in place; code that assigns a float replaces it, and `refresh` writes
-    that float into the tensor and puts the tensor back.
+    that float into the tensor and puts the tensor back. Rates that are numbers are left alone: the optimizer
+    reads them anew in each step.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._tensors = [group["lr"] for group in optimizer.param_groups]
+        self._tensors = [group.get("lr") for group in optimizer.param_groups]
 
     @property
     def num_groups(self) -> int:
@@ -164,7 +165,7 @@ class LearningRates:
     def refresh(self) -> None:
         """Make the captured tensors hold what the optimizer's groups say."""
         for group, tensor in zip(self._optimizer.param_groups, self._tensors, strict=True):
-            if group["lr"] is not tensor:
+            if isinstance(tensor, Tensor) and group["lr"] is not tensor:
                 tensor.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else tensor.fill_(
                     group["lr"]
                 )
@@ -173,7 +174,7 @@ class LearningRates:
     def scale(self, factor: float) -> None:
         """Multiply all learning rates; tensors in place."""
         for group in self._optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
+            if isinstance(group.get("lr"), Tensor):
                 group["lr"].mul_(factor)
-            else:
+            elif "lr" in group:
                 group["lr"] *= factor

@@ -1,5 +1,8 @@
 """The whole step as one CUDA graph: forward, loss, backward, all-reduces and optimizer.
 
+An optimizer that no graph can hold (its learning rate is a Python number, it counts on the host) steps after
+each replay instead, while the graph still runs.
+
 The first calls run eagerly on the capture stream: they are real steps, and they warm up libraries,
 communicators, compiled blocks and the bucket order. Then one call captures, checks the replay against
 the eager step from the same state, and from there on a step costs the host one launch.
@@ -24,6 +27,7 @@ from ridgeline.runtime.clearance import clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.deadline import undisturbed
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.hybrid.capture.lint import optimizer_findings
 from ridgeline.runtime.model_guard import ModelGuard
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.world import World
@@ -46,6 +50,7 @@ class CapturedStep:
         stream: Captured on it.
         pool: Memory shared with other captures of the same step; None for its own.
         has_stamps: Whether the graph records when its frames begin.
+        has_optimizer: Whether the optimizer is part of the graph; else it steps after each replay.
 
     Raises:
         CaptureError: something in the step cannot be captured.
@@ -59,6 +64,7 @@ class CapturedStep:
         pool: Any,
         *,
         has_stamps: bool = True,
+        has_optimizer: bool = True,
     ) -> None:
         flat, structure = pytree.tree_flatten(batch)
         self.inputs = [leaf.clone() for leaf in flat if isinstance(leaf, Tensor)]
@@ -68,6 +74,7 @@ class CapturedStep:
         )
         body.optimizer.zero_grad(set_to_none=True)
         self.has_stamps = has_stamps
+        self._outside = None if has_optimizer else body.optimizer
         clock: Clock = HostClock()
         if has_stamps:
             clock = DeviceClock(external=True) if body.reducer is None else BranchClock()
@@ -82,7 +89,7 @@ class CapturedStep:
                 ),
             ):
                 recorder.current = StepRecord(clock.stamp())
-                self._loss = body(self.batch, recorder)
+                self._loss = (body if has_optimizer else body.gradients)(self.batch, recorder)
                 recorder.current.end = clock.stamp()
                 if isinstance(clock, DeviceClock):
                     clock.join()
@@ -96,6 +103,8 @@ class CapturedStep:
         self.pattern = BatchPattern(self.batch)
         self._gradients = [(p, p.grad) for p in body.model.parameters()]
         self._record = recorder.current
+        if not has_optimizer:
+            self._record.end = torch.cuda.Event(enable_timing=True)
         self._clock = DeviceClock()
 
     def load(self, tensors: list[Tensor]) -> None:
@@ -110,6 +119,11 @@ class CapturedStep:
     def replay(self) -> Tensor:
         """Run the step; its loss, which the next replay overwrites."""
         self.graph.replay()
+        if self._outside is not None:
+            self.show_gradients()  # whoever dropped them would have the optimizer do nothing
+            self._outside.step()
+            if self.has_stamps:
+                self._record.end.record()  # type: ignore[union-attr]
         return self._loss
 
     def frames(self) -> tuple[Span, ...]:
@@ -147,6 +161,7 @@ class GraphRunner:
         self._prepare_ns = 0
         self._last: CapturedStep | None = None
         self._num_replays = 0
+        self._has_optimizer = not optimizer_findings(body.optimizer)
         self._make_capturable()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -230,7 +245,12 @@ class GraphRunner:
         return loss
 
     def _make_capturable(self) -> None:
-        changes = make_capturable(self._body.optimizer, self._world.device)
+        optimizer = self._body.optimizer
+        if self._has_optimizer:
+            changes = make_capturable(optimizer, self._world.device)
+        else:
+            name = type(optimizer).__name__
+            changes = (f"the optimizer {name} steps outside of the graph: no graph can hold it",)
         self._notes.extend(change for change in changes if change not in self._notes)
         self._rates = LearningRates(self._body.optimizer)
 
@@ -241,7 +261,7 @@ class GraphRunner:
         that made it would make it anew in every replay.
         """
         why = self._model.changed()
-        if self._settings.changed():
+        if self._has_optimizer and self._settings.changed():
             why = "an optimizer setting changed"
             self._make_capturable()  # settings that were loaded or added are as the user has them
         if why is None:
@@ -285,7 +305,14 @@ class GraphRunner:
     ) -> CapturedStep:
         """A capture that was found to equal the eager step."""
         try:
-            step = CapturedStep(self._body, batch, self._stream, pool, has_stamps=has_stamps)
+            step = CapturedStep(
+                self._body,
+                batch,
+                self._stream,
+                pool,
+                has_stamps=has_stamps,
+                has_optimizer=self._has_optimizer,
+            )
         except CaptureError as error:
             World.abandon(str(error))
             raise

@@ -17,11 +17,12 @@ from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
 from ridgeline.simulator.call_costs import CALLS, assumed_calls
 from ridgeline.simulator.costs import Identity, Prices
 from ridgeline.simulator.coverage import why_unread
-from ridgeline.simulator.fusion import FUSABLE, Run, blocks_of, fused_runs, parts_of, run_alone
+from ridgeline.simulator.fusion import Run, blocks_of, fused_runs, is_loop, parts_of, run_alone
 from ridgeline.simulator.layout import conversion_bytes, lays_out
+from ridgeline.simulator.library_inputs import copied_bytes
 from ridgeline.simulator.made import price_made
 from ridgeline.simulator.pieces import Piece, PricedStep, price_step
-from ridgeline.simulator.rewriting import rewritten_seconds, writes_loop
+from ridgeline.simulator.rewriting import rewritten_seconds
 from ridgeline.workload import Op, Phase, Workload
 
 KERNEL_RATE = 0.83
@@ -56,7 +57,12 @@ def price_execution(
     precision = "as-is" if workload.precision == plan.precision else plan.precision
     if mode.form in CALLS:
         priced = _price_compiled(
-            Identity(machine), Identity(workload), setting, precision, mode.form
+            Identity(machine),
+            Identity(workload),
+            setting,
+            precision,
+            mode.form,
+            plan.random == "compiled",
         )
         reason = why_unread(workload, plan, programs)
         if reason:
@@ -92,11 +98,12 @@ def _price_compiled(
     setting: Setting,
     precision: Precision,
     form: Form,
+    owns_random: bool,
 ) -> PricedStep:
     priced = price_step(machine.value, workload.value, setting, precision)
     list_ = Prices(machine.value, setting, precision)
-    runs = fused_runs(workload.value, form)
-    compiled = _Compiled(list_, workload.value, form, runs)
+    runs = fused_runs(workload.value, form, owns_random=owns_random)
+    compiled = _Compiled(list_, workload.value, form, runs, owns_random=owns_random)
     phases = [
         tuple(compiled.pieces(phase, pieces))
         for phase, pieces in (
@@ -187,7 +194,16 @@ def _fused_optimizer(list_: Prices, pieces: Sequence[Piece], num_bytes: int) -> 
 class _Compiled:
     """Turns the pieces of the eager step into those of a compiled one."""
 
-    def __init__(self, list_: Prices, workload: Workload, form: Form, runs: Sequence[Run]) -> None:
+    def __init__(
+        self,
+        list_: Prices,
+        workload: Workload,
+        form: Form,
+        runs: Sequence[Run],
+        *,
+        owns_random: bool = False,
+    ) -> None:
+        self._owns_random = owns_random
         self._list = list_
         self._workload = workload
         self._ops = workload.ops
@@ -217,6 +233,9 @@ class _Compiled:
                 joined = self._joined(run, by_op)._replace(members=run.ops)
                 found.append(self.kernel(phase, joined))
             elif piece.op not in self._fused and _has_work(op):
+                copied = copied_bytes(self._workload, piece.op, self._is_loop)
+                if copied:
+                    found.append(self.kernel(phase, self._copy(piece, copied)))
                 found.append(self.kernel(phase, self._alone(piece, op)))
         return [piece for piece in found if piece.lane_s or piece.host_s or piece.has_kernel]
 
@@ -249,15 +268,24 @@ class _Compiled:
 
     def _alone(self, piece: Piece, op: Op) -> Piece:
         """A kernel of one operator: a library's, or the compiler's where it writes such loops itself."""
-        is_on_gpu = self._list.setting.device == "cuda"
-        if op.family in FUSABLE or (is_on_gpu and writes_loop(op)):
+        if self._is_loop(op):
             run = run_alone(self._workload, piece.op)
             return self._joined(run, {piece.op: piece})._replace(name=piece.name)
-        if not is_on_gpu:
+        if self._list.setting.device != "cuda":
             return piece
         return piece._replace(
             work_s=rewritten_seconds(self._list, op, piece.work_s, self._workload.precision)
         )
+
+    def _is_loop(self, op: Op) -> bool:
+        on_gpu = self._list.setting.device == "cuda"
+        return is_loop(op, on_gpu=on_gpu, owns_random=self._owns_random)
+
+    def _copy(self, piece: Piece, num_bytes: int) -> Piece:
+        """What is written out for the library that runs the piece."""
+        run = Run((piece.op,), num_bytes // 2, num_bytes - num_bytes // 2)
+        whole = piece._replace(work_s=self._list.copy_seconds(num_bytes) / KERNEL_RATE, flops=0)
+        return self._joined(run, {piece.op: whole})._replace(name="copy_for_library")
 
     def kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""

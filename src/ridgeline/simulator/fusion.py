@@ -21,6 +21,7 @@ from ridgeline.simulator.dataflow import (
 )
 from ridgeline.simulator.rewriting import (
     adds_by_index,
+    draws,
     indexed_input,
     takes_by_index,
     writes_loop,
@@ -64,7 +65,7 @@ class Run(NamedTuple):
         return self.bytes_read + self.bytes_written
 
 
-def fused_runs(workload: Workload, form: Form) -> tuple[Run, ...]:
+def fused_runs(workload: Workload, form: Form, *, owns_random: bool = False) -> tuple[Run, ...]:
     """The runs of at least two operators that a form of the step makes one kernel of, by first operator.
 
     Two operators are joined when one takes the other's result, both lie in the same compiled part of the
@@ -74,27 +75,34 @@ def fused_runs(workload: Workload, form: Form) -> tuple[Run, ...]:
     Args:
         workload: Its edges, shapes and module paths are used.
         form: `eager` fuses nothing; see `part_of`.
+        owns_random: Whether kernels draw random numbers of their own; else the library draws eager's.
 
     Source: assumed; Inductor fuses nodes that share memory unless that makes a cycle
         (torch/_inductor/scheduler.py).
     """
-    return _fused_runs(Identity(workload), form)
+    return _fused_runs(Identity(workload), form, owns_random)
 
 
 @lru_cache(maxsize=32)
-def _fused_runs(workload: Identity[Workload], form: Form) -> tuple[Run, ...]:
+def _fused_runs(workload: Identity[Workload], form: Form, owns_random: bool) -> tuple[Run, ...]:
     ops = workload.value.ops
     flow = data_flow(workload.value)
-    groups = _joined(ops, flow, _fusable_parts(workload.value, form))
+    part = parts_of(workload.value, form)
+    on_gpu = workload.value.device == "cuda"
+
+    def part_of_loop(op: Op) -> Hashable:
+        return part(op) if is_loop(op, on_gpu=on_gpu, owns_random=owns_random) else None
+
+    groups = _joined(ops, flow, part_of_loop)
     runs = [_run(ops, flow, members) for members in groups if len(members) > 1]
     return tuple(sorted(runs))
 
 
-def _fusable_parts(workload: Workload, form: Form) -> Callable[[Op], Hashable]:
-    """The compiled part of an operator that a loop of the compiler's own can hold; None of any other."""
-    part = parts_of(workload, form)
-    has_loops = workload.device == "cuda"
-    return lambda op: part(op) if op.family in FUSABLE or (has_loops and writes_loop(op)) else None
+def is_loop(op: Op, *, on_gpu: bool, owns_random: bool) -> bool:
+    """Whether the compiler writes an operator as a loop of its own; all others stay calls of libraries."""
+    if draws(op) and not owns_random:
+        return False
+    return op.family in FUSABLE or (on_gpu and writes_loop(op))
 
 
 def run_alone(workload: Workload, index: int) -> Run:

@@ -124,6 +124,8 @@ def model_step(
     if MODES[plan.execution].is_replayed_on(setting.device):
         list_ = prices(machine, setting)
         gap_s, replay_s = list_.dispatch("graph_kernel"), list_.dispatch("graph_replay")
+        if workload.is_optimizer_outside:  # the host issues it while the graph runs
+            replay_s += sum(piece.host_s for piece in priced.optimizer)
         notes += list_.notes
     return StepModel(
         frames,

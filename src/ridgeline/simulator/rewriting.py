@@ -24,6 +24,21 @@ before compute capability 9.0, which is not told apart here.
 _TAKING = frozenset({"index", "index_select", "gather", "embedding"})
 _LOOPS = _ADDING | _TAKING | {"scatter"}
 """Operators that gather or scatter by loops of the compiler's own."""
+_DRAWING = frozenset(
+    {
+        *("native_dropout", "bernoulli", "rand", "rand_like", "randn", "randn_like", "randint"),
+        *("randint_like", "randperm", "normal", "uniform", "exponential", "geometric", "cauchy"),
+        *(
+            "log_normal",
+            "random",
+            "multinomial",
+            "poisson",
+            "rrelu_with_noise",
+            "rrelu_with_noise_functional",
+        ),
+    }
+)
+"""Operators that draw random numbers. Source: those that torch tags `nondeterministic_seeded`."""
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 ALIGNED = 8
 """Elements of 16 bits to whose multiples matrix products are padded.
@@ -42,6 +57,16 @@ def writes_loop(op: Op) -> bool:
         return False  # Source: `use_scatter_fallback` in torch/_inductor/utils.py
     left = (*_NOT_ATOMIC, *_NOT_ADDED.get(name, ()))
     return name in _LOOPS and not (name in _ADDING and op.dtype in left)
+
+
+def draws(op: Op) -> bool:
+    """Whether the operator draws random numbers.
+
+    The compiler leaves it to the library where a plan wants the numbers that eager torch draws.
+
+    Source: `config.fallback_random` of torch/_inductor.
+    """
+    return _name(op) in _DRAWING
 
 
 def takes_by_index(op: Op) -> bool:
@@ -75,10 +100,10 @@ def rewritten_seconds(list_: Prices, op: Op, seconds: float, precision: str = "a
         seconds: What it takes eagerly.
         precision: In which the step was traced.
     """
-    if _name(op) in _PRODUCTS and precision == "bf16" and op.phase == "backward":
+    is_widened = precision == "bf16" and op.phase == "backward" and op.dtype == "float32"
+    if _name(op) in _PRODUCTS and is_widened:
         op = _narrowed(op)
-        if op.dtype == "bfloat16":
-            seconds = min(seconds, list_.by_curve(op))
+        seconds = min(seconds, list_.by_curve(op))
     if _name(op) in _PRODUCTS and _is_unaligned(op):
         return min(seconds, list_.by_curve(op))
     is_biased = len(op.inputs) == 3  # image, weight and bias
@@ -89,12 +114,10 @@ def rewritten_seconds(list_: Prices, op: Op, seconds: float, precision: str = "a
 
 
 def _narrowed(op: Op) -> Op:
-    """A float32 product as bf16 autocast runs it; any other as it is.
+    """A float32 product as bf16 autocast runs it.
 
     Source: `torch._functorch.config.backward_pass_autocast`, "same_as_forward" by default.
     """
-    if op.dtype != "float32":
-        return op
     return msgspec.structs.replace(
         op,
         dtype="bfloat16",

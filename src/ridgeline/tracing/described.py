@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ridgeline.fused import fits_graph
 from ridgeline.tracing.arguments import dtype_name
 from ridgeline.tracing.graph import Edges, join
 from ridgeline.tracing.memory import memory_points
@@ -76,6 +77,7 @@ def make_workload(
         memory=memory,
         dependency_source=source,
         fused_optimizer_bytes=fused_optimizer_bytes,
+        is_optimizer_outside=not fits_graph(step.optimizer),
         precision=step.precision,
         memory_format=step.memory_format,
         notes=notes,

@@ -46,15 +46,20 @@ __all__ = [
 
 
 class Lint(NamedTuple):
-    """What was found: what cannot be captured, and what could not be judged."""
+    """What was found: what cannot be captured, and what could not be judged.
+
+    `optimizer` says what keeps the optimizer out of a graph; it then steps beside the graph of the rest.
+    """
 
     findings: tuple[Finding, ...]
     doubts: tuple[Doubt, ...]
+    optimizer: tuple[Finding, ...] = ()
 
 
 def lint_step(body: StepBody, batch: Any, *, device: str | torch.device) -> tuple[Finding, ...]:
-    """What in a training step cannot be captured; see `inspect_step`."""
-    return inspect_step(body, batch, device=device).findings
+    """What in a training step cannot be captured, its optimizer included; see `inspect_step`."""
+    lint = inspect_step(body, batch, device=device)
+    return (*lint.optimizer, *lint.findings)
 
 
 def lint_callable(
@@ -72,9 +77,9 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     keeps in other Python attributes stays as two more steps leave it; what of it the second one changed is
     a finding, see `changed_in_python`.
 
-    With a reducer, or with an optimizer of torch that cannot be captured anyway, only loss and gradients
-    are computed, without accumulating them: no hook of the reducer runs, so no collective starts, and
-    workers may lint each on its own. The optimizer is then judged by its settings alone.
+    With a reducer, or with an optimizer that no graph can hold, only loss and gradients are computed, without
+    accumulating them: no hook of the reducer runs, so no collective starts, and workers may lint each on its
+    own. The optimizer is then judged by its settings alone.
 
     Args:
         body: The step. Its optimizer may be as the user made it: what `make_capturable` changes is no
@@ -90,7 +95,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     kind = torch.device(device).type
     optimizer = body.optimizer
     judged = optimizer_findings(optimizer)
-    runs_whole = body.reducer is None and not (judged and _is_torchs(optimizer))
+    runs_whole = body.reducer is None and not judged
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     seen.ignores_torch_optimizers = kind != "cuda"
     recorder = Recorder(HostClock())
@@ -112,7 +117,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     finally:
         seen.lines.outermost = None
         before.restore()
-    return Lint((*judged, *seen.findings), seen.doubts)
+    return Lint(seen.findings, seen.doubts, judged)
 
 
 def inspect_callable(fn: Callable[..., Any], inputs: Any, *, device: str | torch.device) -> Lint:
@@ -212,10 +217,6 @@ def _compute_gradients(body: StepBody, batch: Any, recorder: Recorder) -> None:
     recorder.mark("backward")
     trained = [parameter for parameter in body.model.parameters() if parameter.requires_grad]
     torch.autograd.grad(loss, trained, allow_unused=True)
-
-
-def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _copied(batch: Any, device: str) -> Any:

@@ -1,10 +1,7 @@
 """Which optimizers a capture can hold: a pure look at their settings.
 
 Most of torch's optimizers have a `capturable` or a `fused` form, which `make_capturable` switches on, with
-the learning rate in a tensor. What is found here is what that cannot change.
-
-Source: torch/optim, releases 2.11 to 2.13. Capturable: Adadelta, Adam, AdamW, Adamax, ASGD, NAdam, RAdam,
-RMSprop, Rprop. Fused only: SGD, Adagrad. Neither: Adafactor, LBFGS, Muon, SparseAdam.
+the learning rate in a tensor. What is found here is what that cannot change; see `ridgeline.fused`.
 """
 
 from typing import Any
@@ -12,11 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ridgeline.fused import NOT_FUSED_ON_GPU
+from ridgeline.fused import has_device_form, has_step_of_torch, reads_rate
 from ridgeline.runtime.hybrid.capture.lint_rules import Finding, finding
-
-READ_RATE_ON_HOST = ("Adadelta", "RMSprop")
-"""Their form for one tensor at a time passes `alpha=-lr`, which reads the learning rate on the host."""
 
 SILENT = {"foreach": None, "differentiable": False}
 """Settings as torch has them by default; a message leaves them out."""
@@ -28,6 +22,8 @@ def optimizer_findings(optimizer: Optimizer) -> tuple[Finding, ...]:
     Only looks: nothing is changed or run.
     """
     name = type(optimizer).__name__
+    if not has_step_of_torch(optimizer):
+        return (finding("own-step", name, f"{type(optimizer).__module__}.{name}.step"),)
     found: list[Finding] = []
     for number, group in enumerate(optimizer.param_groups):
         line = f"param_groups[{number}] of the optimizer"
@@ -35,27 +31,9 @@ def optimizer_findings(optimizer: Optimizer) -> tuple[Finding, ...]:
             found.append(finding("optimizer", _with_settings(name, group), line))
             if "lr" in group and not isinstance(group["lr"], Tensor):
                 found.append(finding("learning-rate", f"lr={group['lr']!r} of {name}", line))
-        elif _reads_rate(name, group):
+        elif reads_rate(name, group):
             found.append(finding("rate-read", _with_settings(name, group), line))
     return tuple(found)
-
-
-def has_device_form(name: str, group: dict[str, Any]) -> bool:
-    """Whether a group of the optimizer class `name` has a step that runs on the device alone."""
-    if "capturable" in group:
-        return True
-    parameters = group["params"]
-    if "fused" not in group or group.get("differentiable"):
-        return False
-    is_on_gpu = any(parameter.device.type == "cuda" for parameter in parameters)
-    if is_on_gpu and name in NOT_FUSED_ON_GPU:
-        return False
-    return all(parameter.is_floating_point() for parameter in parameters)
-
-
-def _reads_rate(name: str, group: dict[str, Any]) -> bool:
-    takes_one_by_one = group.get("foreach") is False or group.get("differentiable", False)
-    return name in READ_RATE_ON_HOST and takes_one_by_one
 
 
 def _with_settings(name: str, group: dict[str, Any]) -> str:

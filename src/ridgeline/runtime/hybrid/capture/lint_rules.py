@@ -96,6 +96,11 @@ RULES: dict[str, Rule] = {
         "it has neither a capturable nor a fused form for these settings, so every step needs the host",
         "use one that has (SGD, Adam, AdamW, RMSprop, ...), or an execution mode without a graph",
     ),
+    "own-step": Rule(
+        "an optimizer with a step of torch's own",
+        "what another one reads or counts in Python would be baked in",
+        "let it step outside of the graph, as plans that capture do, or use one of torch",
+    ),
     "learning-rate": Rule(
         "a learning rate that lives in a tensor",
         "a Python number is baked in at capture, and schedulers no longer have an effect",

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
+from ridgeline.probe.captured import captured_seconds
 from ridgeline.probe.clock import Clock
 from ridgeline.probe.dispatch import Excess, reissue_excess
 from ridgeline.probe.passes import Passes, timed_passes
@@ -80,6 +81,11 @@ def time_operators(
     )
     if setting.device == "cuda":
         merged = _with_issue(merged, workload, _issue_seconds(replay, workload, device, clock))
+        captured = captured_seconds(replay, workload.ops, device)
+        merged = tuple(
+            msgspec.structs.replace(timing, seconds=captured.get(timing.key, timing.seconds))
+            for timing in merged
+        )
     said = warning(check)
     return Timed(merged, (*_warnings(workload, replay, setting), *([said] if said else [])), check)
 

@@ -1,13 +1,25 @@
 """Clearance for a capture: what must be known of a step before it is captured for the first time."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.hybrid.capture.child_trial import check_trial, try_step_in_child
-from ridgeline.runtime.hybrid.capture.lint import check_capturable, inspect_step, is_doubtful
+from ridgeline.runtime.hybrid.capture.child_worker import is_trial
+from ridgeline.runtime.hybrid.capture.lint import (
+    Finding,
+    check_capturable,
+    inspect_step,
+    is_doubtful,
+)
 from ridgeline.runtime.world import World
+
+OUTSIDE_LIMIT_S = 120.0
+"""Of a child that captures a step without its optimizer: a start takes seconds, compiling longer."""
+_CLEARED: set[type] = set()
+"""Classes of optimizers that stepped beside a graph in a child of this process."""
 
 
 def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]) -> None:
@@ -34,6 +46,8 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
             "wanted a step that all workers can capture, got one that another worker cannot; its message "
             "names operators and lines"
         )
+    if lint.optimizer:
+        _clear_optimizer(body, batch, world, lint.optimizer, notes)
     if not is_doubtful(lint):
         return
     if world.size == 1:
@@ -41,3 +55,28 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
         return
     doubts = "; ".join(str(doubt) for doubt in lint.doubts)
     notes.append(f"captured without a trial, since there are {world.size} workers: {doubts}")
+
+
+def _clear_optimizer(
+    body: StepBody, batch: Any, world: World, why: Sequence[Finding], notes: list[str]
+) -> None:
+    """Try a graph beside which the optimizer steps in a child process, once for each class of optimizers.
+
+    What an optimizer of the user's own does to the gradients that a graph writes, nobody knows before.
+
+    Raises:
+        ObstacleError: the trial failed or could not be made, or there are several workers.
+    """
+    kind = type(body.optimizer)
+    if is_trial() or kind in _CLEARED:
+        return
+    if world.size > 1:
+        check_capturable(why)
+    outcome = try_step_in_child(body, batch, body.plan, limit_s=OUTSIDE_LIMIT_S)
+    if outcome.status != "ok":
+        raise ObstacleError(
+            f"wanted an optimizer that can step beside a CUDA graph, got {kind.__name__}, which "
+            f"{outcome}; use execution='eager' or another optimizer"
+        )
+    _CLEARED.add(kind)
+    notes.append(f"a graph beside the optimizer {kind.__name__} {outcome}")

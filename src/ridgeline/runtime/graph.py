@@ -90,7 +90,9 @@ class CapturedStep:
             ):
                 recorder.current = StepRecord(clock.stamp())
                 self._loss = (body if has_optimizer else body.gradients)(self.batch, recorder)
-                recorder.current.end = clock.stamp()
+                # An event that the graph records must live as long as the graph does.
+                if has_optimizer:
+                    recorder.current.end = clock.stamp()
                 if isinstance(clock, DeviceClock):
                     clock.join()
         except RuntimeError as error:
@@ -104,7 +106,7 @@ class CapturedStep:
         self._gradients = [(p, p.grad) for p in body.model.parameters()]
         self._record = recorder.current
         if not has_optimizer:
-            self._record.end = torch.cuda.Event(enable_timing=True)
+            self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
         self._clock = DeviceClock()
 
     def load(self, tensors: list[Tensor]) -> None:

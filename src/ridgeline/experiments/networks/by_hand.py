@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.plain_step import PlainStep
+from ridgeline.runtime.unchecked import unchecked
 from ridgeline.tracing.subject import tensors_of
 
 WARMUP_STEPS = 3
@@ -62,6 +63,9 @@ def whole_step_graph(step: PlainStep, batch: Any) -> WholeStepGraph:
     Raises:
         RuntimeError: the capture failed, most often because the step waits for the device.
 
+    Checks of distributions are off meanwhile, as `set_default_validate_args(False)` has them.
+
     Cost: Some steps, and memory for all activations as long as it is open.
     """
-    return WholeStepGraph(step, batch)
+    with unchecked():
+        return WholeStepGraph(step, batch)

@@ -1,0 +1,97 @@
+"""A graph beside which the optimizer steps is tried in a child process before this one captures it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import ObstacleError
+from ridgeline.plan import Plan
+from ridgeline.runtime import clearance
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.clearance import clear_for_capture
+from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
+from ridgeline.runtime.world import World
+
+CPU = torch.device("cpu")
+BATCH = torch.ones(4, 2)
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch).square().mean()
+
+
+class Signs(torch.optim.SGD):
+    """A step of the user's own."""
+
+    def step(self, closure: None = None) -> None:
+        raise AssertionError("nobody runs it before it was tried elsewhere")
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Limits of the children that were asked for; each ends as `outcome` says."""
+    asked: list[float] = []
+
+    def attempt(body: StepBody, batch: Any, plan: Plan, *, limit_s: float) -> TrialOutcome:
+        asked.append(limit_s)
+        return outcomes.pop(0)
+
+    outcomes: list[TrialOutcome] = [
+        TrialOutcome("failed", "it was killed by SIGABRT", 3.0),
+        TrialOutcome("not-tried", "wanted functions that can be imported", 0.1),
+        TrialOutcome("ok", "", 4.2),
+    ]
+    monkeypatch.setattr(clearance, "try_step_in_child", attempt)
+    monkeypatch.setattr(clearance, "_CLEARED", set())
+    return asked
+
+
+def make_body() -> StepBody:
+    model = nn.Linear(2, 1)
+    optimizer = Signs(model.parameters(), 0.1)
+    return StepBody(model, loss_fn, optimizer, Plan(), None, clip_norm=None, device=CPU)
+
+
+def test_only_a_child_that_ended_well_clears_it(tried: list[float]) -> None:
+    """A crash there, or no trial at all, is a refusal here; one good end stands for its class."""
+    world, notes = World(0, 1, 0, CPU), list[str]()
+    for words in (
+        "failed in a child process: it was killed by SIGABRT",
+        "could not be tried in a child process: wanted functions that can be imported",
+    ):
+        with pytest.raises(ObstacleError) as caught:
+            clear_for_capture(make_body(), BATCH, world, notes)
+        assert str(caught.value) == (
+            f"wanted an optimizer that can step beside a CUDA graph, got Signs, which {words}; use "
+            "execution='eager' or another optimizer"
+        )
+    assert notes == []
+    clear_for_capture(make_body(), BATCH, world, notes)
+    clear_for_capture(make_body(), BATCH, world, notes)
+    assert tried == [clearance.OUTSIDE_LIMIT_S] * 3
+    assert notes == [
+        "a graph beside the optimizer Signs ran well in a child process (4.2 s)",
+    ]
+
+
+def test_a_child_and_an_optimizer_of_torch_need_none(
+    tried: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child does not start children, and what a graph holds is no question."""
+    world = World(0, 1, 0, CPU)
+    body = make_body()
+    body.optimizer = torch.optim.SGD(body.model.parameters(), 0.1)
+    clear_for_capture(body, BATCH, world, [])
+    monkeypatch.setattr(clearance, "is_trial", lambda: True)
+    clear_for_capture(make_body(), BATCH, world, [])
+    assert tried == []
+
+
+def test_several_workers_refuse_it(tried: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collectives cannot be tried in a child; the message names the optimizer."""
+    monkeypatch.setattr(clearance, "largest_of_workers", lambda value, world: value)
+    with pytest.raises(ObstacleError, match="an optimizer with a step of torch's own, got Signs"):
+        clear_for_capture(make_body(), BATCH, World(0, 2, 0, CPU), [])
+    assert tried == []

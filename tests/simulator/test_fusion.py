@@ -88,7 +88,12 @@ def test_what_is_reduced_is_read_by_a_pass_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "again"),
-    [("native_batch_norm", 1), ("native_layer_norm", 0), ("native_layer_norm_backward", 2)],
+    [
+        ("native_group_norm", 1),
+        ("native_batch_norm", 0),  # of whose input a trace says that it is read twice
+        ("native_layer_norm", 0),
+        ("native_layer_norm_backward", 2),
+    ],
 )
 def test_statistics_across_rows_cost_a_second_pass(name: str, again: int) -> None:
     """A batch's statistics are known when all of it was read, a row's while it is on the chip."""
@@ -99,6 +104,21 @@ def test_statistics_across_rows_cost_a_second_pass(name: str, again: int) -> Non
     b.op("forward", "elementwise", (index,))
     (run,) = fused_runs(b.workload(), "compiled")
     assert (run.bytes_read, run.bytes_written) == ((2 + again) * N, N)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_draws_stay_the_librarys_unless_programs_own_them(device: str) -> None:
+    """Dropout ends the run before it and begins the one behind it; its backward is any other operator."""
+    b = Builder()
+    first = b.op("forward", "elementwise", more=(tensor(b.elements, "batch"),))
+    second = b.op("forward", "elementwise", (first,))
+    dropped = b.op("forward", "elementwise", (second,), name="aten.native_dropout.default")
+    third = b.op("forward", "elementwise", (dropped,))
+    b.op("forward", "elementwise", (third,), name="aten.native_dropout_backward.default")
+    workload = b.workload(device=device)
+    assert [run.ops for run in fused_runs(workload, "compiled")] == [(0, 1), (3, 4)]
+    (run,) = fused_runs(workload, "compiled", owns_random=True)
+    assert run.ops == (0, 1, 2, 3, 4)
 
 
 def test_a_cast_is_made_where_it_is_read() -> None:

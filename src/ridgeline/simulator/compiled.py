@@ -23,6 +23,8 @@ from ridgeline.simulator.library_inputs import copied_bytes
 from ridgeline.simulator.made import price_made
 from ridgeline.simulator.pieces import Piece, PricedStep, price_step
 from ridgeline.simulator.rewriting import rewritten_seconds
+from ridgeline.simulator.second_stages import second_stages
+from ridgeline.simulator.value_checks import value_checks
 from ridgeline.workload import Op, Phase, Workload
 
 KERNEL_RATE = 0.83
@@ -76,6 +78,8 @@ def price_execution(
     else:
         priced = price_step(machine, workload, setting, precision)
     is_replayed = mode.is_replayed_on(setting.device)
+    if mode.is_compiled or is_replayed:
+        priced = _without(priced, value_checks(workload))
     has_beside = plan.kernels == "combined" or mode.is_one_program or plan.workers > 1
     if mode.is_compiled and is_replayed and has_beside and mode.form != "packaged":
         hidden = hide_weight_gradients(workload, priced.backward)
@@ -148,6 +152,17 @@ def _price_read(
     return read._replace(notes=tuple(dict.fromkeys(notes)))
 
 
+def _without(priced: PricedStep, left_out: frozenset[int]) -> PricedStep:
+    """The step without the pieces of some operators; a kernel that others share stays."""
+    if not left_out:
+        return priced
+
+    def kept(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+        return tuple(p for p in pieces if not left_out.issuperset(p.members or (p.op,)))
+
+    return priced._replace(forward=kept(priced.forward), backward=kept(priced.backward))
+
+
 def _conversion(list_: Prices, priced: PricedStep, workload: Workload) -> Piece:
     """What the compiler's own change of memory format moves; most of it is part of other kernels."""
     num_bytes = conversion_bytes(workload)
@@ -212,6 +227,7 @@ class _Compiled:
         self._blocks = blocks_of(workload) if form == "regional" else {}
         self._runs = {run.ops[0]: run for run in runs}
         self._fused = {index for run in runs for index in run.ops}
+        self._smallest_s = list_.copy_seconds(1) / KERNEL_RATE
         self.own_kernels = self.own_bytes = 0
 
     def pieces(self, phase: Phase, eager: Sequence[Piece]) -> list[Piece]:
@@ -245,15 +261,18 @@ class _Compiled:
         On a CPU the rate of small operators is that of calling them, which a loop inside a program is spared;
         on a GPU small kernels are slow by themselves.
         """
-        self.own_kernels += 1
-        self.own_bytes += run.num_bytes
         members = [by_op[index] for index in run.ops]
+        stages = 0
+        if self._list.setting.device == "cuda":
+            stages = sum(second_stages(self._ops[index]) for index in run.ops)
+        self.own_kernels += 1 + stages
+        self.own_bytes += run.num_bytes
         apart_s = sum(piece.work_s for piece in members)
         least_s = min(self._list.least_copy_seconds(run.num_bytes), apart_s)
         taken_s = least_s
         if self._list.setting.device == "cuda":
             copied_s = self._list.copy_seconds(run.num_bytes) / KERNEL_RATE
-            taken_s = max(least_s, min(copied_s, apart_s))
+            taken_s = max(least_s, min(copied_s, apart_s)) + stages * self._smallest_s
         return members[0]._replace(
             name=_name(members),
             work_s=taken_s,

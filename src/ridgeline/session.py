@@ -308,7 +308,7 @@ class TrainStep(Closing):
 
     def _measured(self) -> Machine:
         """This machine, measured where its saved profile has gaps."""
-        return measure(workload=self.workload, settings=(self.world.setting,))
+        return measure(workload=self.workload, settings=(self.world.setting,), here=True)
 
     def _choose(self) -> tuple[Plan, list[str]]:
         """The best plan by trials on the example batch, and what went otherwise than planned."""

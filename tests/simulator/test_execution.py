@@ -10,6 +10,7 @@ from ridgeline.execution import (
     check_offered,
     offered,
     thread_variables,
+    waiting_as_here,
 )
 from ridgeline.plan import Execution
 
@@ -61,3 +62,12 @@ def test_idle_threads_wait_as_the_user_says(given: dict[str, str], added: dict[s
     assert thread_variables(0, given) == added
     count = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
     assert thread_variables(3, given) == count | added
+
+
+def test_a_child_of_a_process_that_trains_waits_as_that_does() -> None:
+    """As the environment says, or as OpenMP does by itself: not as workers do that are started to train."""
+    as_usual = waiting_as_here({})
+    assert as_usual == {"GOMP_SPINCOUNT": "300000"}
+    assert thread_variables(0, {}) | as_usual == as_usual
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        assert waiting_as_here({name: "given"}) == {}

@@ -205,6 +205,7 @@ class PlanChoice:
                     settings=(setting,),
                     refresh=refresh,
                     progress=self._tell,
+                    here=True,
                     limit_s=MOST_OVER_ESTIMATE * limit_s,
                 )
         except (LaunchError, MachineError) as error:

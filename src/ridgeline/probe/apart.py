@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.errors import LaunchError
+from ridgeline.execution import waiting_as_here
 from ridgeline.machine import Setting
 from ridgeline.probe.attempts import survey_in_group
 from ridgeline.probe.survey import Findings, Request
@@ -55,6 +56,7 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
                 device=here.device,
                 deadline_s=min(DEADLINE_S, limit_s),
                 first_gpu=torch.cuda.current_device() if here.device == "cuda" else 0,
+                environment=waiting_as_here(os.environ),
             )
         except LaunchError as error:
             name = "" if request.workload is None else f" of {request.workload.name}"

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGKILL
 
@@ -25,6 +26,7 @@ def survey_in_group(
     device: str,
     deadline_s: float,
     first_gpu: int = 0,
+    environment: Mapping[str, str] | None = None,
 ) -> Findings:
     """The findings of a group of fresh processes; see `run_in_group` for the arguments.
 
@@ -51,7 +53,7 @@ def survey_in_group(
                     device=device,
                     deadline_s=max(1.0, limit - time.monotonic()),
                     first_gpu=first_gpu,
-                    environment={DIRECTORY: name},
+                    environment={DIRECTORY: name} | dict(environment or {}),
                     hanging=lambda reader=reader: reader.hanging(workers, after_s=HANG_S),
                 )
                 return found + msgspec.json.decode(reply, type=Findings)

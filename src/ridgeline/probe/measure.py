@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from ridgeline import units
 from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, MachineError
+from ridgeline.execution import waiting_as_here
 from ridgeline.machine import Machine, Setting
 from ridgeline.planner.assumed import BYTES_PER_S, FLOPS
 from ridgeline.probe import fingerprint as identity
@@ -46,6 +48,7 @@ def measure(
     settings: Sequence[Setting] | None = None,
     refresh: bool = False,
     progress: Progress | None = None,
+    here: bool = False,
     limit_s: float = math.inf,
 ) -> Machine:
     """The profile of this machine: ceilings, dispatch, collectives, links, overlap, operator timings.
@@ -63,6 +66,7 @@ def measure(
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
         refresh: Measure again whatever the cache says.
         progress: Called with one line before each part.
+        here: The step will run in this very process, and not in one that Ridgeline starts for it.
         limit_s: Seconds after which processes that still measure are ended; what they had found is kept, and
             a warning says what is missing. Does not end what a process group measures in place.
 
@@ -92,6 +96,7 @@ def measure(
             threads=0 if largest.device == "cuda" else machine.host.cores,
             device=largest.device,
             deadline_s=min(300.0 if quick else 1800.0, max(1.0, end - time.monotonic())),
+            environment=waiting_as_here(os.environ) if here else None,
         )
         machine = _kept(merge(machine, findings))
     return machine

@@ -19,6 +19,7 @@ from ridgeline.simulator.dataflow import (
     spec_bytes,
     spec_elements,
 )
+from ridgeline.simulator.recompute import Saved, recomputed
 from ridgeline.simulator.rewriting import (
     adds_by_index,
     draws,
@@ -92,8 +93,16 @@ def _fused_runs(workload: Identity[Workload], form: Form, owns_random: bool) -> 
         return part(op) if is_loop(op, on_gpu=on_gpu, owns_random=owns_random) else None
 
     groups = _joined(ops, flow, part_of_loop)
-    runs = [_run(ops, flow, members) for members in groups if len(members) > 1]
+    saved = recomputed(workload.value, groups, lambda op: part_of_loop(op) is not None)
+    runs = [_less(_run(ops, flow, members), saved) for members in groups if len(members) > 1]
     return tuple(sorted(runs))
+
+
+def _less(run: Run, saved: Saved) -> Run:
+    """The run without what its step does not store for the backward pass."""
+    read = run.bytes_read - sum(saved.read.get(index, 0) for index in run.ops)
+    written = run.bytes_written - sum(saved.written.get(index, 0) for index in run.ops)
+    return Run(run.ops, max(0, read), max(0, written))
 
 
 def is_loop(op: Op, *, on_gpu: bool, owns_random: bool) -> bool:

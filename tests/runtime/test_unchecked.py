@@ -11,6 +11,7 @@ from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.capture.lint import inspect_step
+from ridgeline.runtime.hybrid.steps.program import trace_body
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.unchecked import NOTE, unchecked
 
@@ -52,6 +53,16 @@ def test_compiled_steps_do_not_and_say_so() -> None:
             body(torch.ones(4, 1), Recorder(HostClock()))
     assert notes.count(NOTE) == 1
     assert Distribution._validate_args is True
+
+
+def test_a_step_as_one_program_leaves_them_out() -> None:
+    """A program cannot wait for what it computes: the trace finds nothing that reads a value."""
+    body = make_body("step-graph", [])
+    batch = torch.ones(4, 1)
+    body(batch, Recorder(HostClock()))
+    names = {str(node.target) for node in trace_body(body, batch).graph.graph.nodes}
+    assert "aten.log.default" in names
+    assert not {name for name in names if "all_true" in name or "local_scalar" in name}
 
 
 def test_nothing_is_said_where_nothing_was_left_out() -> None:

@@ -82,3 +82,16 @@ def test_one_program_stores_nothing_else() -> None:
         stored = step(("mul_", "tanh_", "add"))
         moved = sum(run.num_bytes for run in fused_runs(b.workload(), form))
         assert moved <= sum(run.num_bytes for run in fused_runs(stored.workload(), form))
+
+
+def test_a_chain_of_thousands_is_followed() -> None:
+    """A recurrence of elementwise operators is as long as its sequence."""
+    b = Builder()
+    at = b.op("forward", "matmul", more=(tensor(b.elements, "batch"),))
+    for _ in range(3000):
+        at = b.op("forward", "elementwise", (at,))
+    b.op("forward", "matmul", (at,))
+    gradient = b.op("backward", "matmul", more=(tensor(b.elements, "parameter"),))
+    gradient = b.op("backward", "elementwise", (gradient, at - 1))
+    b.op("backward", "elementwise", (gradient, at - 2))
+    assert sizes(b) == [(1, 1), (2, 1)]

@@ -19,7 +19,7 @@ MOST_ROOTS = 4
 `ban_if_used_far_apart` in torch/_functorch/config.py keep the compiler from following it."""
 
 Root = tuple[int, int, int]
-"""What a chain starts from: operator and output; or -1, and operator and input that has no source."""
+"""What a chain starts from: (operator, its output, 0), or (operator, its input that has no source, 1)."""
 
 
 class Saved(NamedTuple):
@@ -113,7 +113,9 @@ class _Chains:
         self._ops = ops
         self._flow = flow
         self._is_loop = is_loop
-        self._known: dict[int, frozenset[Root] | None] = {}
+        self._known: list[frozenset[Root] | None] = []
+        for index in range(len(ops)):  # what an operator takes was made before it
+            self._known.append(self._found(index))
 
     def num_bytes(self, root: Root) -> int:
         """Bytes of a root."""
@@ -123,9 +125,6 @@ class _Chains:
 
     def of(self, index: int) -> frozenset[Root] | None:
         """Those of an operator; None where it cannot be computed again, or is made of too much."""
-        if index not in self._known:
-            self._known[index] = None  # for what runs in a circle, which no data flow does
-            self._known[index] = self._found(index)
         return self._known[index]
 
     def _found(self, index: int) -> frozenset[Root] | None:

@@ -33,6 +33,7 @@ from ridgeline.runtime.hybrid.steps.trace import TracedOptimizer, trace_graph
 from ridgeline.runtime.lifted_constants import lift_constants
 from ridgeline.runtime.random_state import HostGenerators
 from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.unchecked import unchecked
 
 
 class StepProgram:
@@ -164,7 +165,7 @@ def trace_step(
 
     before, host = Undo(model, loss_fn, optimizer, values=False), HostGenerators.now()
     try:
-        with loss.kept():
+        with loss.kept(), unchecked():
             graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])
         check_kept(model, loss_fn, optimizer)
         check_changed(before)

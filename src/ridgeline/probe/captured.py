@@ -5,13 +5,14 @@ wait for the host, however long the GPU slept before; in a replayed graph they d
 too slow for the device its own time tells.
 """
 
+import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from ridgeline.machine import Quantity
-from ridgeline.probe.replay import Replay, Watch
+from ridgeline.probe.replay import DeviceLostError, Replay, Watch
 from ridgeline.workload import Op
 
 MANY_LAUNCHES = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
@@ -30,40 +31,76 @@ def captured_seconds(
 ) -> dict[str, Quantity]:
     """Seconds of every operator that launches many kernels, by key; nothing where there is none.
 
-    The step is issued once more, those operators inside captures that are then replayed.
+    The step is issued once more, those operators inside captures that are then replayed. Where one cannot be
+    captured after all, nothing is told, and what was timed before stands.
 
     Args:
         replay: Of the step, which has run before: libraries have prepared what they need.
         ops: Of the step, in order.
         device: A GPU.
 
+    Raises:
+        RuntimeError: a failed capture left the GPU unusable for this process.
+
     Cost: Waits for the device.
     """
     wanted = {index for index, op in enumerate(ops) if launches_many(op)}
-    taken: dict[str, list[float]] = {}
-    graphs: list[torch.cuda.CUDAGraph] = []  # what one of them made is read until the pass ends
-    current: list[int] = []
-
-    def before(index: int) -> None:
-        current[:] = [index]
-        if index in wanted:
-            torch.cuda.synchronize(device)
-            graphs.append(torch.cuda.CUDAGraph())
-            graphs[-1].capture_begin()
-
-    def settle() -> None:
-        if current[0] in wanted:
-            graphs[-1].capture_end()
-            taken.setdefault(ops[current[0]].key, []).append(_seconds(graphs[-1]))
-
+    if not wanted:
+        return {}
+    captures = _Captures(ops, wanted, device)
+    failures = dict(replay.failures)
     side = torch.cuda.Stream(device)  # the default stream cannot be captured
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side), torch.no_grad():
-        if wanted:
-            replay.run(lambda index: True, lambda: None, Watch(before=before, settle=settle))
+        try:
+            watch = Watch(before=captures.begin, settle=captures.end)
+            replay.run(lambda index: True, lambda: None, watch)
+        except DeviceLostError:  # as it looks while a capture is open
+            captures.drop()
     torch.cuda.current_stream(device).wait_stream(side)
     torch.cuda.synchronize(device)
-    return {key: Quantity.measured(seconds, "s") for key, seconds in taken.items()}
+    has_failed = replay.failures.keys() != failures.keys()
+    replay.failures.clear()
+    replay.failures.update(failures)
+    if has_failed:
+        return {}
+    return {key: Quantity.measured(seconds, "s") for key, seconds in captures.taken.items()}
+
+
+class _Captures:
+    """Captures some operators of a pass, each in a graph of its own, and times its replays.
+
+    Attributes:
+        taken: Seconds by key, one for each operator.
+    """
+
+    def __init__(self, ops: Sequence[Op], wanted: Collection[int], device: torch.device) -> None:
+        self.taken: dict[str, list[float]] = {}
+        self._ops = ops
+        self._wanted = wanted
+        self._device = device
+        self._graphs: list[torch.cuda.CUDAGraph] = []  # what one of them made is read later on
+        self._current = -1
+
+    def begin(self, index: int) -> None:
+        """Before an operator is issued."""
+        self._current = index
+        if index in self._wanted:
+            torch.cuda.synchronize(self._device)
+            self._graphs.append(torch.cuda.CUDAGraph())
+            self._graphs[-1].capture_begin()
+
+    def end(self) -> None:
+        """After it was."""
+        if self._current in self._wanted:
+            self._graphs[-1].capture_end()
+            key = self._ops[self._current].key
+            self.taken.setdefault(key, []).append(_seconds(self._graphs[-1]))
+
+    def drop(self) -> None:
+        """End a capture in which something failed."""
+        with contextlib.suppress(RuntimeError):
+            self._graphs[-1].capture_end()
 
 
 def _seconds(graph: torch.cuda.CUDAGraph) -> float:

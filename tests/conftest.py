@@ -5,6 +5,7 @@ is about the CPU, as the processes that it starts are, also where the host has G
 """
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ the process."""
 
 
 _hiding: list[pytest.MonkeyPatch] = []
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background has them ignore interrupts, and all that they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

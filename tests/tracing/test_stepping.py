@@ -164,3 +164,30 @@ def test_a_scheduler_does_not_step_the_real_optimizer() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not optimizer.state
     assert not getattr(optimizer, "_opt_called", False)
+
+
+class Doubled(optim.SGD):
+    """A step of the user's own, with settings as torch's."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=2 * group["lr"])
+
+
+@pytest.mark.parametrize(
+    ("make", "is_outside"),
+    [
+        (TRACED["SGD"], False),
+        (TRACED["AdamW"], False),
+        (lambda m: Doubled(m.parameters(), 0.1), True),
+        (lambda m: optim.Adafactor(m.parameters(), 0.1), True),
+        (lambda m: optim.RMSprop(m.parameters(), 0.1, foreach=False), True),
+    ],
+)
+def test_a_trace_says_which_optimizers_no_graph_can_hold(make: Make, is_outside: bool) -> None:
+    """Neither one with a step of the user's own, nor one without a form for the device."""
+    model = mlp()
+    workload = rl.trace(model, image_loss, make(model), rows)
+    assert workload.is_optimizer_outside is is_outside

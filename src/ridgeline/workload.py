@@ -37,6 +37,7 @@ _DRAWS = (
     "multinomial",
     "exponential",
     "rrelu",
+    *("normal.", "random", "geometric", "cauchy", "poisson"),
 )
 """Parts of the names of operators that draw random numbers; attention counts as what it is called with."""
 
@@ -94,6 +95,11 @@ class Op(Value, frozen=True, kw_only=True):
         """Whether, in a step on a GPU, the host computes this op by itself: no kernel, no waiting."""
         tensors = (*self.inputs, *self.outputs)
         return bool(tensors) and all(spec.on_host for spec in tensors)
+
+    @property
+    def draws_random(self) -> bool:
+        """Whether this op draws random numbers, as dropout does and its backward pass does not."""
+        return "backward" not in self.name and any(word in self.name for word in _DRAWS)
 
     @property
     def key(self) -> str:
@@ -182,7 +188,7 @@ class Workload(Noun, frozen=True, kw_only=True):
     @property
     def draws_random(self) -> bool:
         """Whether operators draw random numbers: dropout, noise, stochastic depth."""
-        return any(word in op.name for op in self.ops for word in _DRAWS)
+        return any(op.draws_random for op in self.ops)
 
     def phase(self, phase: Phase) -> tuple[Op, ...]:
         """The ops of one phase, in order."""

@@ -227,7 +227,6 @@ class _Compiled:
         self._blocks = blocks_of(workload) if form == "regional" else {}
         self._runs = {run.ops[0]: run for run in runs}
         self._fused = {index for run in runs for index in run.ops}
-        self._smallest_s = list_.copy_seconds(1) / KERNEL_RATE
         self.own_kernels = self.own_bytes = 0
 
     def pieces(self, phase: Phase, eager: Sequence[Piece]) -> list[Piece]:
@@ -272,7 +271,8 @@ class _Compiled:
         taken_s = least_s
         if self._list.setting.device == "cuda":
             copied_s = self._list.copy_seconds(run.num_bytes) / KERNEL_RATE
-            taken_s = max(least_s, min(copied_s, apart_s)) + stages * self._smallest_s
+            smallest_s = self._list.copy_seconds(1) / KERNEL_RATE
+            taken_s = max(least_s, min(copied_s, apart_s)) + stages * smallest_s
         return members[0]._replace(
             name=_name(members),
             work_s=taken_s,

@@ -22,7 +22,6 @@ from ridgeline.simulator.dataflow import (
 from ridgeline.simulator.recompute import Saved, recomputed
 from ridgeline.simulator.rewriting import (
     adds_by_index,
-    draws,
     indexed_input,
     takes_by_index,
     writes_loop,
@@ -107,7 +106,7 @@ def _less(run: Run, saved: Saved) -> Run:
 
 def is_loop(op: Op, *, on_gpu: bool, owns_random: bool) -> bool:
     """Whether the compiler writes an operator as a loop of its own; all others stay calls of libraries."""
-    if draws(op) and not owns_random:
+    if op.draws_random and not owns_random:
         return False
     return op.family in FUSABLE or (on_gpu and writes_loop(op))
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.simulator.dataflow import DataFlow, Source, data_flow, operator_name, spec_bytes
-from ridgeline.simulator.rewriting import draws
 from ridgeline.workload import Op, Workload
 
 _BY_ROWS = ("_log_softmax",)
@@ -142,7 +141,7 @@ class _Chains:
 
 
 def _is_elementwise(op: Op) -> bool:
-    if draws(op) or operator_name(op).endswith("_"):
+    if op.draws_random or operator_name(op).endswith("_"):
         return False
     return op.family in ("elementwise", "copy") or operator_name(op) in _BY_ROWS
 

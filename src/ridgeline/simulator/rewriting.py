@@ -24,21 +24,6 @@ before compute capability 9.0, which is not told apart here.
 _TAKING = frozenset({"index", "index_select", "gather", "embedding"})
 _LOOPS = _ADDING | _TAKING | {"scatter"}
 """Operators that gather or scatter by loops of the compiler's own."""
-_DRAWING = frozenset(
-    {
-        *("native_dropout", "bernoulli", "rand", "rand_like", "randn", "randn_like", "randint"),
-        *("randint_like", "randperm", "normal", "uniform", "exponential", "geometric", "cauchy"),
-        *(
-            "log_normal",
-            "random",
-            "multinomial",
-            "poisson",
-            "rrelu_with_noise",
-            "rrelu_with_noise_functional",
-        ),
-    }
-)
-"""Operators that draw random numbers. Source: those that torch tags `nondeterministic_seeded`."""
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 ALIGNED = 8
 """Elements of 16 bits to whose multiples matrix products are padded.
@@ -57,16 +42,6 @@ def writes_loop(op: Op) -> bool:
         return False  # Source: `use_scatter_fallback` in torch/_inductor/utils.py
     left = (*_NOT_ATOMIC, *_NOT_ADDED.get(name, ()))
     return name in _LOOPS and not (name in _ADDING and op.dtype in left)
-
-
-def draws(op: Op) -> bool:
-    """Whether the operator draws random numbers.
-
-    The compiler leaves it to the library where a plan wants the numbers that eager torch draws.
-
-    Source: `config.fallback_random` of torch/_inductor.
-    """
-    return _name(op) in _DRAWING
 
 
 def takes_by_index(op: Op) -> bool:

@@ -11,7 +11,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 import ridgeline as rl
-from ridgeline.fused import takes_fused_form
+from ridgeline.optimizer_forms import takes_fused_form
 
 Make = Callable[[nn.Module], Optimizer]
 TRACED: dict[str, Make] = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
-from ridgeline.fused import has_double, takes_fused_form
+from ridgeline.optimizer_forms import has_double, takes_fused_form
 
 Settings = tuple[tuple[str, Any], ...]
 _MUTABLE: tuple[type[Any], ...] = (list, dict, set)

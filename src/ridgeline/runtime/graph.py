@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
+from ridgeline.optimizer_forms import fits_graph
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
@@ -27,7 +28,6 @@ from ridgeline.runtime.clearance import clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.deadline import undisturbed
 from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.hybrid.capture.lint import optimizer_findings
 from ridgeline.runtime.model_guard import ModelGuard
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.world import World
@@ -163,7 +163,7 @@ class GraphRunner:
         self._prepare_ns = 0
         self._last: CapturedStep | None = None
         self._num_replays = 0
-        self._has_optimizer = not optimizer_findings(body.optimizer)
+        self._has_optimizer = fits_graph(body.optimizer)
         self._make_capturable()
 
     def __call__(self, batch: Any) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ridgeline.fused import fits_graph
+from ridgeline.optimizer_forms import fits_graph
 from ridgeline.tracing.arguments import dtype_name
 from ridgeline.tracing.graph import Edges, join
 from ridgeline.tracing.memory import memory_points

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
-from ridgeline.fused import takes_fused_form
+from ridgeline.optimizer_forms import takes_fused_form
 from ridgeline.tracing.arguments import dtype_name
 from ridgeline.tracing.operands import storage_address
 from ridgeline.tracing.recorder import Record, Recorder, Use

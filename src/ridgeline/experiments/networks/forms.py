@@ -13,7 +13,7 @@ from ridgeline.experiments.networks.by_hand import whole_step_graph
 from ridgeline.experiments.networks.network import Network, Scale
 from ridgeline.experiments.networks.result import COMPILE, FormKind
 from ridgeline.experiments.plain_step import PlainStep
-from ridgeline.fused import takes_fused_form
+from ridgeline.optimizer_forms import takes_fused_form
 from ridgeline.plan import Precision
 from ridgeline.runtime.world import World
 

@@ -1,7 +1,7 @@
 """Which optimizers a capture can hold: a pure look at their settings.
 
 Most of torch's optimizers have a `capturable` or a `fused` form, which `make_capturable` switches on, with
-the learning rate in a tensor. What is found here is what that cannot change; see `ridgeline.fused`.
+the learning rate in a tensor. What is found here is what that cannot change; see `ridgeline.optimizer_forms`.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ridgeline.fused import has_device_form, has_step_of_torch, reads_rate
+from ridgeline.optimizer_forms import has_device_form, has_step_of_torch, reads_rate
 from ridgeline.runtime.hybrid.capture.lint_rules import Finding, finding
 
 SILENT = {"foreach": None, "differentiable": False}

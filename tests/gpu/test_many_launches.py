@@ -59,7 +59,9 @@ def test_recurrent_layers_take_what_a_graph_of_them_takes(layer: type[nn.RNNBase
     torch.manual_seed(0)
     model = Tagger(layer).cuda()
     batch = (torch.randn(32, 150, 64).cuda(), torch.randint(5, (32,)).cuda())
-    workload = trace(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), batch)
+    workload = trace(
+        model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), batch, may_run=True
+    )
     wanted = {op.key for op in workload.ops if launches_many(op)}
     assert len(wanted) == 2
     device = torch.device("cuda")
@@ -69,7 +71,7 @@ def test_recurrent_layers_take_what_a_graph_of_them_takes(layer: type[nn.RNNBase
 
     def wrong() -> str:
         found = captured_seconds(replay, workload.ops, device)
-        assert replay.failures == {}
+        assert wanted.isdisjoint(replay.failures)
         assert set(found) == wanted
         got, whole = sum(q.value for q in found.values()), graph_seconds(model, batch)
         return "" if 0.75 * whole < got < 1.1 * whole else f"{got:.3g} s for {whole:.3g}"

@@ -22,6 +22,18 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
+class Counting(torch.optim.SGD):
+    """Keeps a number beside its settings."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.1)
+        self.count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        return super().step(closure)
+
+
 def wrong_loss_fn(model: nn.Module, batch: Any) -> Tensor:
     raise ValueError("this loss never works")
 

@@ -144,6 +144,16 @@ def test_step(programs: ModuleType) -> None:
         assert torch.equal(parameter, old)
 
 
+def test_an_optimizer_keeps_its_attributes(programs: ModuleType) -> None:
+    """Pickle writes settings and state only; a count of its own is there in the child as well."""
+    body = make_body(programs, programs.loss_fn)
+    body.optimizer = programs.Counting(body.model.parameters())
+    torch.optim.lr_scheduler.StepLR(body.optimizer, 1)
+    outcome = try_step_in_child(body, BATCH, Plan(), steps=2)
+    assert outcome.status == "ok", outcome
+    assert body.optimizer.count == 0
+
+
 def test_step_fails(programs: ModuleType) -> None:
     """The error of a step is told."""
     outcome = try_step_in_child(make_body(programs, programs.wrong_loss_fn), BATCH, Plan())

@@ -79,11 +79,12 @@ def test_only_a_child_that_ended_well_clears_it(tried: list[float]) -> None:
 def test_a_child_and_an_optimizer_of_torch_need_none(
     tried: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A child does not start children, and what a graph holds is no question."""
+    """A child does not start children; torch's only read gradients, also those that no graph holds."""
     world = World(0, 1, 0, CPU)
     body = make_body()
-    body.optimizer = torch.optim.SGD(body.model.parameters(), 0.1)
-    clear_for_capture(body, BATCH, world, [])
+    for kind in (torch.optim.SGD, torch.optim.Adafactor):
+        body.optimizer = kind(body.model.parameters(), 0.1)
+        clear_for_capture(body, BATCH, world, [])
     monkeypatch.setattr(clearance, "is_trial", lambda: True)
     clear_for_capture(make_body(), BATCH, world, [])
     assert tried == []

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.optimizer_forms import has_step_of_torch
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.hybrid.capture.child_trial import check_trial, try_step_in_child
@@ -62,13 +63,14 @@ def _clear_optimizer(
 ) -> None:
     """Try a graph beside which the optimizer steps in a child process, once for each class of optimizers.
 
-    What an optimizer of the user's own does to the gradients that a graph writes, nobody knows before.
+    What an optimizer of the user's own does to the gradients that a graph writes, nobody knows before. Those
+    of torch only read them, and need no trial.
 
     Raises:
         ObstacleError: the trial failed or could not be made, or there are several workers.
     """
     kind = type(body.optimizer)
-    if is_trial() or kind in _CLEARED:
+    if has_step_of_torch(body.optimizer) or is_trial() or kind in _CLEARED:
         return
     if world.size > 1:
         check_capturable(why)

@@ -3,6 +3,7 @@
 Found by name (see `hybrid.capture.child_trial`), since a step uses the linter, which starts such trials.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,13 +19,15 @@ def run_steps(
     model: nn.Module,
     loss_fn: Any,
     optimizer: Optimizer,
+    attributes: Mapping[str, Any],
     batch: Any,
     plan: Plan,
     clip_norm: float | None,
     device: str,
     steps: int,
 ) -> None:
-    """Train some steps under the plan, and wait for the device."""
+    """Train some steps under the plan, and wait for the device; pickle lost the optimizer's `attributes`."""
+    vars(optimizer).update(attributes)
     with TrainStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm, device=device) as step:
         for _ in range(steps):
             step(batch)

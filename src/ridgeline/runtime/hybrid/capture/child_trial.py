@@ -20,10 +20,12 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
+from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
@@ -120,6 +122,7 @@ def try_step_in_child(
         "model": body.model,
         "loss_fn": body.loss_fn,
         "optimizer": body.optimizer,
+        "attributes": _own_attributes(body.optimizer),
         "batch": batch,
         "plan": alone,
         "clip_norm": body.clip_norm,
@@ -127,6 +130,19 @@ def try_step_in_child(
         "steps": steps,
     }
     return try_in_child(_STEPS, payload, limit_s=limit_s)
+
+
+def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer keeps beside settings and state, which pickle leaves out: a count, say.
+
+    Schedulers put a method of their own there, which counts its calls.
+    """
+    empty = vars(torch.optim.Optimizer([torch.zeros(())], {}))
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in empty and not isinstance(value, FunctionType | MethodType)
+    }
 
 
 def check_trial(outcome: TrialOutcome, doubts: Sequence[object]) -> str:

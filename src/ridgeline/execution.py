@@ -15,15 +15,24 @@ Purpose = Literal["callable", "step"]
 
 
 class Mode(NamedTuple):
-    """One way to run a program: its form, and whether a captured CUDA graph replays it."""
+    """One way to run a program: its form, and whether a captured CUDA graph replays it.
+
+    `replays_model`: only the model is replayed, in a step whose loss and optimizer run as they were written.
+    """
 
     form: Form
     is_replayed: bool
+    replays_model: bool = False
 
     @property
     def is_compiled(self) -> bool:
         """Whether torch's compiler has a part in it, so that there is compile time to earn back."""
         return self.form in ("compiled", "regional", "step-graph", "packaged")
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether CUDA graphs replay the step, or the model in it."""
+        return self.is_replayed or self.replays_model
 
     @property
     def is_one_program(self) -> bool:
@@ -91,6 +100,8 @@ MODES: dict[Execution, Mode] = {
     "graph": Mode("eager", True),
     "compiled+graph": Mode("compiled", True),
     "regional+graph": Mode("regional", True),
+    "model-graph": Mode("eager", False, replays_model=True),
+    "compiled+model-graph": Mode("compiled", False, replays_model=True),
     "step-graph": Mode("step-graph", False),
     "packaged": Mode("packaged", False),
 }
@@ -103,8 +114,13 @@ BESIDE_BYTES = 40e6
 Source: 10 us of an H200, at its 800 TFLOP/s in bfloat16 and its 4 TB/s.
 """
 
-ONLY_FOR: dict[Execution, Purpose] = {"script": "callable", "step-graph": "step"}
-"""Modes that make sense for one purpose: TorchScript serves inference, the step graph is a training step."""
+ONLY_FOR: dict[Execution, Purpose] = {
+    "script": "callable",
+    "step-graph": "step",
+    "model-graph": "step",
+    "compiled+model-graph": "step",
+}
+"""Modes that make sense for one purpose: TorchScript serves inference, what knows of a step, training."""
 
 
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
@@ -119,7 +135,7 @@ def offered(purpose: Purpose, device: str) -> tuple[Execution, ...]:
     return tuple(
         name
         for name, mode in MODES.items()
-        if ONLY_FOR.get(name, purpose) == purpose and (device == "cuda" or not mode.is_replayed)
+        if ONLY_FOR.get(name, purpose) == purpose and (device == "cuda" or not mode.is_captured)
     )
 
 
@@ -141,11 +157,16 @@ def check_offered(name: str, purpose: Purpose, device: str) -> Mode:
 
 
 def check_alone(name: Execution, workers: int) -> None:
-    """Refuse several workers for a step that is one program, since nothing inside it synchronises.
+    """Refuse several workers where gradients are exchanged by nothing, or all at the very end.
 
     Raises:
-        PlanError: the mode is one program and there are several workers.
+        PlanError: there are several workers, and the mode is one program or replays the model alone.
     """
+    if MODES[name].replays_model and workers > 1:
+        raise PlanError(
+            f"wanted workers=1 for execution={name!r}, got workers={workers} in the plan; this release "
+            "replays the model alone on one worker: use another mode"
+        )
     if MODES[name].is_one_program and workers > 1:
         raise PlanError(
             f"wanted workers=1 for execution={name!r}, got workers={workers} in the plan; a step that is one "
@@ -183,6 +204,11 @@ def check_plan(plan: Plan, device: str) -> None:
         )
     check_offered(plan.execution, "step", device)
     check_alone(plan.execution, plan.workers)
+    if MODES[plan.execution].replays_model and plan.accumulate > 1:
+        raise PlanError(
+            f"wanted accumulate=1 for execution={plan.execution!r}, got {plan.accumulate} in the plan; its "
+            "gradients are overwritten by the next backward pass"
+        )
     if plan.precision not in PRECISIONS[device]:
         raise PlanError(
             f"wanted a CUDA device for precision={plan.precision!r}, got {device}; use precision='as-is' "

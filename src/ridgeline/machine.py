@@ -139,13 +139,19 @@ class Ceiling(Value, frozen=True, kw_only=True):
         check_ascending("work", [point.work for point in self.curve])
 
 
+DispatchPhase = Literal[
+    "forward", "backward", "optimizer", "launch", "graph_replay", "graph_start", "graph_kernel"
+]
+
+
 class Dispatch(Value, frozen=True, kw_only=True):
     """Host seconds to issue one operator of a phase, whatever its size."""
 
     device: Literal["cpu", "cuda"]
-    phase: Literal["forward", "backward", "optimizer", "launch", "graph_replay", "graph_kernel"]
-    """`launch`: an eager kernel launch; `graph_replay`: issuing a whole CUDA graph; `graph_kernel`: the
-    gap that each kernel inside a replayed graph still costs on the device."""
+    phase: DispatchPhase
+    """`launch`: an eager kernel launch; `graph_replay`: issuing a whole CUDA graph; on the device,
+    `graph_start`: what passes before its first kernel, `graph_kernel`: the gap that each kernel in it still
+    costs."""
     seconds: Quantity
 
 

@@ -16,6 +16,8 @@ Execution = Literal[
     "graph",
     "compiled+graph",
     "regional+graph",
+    "model-graph",
+    "compiled+model-graph",
     "step-graph",
     "packaged",
 ]

@@ -25,7 +25,7 @@ def test_what_a_gpu_replays() -> None:
 def test_what_compiles() -> None:
     """Compile time is to be earned back wherever torch's compiler has a part in the program."""
     plain = {name for name, mode in MODES.items() if not mode.is_compiled}
-    assert plain == {"eager", "script", "graph"}
+    assert plain == {"eager", "script", "graph", "model-graph"}
     assert {n for n, m in MODES.items() if m.is_one_program} == {"step-graph", "packaged"}
 
 
@@ -40,10 +40,13 @@ def test_steps_are_offered_all_but_scripts() -> None:
 
 @pytest.mark.parametrize("name", list(MODES))
 def test_one_program_is_for_one_worker(name: Execution) -> None:
-    """Only a step that is one program refuses company."""
+    """Only a step that is one program, or replays its model, refuses company."""
     check_alone(name, 1)
     if MODES[name].is_one_program:
         with pytest.raises(PlanError, match="exchanges no gradients"):
+            check_alone(name, 2)
+    elif MODES[name].replays_model:
+        with pytest.raises(PlanError, match="replays the model alone on one worker"):
             check_alone(name, 2)
     else:
         check_alone(name, 2)

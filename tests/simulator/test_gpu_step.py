@@ -5,6 +5,7 @@ import pytest
 
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
+from ridgeline.simulator.dataflow import spec_bytes
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.pieces import LAUNCH_DISPATCHES, cut_workload
 from ridgeline.simulator.step import simulate
@@ -78,10 +79,11 @@ def test_a_slow_host_sends_few_buckets() -> None:
 
 
 def test_a_graph_replaces_launches_by_gaps() -> None:
-    """Whole-step graph: device times plus the gap of every kernel, one replay on the host."""
-    machine, workload = _gpu(dispatch_s=4e-3, launch_s=1e-3, graph_gap_s=1e-6, replay_s=1e-4)
+    """Whole-step graph: the batch is copied, device times plus the gap of every kernel, one replay."""
+    machine, workload = _gpu(dispatch_s=1e-3, launch_s=1e-3, graph_gap_s=1e-6, replay_s=1e-4)
     timeline = simulate(machine, workload, Plan(execution="graph"))
-    assert timeline.step_ns == 12_500_000 + 9 * 1000
+    load_ns = 2 * sum(map(spec_bytes, workload.batch))  # at 1 GB/s
+    assert timeline.step_ns == 12_500_000 + 9 * 1000 + load_ns
     assert [s.name for s in timeline.spans if s.lane == "host" and s.detail] == ["issue graph"]
     slow = msgspec.structs.replace(
         machine, dispatch=make_machine(device="cuda", replay_s=1.0).dispatch

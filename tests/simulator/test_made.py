@@ -29,7 +29,8 @@ REPLAYED = Plan(execution="compiled+graph")
 
 
 def timed_ns(workload, seconds: dict[int, float], calls, **more) -> int:
-    """A replayed step of one forward program, with timings of operators by their number."""
+    """A replayed step of one forward program, with timings of operators by their number and no batch."""
+    workload = msgspec.structs.replace(workload, batch=())
     machine = make_machine(
         device="cuda", timings={workload.ops[i].key: s for i, s in seconds.items()}
     )
@@ -39,7 +40,7 @@ def timed_ns(workload, seconds: dict[int, float], calls, **more) -> int:
 
 def test_a_step_is_what_the_compiler_made() -> None:
     """Its kernels at their bytes, its products as the trace's were timed, whatever they are called."""
-    workload = small_step()
+    workload = msgspec.structs.replace(small_step(), batch=())
     timings = {workload.ops[0].key: 0.25, workload.ops[4].key: 0.5}
     machine = make_machine(device="cuda", timings=timings)
     predicted = simulate(machine, workload, REPLAYED, programs=small_programs())

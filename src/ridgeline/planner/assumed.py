@@ -26,7 +26,7 @@ def with_assumed_rates(machine: Machine, setting: Setting, why: str) -> Machine:
     known = {entry.phase for entry in machine.dispatch if entry.device == device}
     phases: tuple[str, ...] = ("forward", "backward", "optimizer")
     if device == "cuda":
-        phases = (*phases, "launch", "graph_replay", "graph_kernel")
+        phases = (*phases, "launch", "graph_replay", "graph_start", "graph_kernel")
     has_collectives = setting.workers == 1 or any(
         c.setting.workers == setting.workers and c.setting.device == device
         for c in machine.collectives

@@ -49,6 +49,8 @@ EXECUTIONS: dict[str, tuple[Execution, ...]] = {
 }
 """Modes that are searched: what users have without Ridgeline (eager, compiled), and its own. Others can be
 fixed; regions pay on a CPU no less host time than they save."""
+MODEL_GRAPHS: tuple[Execution, ...] = ("model-graph", "compiled+model-graph")
+"""Modes that are searched where a GPU cannot replay the whole step."""
 INEXACT = ("tf32", "bf16", "random")
 """Changes of the maths that may be allowed: precisions, and random numbers that compiled programs draw."""
 WORDS: dict[str, tuple[str, ...]] = {
@@ -158,6 +160,18 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
     return plans, pruned
 
 
+def enumerate_model_graphs(request: Request) -> list[Plan]:
+    """Plans that replay the model alone; none where the user fixed another mode, or several workers train."""
+    if request.device != "cuda" or "execution" in request.fixed or 1 not in request.workloads:
+        return []
+    alone = request._replace(workloads={1: request.workloads[1]})
+    found: list[Plan] = []
+    for execution in MODEL_GRAPHS:
+        plans, _ = enumerate_plans(alone._replace(fixed={**request.fixed, "execution": execution}))
+        found += [plan for plan in plans if plan.accumulate == 1]
+    return found
+
+
 def num_changes(plan: Plan) -> int:
     """What differs from the plainest plan: one worker, eager, as-is, default buckets and feed.
 
@@ -168,7 +182,7 @@ def num_changes(plan: Plan) -> int:
         (
             plan.workers > 1,
             mode.is_compiled,
-            mode.is_replayed or mode.is_one_program,
+            mode.is_captured or mode.is_one_program,
             mode.form == "packaged",
             plan.precision != "as-is",
             plan.memory_format != "as-is",

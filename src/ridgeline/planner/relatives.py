@@ -26,7 +26,7 @@ where kernels that do not change come from the compiler's cache.
 """
 SHARING = frozenset({"workers", "threads"})
 """How a machine is shared: what a trial tells of one number of workers says little about another."""
-SAME_PROGRAM = ("form", "precision", "memory_format", "kernels", "random")
+SAME_PROGRAM = ("form", "scope", "precision", "memory_format", "kernels", "random")
 
 
 def corrected(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -44,7 +44,7 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
     different = differences(candidate.plan, nearest.plan)
     if different & SHARING:
         ratio = 1.0
-    if "replay" in different and MODES[candidate.plan.execution].is_replayed:
+    if "replay" in different and MODES[candidate.plan.execution].is_captured:
         ratio = min(ratio, 1.0)  # what a slow host adds is not in a replay
     return msgspec.structs.replace(
         candidate,

@@ -1,5 +1,6 @@
 """`choose`: enumerate plans, prune by memory, rank by simulation, try the best, and say why."""
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -11,6 +12,7 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import (
     Request,
+    enumerate_model_graphs,
     enumerate_plans,
     make_request,
     num_changes,
@@ -101,18 +103,18 @@ def choose(
     notes += [f"left out: {label(p.plan)}: {p.reason}" for p in pruned]
     error = ASSUMED_ERROR
     if trial is not None and candidates:
-        compile_s = compile_budget_s(
-            candidates, steps, device=request.device, share=MOST_TRIAL_SHARE
-        )
+        device = request.device
+        compile_s = compile_budget_s(candidates, steps, device=device, share=MOST_TRIAL_SHARE)
         allowance = Allowance(
             tries=num_tries(tries, steps),
             compile_s=compile_s if seconds is None else max(compile_s, seconds),
             seconds=seconds,
             steps=steps,
-            device=request.device,
+            device=device,
             clock=clock or since_now(),
         )
-        candidates, told = tried_in_turn(request, candidates, allowance, trial)
+        more = functools.partial(_model_graphs, request, steps, compile_factor)
+        candidates, told = tried_in_turn(request, candidates, allowance, trial, more)
         notes += told
         error = _largest_miss(candidates)
     return _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
@@ -142,6 +144,12 @@ def _simulated(
     if not found:
         raise errors[0]
     return sorted(found, key=lambda c: (c.cost_s(steps), num_changes(c.plan))), notes
+
+
+def _model_graphs(request: Request, steps: int | None, compile_factor: float) -> list[Candidate]:
+    """Candidates that replay the model alone, where a GPU cannot replay the whole step."""
+    plans = enumerate_model_graphs(request)
+    return _simulated(request, plans, steps, compile_factor)[0] if plans else []
 
 
 def _largest_miss(candidates: Sequence[Candidate]) -> float:

@@ -54,9 +54,21 @@ class Allowance(NamedTuple):
 
 
 def tried_in_turn(
-    request: Request, candidates: list[Candidate], allowance: Allowance, trial: Trial
+    request: Request,
+    candidates: list[Candidate],
+    allowance: Allowance,
+    trial: Trial,
+    more: Callable[[], list[Candidate]] = list,
 ) -> tuple[list[Candidate], list[str]]:
-    """The candidates with what the trials measured, one trial after the other, and what was left out."""
+    """The candidates with what the trials measured, one trial after the other, and what was left out.
+
+    Args:
+        request: What is planned for.
+        candidates: All that were simulated.
+        allowance: What trials may take.
+        trial: Runs a plan.
+        more: Further candidates where no graph can hold the step; called once at most.
+    """
     num_tried = 0
     notes: list[str] = []
     overheads: list[float] = []
@@ -83,6 +95,8 @@ def tried_in_turn(
         candidates = [*candidates[:index], tried, *candidates[index + 1 :]]
         if has_obstacles:
             candidates = _without_graphs(candidates, tried, allowance.device)
+            if not MODES[tried.plan.execution].replays_model:
+                candidates, more = [*candidates, *more()], list
         candidates, told = read_again(request, candidates, tried)
         notes += told
         candidates = corrected(candidates)
@@ -92,15 +106,23 @@ def tried_in_turn(
 def _without_graphs(
     candidates: Sequence[Candidate], tried: Candidate, device: str
 ) -> list[Candidate]:
-    """The candidates, of which those to capture have failed too: the step itself holds the obstacle."""
+    """The candidates, of which those to capture have failed too: the step or its model holds the obstacle."""
     first = tried.failure.splitlines()[0]
     failure = f"not tried, since {label(tried.plan)} failed: {first}"
     return [
         msgspec.structs.replace(c, failure=failure)
-        if MODES[c.plan.execution].is_replayed_on(device) and c.measured is None and not c.failure
+        if _holds_alike(c.plan, tried.plan, device) and c.measured is None and not c.failure
         else c
         for c in candidates
     ]
+
+
+def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
+    """Whether a plan captures what the tried one does, the whole step or its model."""
+    mode = MODES[plan.execution]
+    if MODES[tried.execution].replays_model:
+        return mode.replays_model
+    return mode.is_replayed_on(device)
 
 
 def _try(

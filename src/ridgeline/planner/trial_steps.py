@@ -34,7 +34,7 @@ def first_steps(plan: Plan) -> int:
         return 5
     if mode.is_one_program:
         return 3
-    return 2 if mode.is_compiled else 1
+    return 2 if mode.is_compiled or mode.replays_model else 1
 
 
 def measured_steps(step_s: float) -> int:

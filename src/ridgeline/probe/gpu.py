@@ -1,12 +1,15 @@
 """What only GPUs have: launch cost, CUDA graph replay, and a clock of their own."""
 
+import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
-from ridgeline.machine import Dispatch, Quantity
+from ridgeline.machine import Dispatch, DispatchPhase, Quantity
 from ridgeline.probe.timing import sample, time_block
 
 LAUNCHES = 1000
@@ -18,13 +21,31 @@ GRAPH_KERNELS = (64, 512)
 
 
 def measure_launch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ...]:
-    """Seconds of an eager launch, of issuing a graph, and that each kernel in a graph still costs."""
-    x = torch.zeros(1, device=device)
+    """Seconds of an eager launch, of issuing a graph, its start, and what each of its kernels still costs."""
     rounds = 7 if quick else 21
+    launch = _eager_launch(torch.zeros(1, device=device), rounds)
     return (
-        Dispatch(device="cuda", phase="launch", seconds=_eager_launch(x, rounds)),
-        *_graph_costs(x, rounds),
+        Dispatch(device="cuda", phase="launch", seconds=launch),
+        *_graph_costs(device, rounds),
     )
+
+
+def small_kernels(device: torch.device) -> list[Callable[[], object]]:
+    """Calls that launch one small kernel each, all of them different.
+
+    Each kernel of a step follows another one, whose code and arguments the GPU has at hand; one that follows
+    itself starts some 0.3 us sooner.
+    """
+    x = torch.ones(1024, device=device)
+    functions = (torch.neg, torch.exp, torch.tanh, torch.sqrt, torch.sigmoid, torch.log1p)
+    more = (torch.reciprocal, torch.square, torch.erf, torch.floor)
+    return [
+        lambda: x.add_(1.0),
+        lambda: x.fill_(1.0),
+        lambda: x.to(torch.bfloat16),
+        lambda: torch.maximum(x, x),
+        *(functools.partial(function, x) for function in (*functions, *more)),
+    ]
 
 
 def sleep(cycles: int) -> None:
@@ -63,8 +84,8 @@ class Ruler:
     """Times operators on the GPU with events, without the gaps that a slow host would leave.
 
     The GPU first sleeps while the host queues a run of operators, so they start back to back. Between
-    events a kernel takes longer than among other kernels; the difference, found with the smallest
-    kernel there is, is taken off.
+    events a kernel takes longer than among other kernels; the difference, found with small kernels of
+    many kinds, is taken off.
     """
 
     RUN = 64
@@ -80,9 +101,16 @@ class Ruler:
         self._woke: torch.cuda.Event | None = None
         self._slept_at = self._paced_at = 0.0
         self.floor_s = 0.0
-        x = torch.zeros(1, device=device)
-        between_events_s = statistics.median(self.measure([lambda: x.add_(1.0)] * (4 * self.RUN)))
-        self.floor_s = max(0.0, between_events_s - _kernel_seconds(x))
+        kernels_s = statistics.median(_replays(device, 4).kernel_s[1:])
+        self.floor_s = max(0.0, self.small_kernel_s() - kernels_s)
+
+    def small_kernel_s(self) -> float:
+        """Seconds of a small kernel, the mean of many kinds."""
+        calls = small_kernels(self._device)
+        taken = self.measure(calls * (4 * self.RUN // len(calls)))
+        return statistics.fmean(
+            statistics.median(taken[index :: len(calls)]) for index in range(len(calls))
+        )
 
     def mark(self) -> torch.cuda.Event:
         """An event recorded now on the current stream."""
@@ -167,30 +195,37 @@ def _eager_launch(x: torch.Tensor, rounds: int) -> Quantity:
     return Quantity.measured(samples[1:], "s")
 
 
-def _graph_costs(x: torch.Tensor, rounds: int) -> tuple[Dispatch, Dispatch]:
-    """Two graphs of different length give the cost per kernel (slope) and that of issuing (host time)."""
-    slopes, issues = _replays(x, rounds)
+def _graph_costs(device: torch.device, rounds: int) -> tuple[Dispatch, ...]:
+    """Two graphs of different length tell the cost of each kernel, of a start, and of issuing one."""
+    replays = _replays(device, rounds)
     # A timed operator has the cost of one kernel's start and end in it already (see `Ruler`), so only
     # what a kernel costs beyond that is left to add.
-    ruler = Ruler(x.device)
-    kernel_s = statistics.median(ruler.measure([lambda: x.add_(1.0)] * 64))
-    gaps = [max(0.0, slope - kernel_s) for slope in slopes[1:]]
-    return (
-        Dispatch(device="cuda", phase="graph_replay", seconds=Quantity.measured(issues[2:], "s")),
-        Dispatch(device="cuda", phase="graph_kernel", seconds=Quantity.measured(gaps, "s")),
+    ruler = Ruler(device)
+    kernel_s = ruler.small_kernel_s()
+    gaps = [max(0.0, slope - kernel_s) for slope in replays.kernel_s[1:]]
+    costs: dict[DispatchPhase, list[float]] = {
+        "graph_replay": replays.issue_s,
+        "graph_start": replays.start_s,
+        "graph_kernel": gaps,
+    }
+    return tuple(
+        Dispatch(device="cuda", phase=phase, seconds=Quantity.measured(samples[1:], "s"))
+        for phase, samples in costs.items()
     )
 
 
-def _kernel_seconds(x: torch.Tensor) -> float:
-    """Seconds of the smallest kernel among others of its kind."""
-    return statistics.median(_replays(x, 4)[0][1:])
+class _Replays(NamedTuple):
+    """Seconds round by round: of each kernel of a replayed graph, of its start, and of issuing it."""
+
+    kernel_s: list[float]
+    start_s: list[float]
+    issue_s: list[float]
 
 
-def _replays(x: torch.Tensor, rounds: int) -> tuple[list[float], list[float]]:
-    """Round by round: device seconds per kernel of a long graph beyond a short one; host seconds a replay."""
-    graphs = [_graph(x, kernels) for kernels in GRAPH_KERNELS]
-    slopes: list[float] = []
-    issues: list[float] = []
+def _replays(device: torch.device, rounds: int) -> _Replays:
+    """Replays of a short and a long graph; the first round warms up."""
+    graphs = [_graph(device, kernels) for kernels in GRAPH_KERNELS]
+    found = _Replays([], [], [])
     for _ in range(rounds):
         seconds = []
         for graph in graphs:
@@ -198,22 +233,27 @@ def _replays(x: torch.Tensor, rounds: int) -> tuple[list[float], list[float]]:
             torch.cuda.synchronize()
             start = time.perf_counter()
             graph.replay()
-            issues.append(time.perf_counter() - start)
+            issued_s = time.perf_counter() - start
             begin.record()
             for _ in range(10):
                 graph.replay()
             end.record()
             end.synchronize()
             seconds.append(begin.elapsed_time(end) * 1e-4)
-        slopes.append((seconds[1] - seconds[0]) / (GRAPH_KERNELS[1] - GRAPH_KERNELS[0]))
-    return slopes, issues
+        kernel_s = (seconds[1] - seconds[0]) / (GRAPH_KERNELS[1] - GRAPH_KERNELS[0])
+        found.kernel_s.append(kernel_s)
+        found.start_s.append(max(0.0, seconds[0] - kernel_s * GRAPH_KERNELS[0]))
+        found.issue_s.append(issued_s)
+    return found
 
 
-def _graph(x: torch.Tensor, kernels: int) -> torch.cuda.CUDAGraph:
-    x.add_(1.0)
+def _graph(device: torch.device, kernels: int) -> torch.cuda.CUDAGraph:
+    calls = small_kernels(device)
+    for call in calls:
+        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(kernels):
-            x.add_(1.0)
+        for call in itertools.islice(itertools.cycle(calls), kernels):
+            call()
     return graph

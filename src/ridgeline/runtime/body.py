@@ -70,7 +70,7 @@ class StepBody:
         self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
         is_replayed = mode.is_replayed_on(device.type)
-        self._checks_values = not (mode.is_compiled or is_replayed)
+        self._checks_values = not (mode.is_compiled or is_replayed or mode.replays_model)
         with unchecked():  # torch's compiler switches the checks off for good
             self.form = make_form(
                 mode.form,
@@ -78,6 +78,7 @@ class StepBody:
                 model,
                 notes=self._notes,
                 is_replayed=is_replayed,
+                replays_model=mode.replays_model,
                 announces=reducer is not None,
                 combines=plan.kernels == "combined",
                 owns_random=plan.random == "compiled",

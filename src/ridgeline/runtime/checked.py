@@ -1,4 +1,4 @@
-"""Running a compiled step, after it was checked against the eager one."""
+"""Running a step that is compiled, or replays its model, after it was checked against the eager one."""
 
 import time
 from typing import Any
@@ -50,7 +50,8 @@ class CheckedRunner:
         return loss
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Drop the graphs of the model, if there are any."""
+        self._body.form.close()
 
     def _check(self, batch: Any) -> None:
         """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""

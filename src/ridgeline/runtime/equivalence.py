@@ -209,7 +209,7 @@ class _Trial(NamedTuple):
     def _may_round_elsewhere(self) -> bool:
         plan = self.body.plan
         mode = MODES[plan.execution]
-        return plan.precision in ("bf16", "fp16") and (mode.is_compiled or mode.is_replayed)
+        return plan.precision in ("bf16", "fp16") and (mode.is_compiled or mode.is_captured)
 
     def _eager(self) -> Tensor:
         silent = Recorder(HostClock())

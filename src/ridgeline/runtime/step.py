@@ -255,7 +255,7 @@ class TrainStep(Closing):
             from ridgeline.runtime.graph import GraphRunner
 
             return GraphRunner(self._body, self.recorder, self.world, self.notes)
-        if mode.is_compiled:
+        if mode.is_compiled or mode.replays_model:
             return CheckedRunner(self._body, self.recorder, self.world, self.notes)
         return EagerRunner(self._body, self.recorder)
 

@@ -14,14 +14,16 @@ from ridgeline.execution import MODES, Form
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Precision
 from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
-from ridgeline.simulator.call_costs import CALLS, assumed_calls
+from ridgeline.simulator.call_costs import CALLS, assumed_calls, handing
 from ridgeline.simulator.costs import Identity, Prices
 from ridgeline.simulator.coverage import why_unread
+from ridgeline.simulator.fused_optimizer import fused_optimizer
 from ridgeline.simulator.fusion import Run, blocks_of, fused_runs, is_loop, parts_of, run_alone
 from ridgeline.simulator.layout import conversion_bytes, lays_out
 from ridgeline.simulator.library_inputs import copied_bytes
 from ridgeline.simulator.made import price_made
 from ridgeline.simulator.pieces import Piece, PricedStep, price_step
+from ridgeline.simulator.replaying import with_replayed_model
 from ridgeline.simulator.rewriting import rewritten_seconds
 from ridgeline.simulator.second_stages import second_stages
 from ridgeline.simulator.value_checks import value_checks
@@ -77,8 +79,10 @@ def price_execution(
             priced = priced._replace(forward=(conversion, *priced.forward))
     else:
         priced = price_step(machine, workload, setting, precision)
+    if mode.replays_model:
+        priced = with_replayed_model(Prices(machine, setting, precision), workload, priced)
     is_replayed = mode.is_replayed_on(setting.device)
-    if mode.is_compiled or is_replayed:
+    if mode.is_compiled or is_replayed or mode.replays_model:
         priced = _without(priced, value_checks(workload))
     has_beside = plan.kernels == "combined" or mode.is_one_program or plan.workers > 1
     if mode.is_compiled and is_replayed and has_beside and mode.form != "packaged":
@@ -89,10 +93,8 @@ def price_execution(
     has_fused = is_fused and setting.device == "cuda" and workload.fused_optimizer_bytes
     if not (has_fused and priced.optimizer):
         return priced
-    optimizer = _fused_optimizer(
-        Prices(machine, setting, precision), priced.optimizer, workload.fused_optimizer_bytes
-    )
-    return priced._replace(optimizer=(optimizer,))
+    fused = fused_optimizer(Prices(machine, setting, precision), priced.optimizer, workload)
+    return priced._replace(optimizer=(fused,))
 
 
 @lru_cache(maxsize=64)
@@ -180,29 +182,6 @@ def _conversion(list_: Prices, priced: PricedStep, workload: Workload) -> Piece:
         num_bytes=num_bytes,
         has_kernel=True,
         members=(),
-    )
-
-
-def _fused_optimizer(list_: Prices, pieces: Sequence[Piece], num_bytes: int) -> Piece:
-    """One kernel for the whole optimizer, in place of its operators.
-
-    What every operator costs the host at least is its share of the optimizer's loop over parameters, which
-    stays; of issuing them, what the largest of them costs.
-    """
-    taken_s = min(list_.copy_seconds(num_bytes), sum(piece.work_s for piece in pieces))
-    issued_s = sorted(piece.host_s for piece in pieces)
-    return pieces[0]._replace(
-        name="fused_optimizer",
-        host_s=issued_s[-1] + (len(pieces) - 1) * issued_s[0],
-        work_s=taken_s,
-        ideal_s=0.0,
-        roofline_s=min(list_.least_copy_seconds(num_bytes), taken_s),
-        bound="memory",
-        source="curve",
-        flops=sum(piece.flops for piece in pieces),
-        num_bytes=num_bytes,
-        has_kernel=True,
-        members=tuple(piece.op for piece in pieces),
     )
 
 
@@ -308,7 +287,8 @@ class _Compiled:
 
     def kernel(self, phase: Phase, piece: Piece) -> Piece:
         """The piece, issued by a compiled program."""
-        return self._issued(piece, self._calls[phase].kernel)
+        on_gpu = self._list.setting.device == "cuda"
+        return self._issued(piece, self._calls["forward" if on_gpu else phase].kernel)
 
     def call(self, phase: Phase, first: Piece) -> Piece:
         """Calling the program of which `first` is the first operator."""
@@ -324,12 +304,16 @@ class _Compiled:
             num_bytes=0,
             has_kernel=False,
         )
-        return self._issued(piece, self._calls[phase].call)
+        dispatches = self._calls[phase].call
+        if self._list.setting.device == "cuda":
+            dispatches += handing(phase, self._workload)
+        return self._issued(piece._replace(host_s=0.0), dispatches)
 
     def _issued(self, piece: Piece, dispatches: float) -> Piece:
+        """On a GPU a library's operator is issued as it is without the compiler: no faster."""
         seconds = dispatches * self._list.dispatch("forward")
         if self._list.setting.device == "cuda":
-            return piece._replace(host_s=seconds)
+            return piece._replace(host_s=max(seconds, piece.host_s))
         return piece._replace(fixed_s=seconds)
 
 

@@ -12,11 +12,11 @@ from typing import Generic, Literal, TypeVar
 from ridgeline.codec import Value
 from ridgeline.errors import MachineError
 from ridgeline.laws.curves import Point, interpolate
-from ridgeline.machine import Ceiling, Machine, Setting
+from ridgeline.machine import Ceiling, DispatchPhase, Machine, Setting
 from ridgeline.plan import Precision
 from ridgeline.simulator.settings import nearest_setting as nearest_setting
 from ridgeline.simulator.settings import resolve
-from ridgeline.workload import Op, Phase
+from ridgeline.workload import Op
 
 Bound = Literal["compute", "memory", "dispatch"]
 CostSource = Literal["timing", "curve", "roofline", "assumed"]
@@ -143,7 +143,7 @@ class Prices:
         """What had to be assumed so far, each once."""
         return tuple(self._notes)
 
-    def dispatch(self, phase: Phase | Literal["launch", "graph_replay", "graph_kernel"]) -> float:
+    def dispatch(self, phase: DispatchPhase) -> float:
         """Host seconds to issue an operator of `phase`; 0, with a note, when nobody measured it."""
         if phase not in self._dispatch:
             self._notes[f"dispatch of {phase} was not measured: assumed to take no time"] = None

@@ -51,6 +51,9 @@ class Form:
         """Switch the form on for the calls inside."""
         return _NOTHING  # a generator here would cost every step some microseconds
 
+    def close(self) -> None:
+        """Release what the form holds on the device; nothing here."""
+
 
 class WholeForm(Form):
     """Loss function and model compiled together."""
@@ -184,6 +187,7 @@ def make_form(
     *,
     notes: list[str],
     is_replayed: bool = False,
+    replays_model: bool = False,
     announces: bool = False,
     combines: bool = False,
     owns_random: bool = False,
@@ -197,6 +201,7 @@ def make_form(
         model: The model that it is called with.
         notes: Receives what was done to the program, now or when it is compiled.
         is_replayed: A GPU replays the step as a CUDA graph.
+        replays_model: A GPU replays the model alone.
         announces: Then gradients are sent to other workers as soon as they are ready.
         combines: Then small kernels become one, and weight gradients run beside the chain.
         owns_random: Compiled programs may draw random numbers of their own.
@@ -208,6 +213,11 @@ def make_form(
     Cost: Nothing is compiled before the first call.
     """
     arguments = inductor.plain_arguments(owns_random=owns_random)
+    if replays_model:
+        from ridgeline.runtime.hybrid.model.form import ModelGraphForm, capture_on_gpu
+
+        call = _compiled_call(model, arguments) if kind == "compiled" else None
+        return ModelGraphForm(loss_fn, model, call, notes=notes, capture=capture_on_gpu)
     is_special = is_replayed and (announces or combines)
     if is_special:
         arguments = inductor.replayed_arguments(notes, announces=announces, combines=combines)
@@ -220,6 +230,17 @@ def make_form(
         notes.append(form.regions.note)
         return form
     return Form(loss_fn)
+
+
+def _compiled_call(model: nn.Module, arguments: dict[str, Any]) -> Callable[..., Any]:
+    """Calls the model in compiled form; it stays as it is."""
+    inductor.ignore_advice()
+    before = model._compiled_call_impl  # noqa: SLF001 - what `Module.compile` sets
+    model.compile(**arguments)
+    call = model._compiled_call_impl  # noqa: SLF001
+    model._compiled_call_impl = before  # noqa: SLF001
+    assert call is not None
+    return call
 
 
 def find_regions(model: nn.Module) -> tuple[tuple[str, nn.Module], ...]:

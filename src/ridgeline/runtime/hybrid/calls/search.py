@@ -157,7 +157,7 @@ def _try(
 
 
 def _expected_s(mode: Execution, forms: Mapping[Form, CallableForm]) -> float:
-    form, is_replayed = MODES[mode]
+    form, is_replayed, _ = MODES[mode]
     compiling = 0.0 if form in forms else EXPECTED_COMPILE_S.get(form, 0.0)
     return compiling + (EXPECTED_CAPTURE_S if is_replayed else 0.0)
 

@@ -7,12 +7,10 @@ operator and line. What looking cannot judge is a doubt, which `child_trial` set
 
 import contextlib
 import functools
-import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -24,6 +22,11 @@ from ridgeline.runtime.body import StepBody, check_loss
 from ridgeline.runtime.capturable import make_capturable
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
+from ridgeline.runtime.hybrid.capture.kept import (
+    buffers_attached,
+    random_state_kept,
+    state_kept,
+)
 from ridgeline.runtime.hybrid.capture.lint_observer import Doubt, Observation, watching
 from ridgeline.runtime.hybrid.capture.lint_optimizer import optimizer_findings
 from ridgeline.runtime.hybrid.capture.lint_rules import Finding
@@ -102,18 +105,18 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     recorder.listener = functools.partial(setattr, seen.lines, "phase")
     before = Snapshot(body.model, optimizer, body.loss_fn)
     try:
-        with _random_state_kept(), _buffers_attached(body.model), body.as_written():
+        with random_state_kept(), buffers_attached(body.model), body.as_written():
             if kind == "cuda" and not judged:
                 make_capturable(optimizer, next(body.model.parameters()).device)
             for watch in (contextlib.nullcontext(), watching(seen)):
                 copied = _copied(batch, kind)
                 python = Undo(body.model, body.loss_fn, values=False)
-                with watch, _as_if_capturing(kind, seen):
+                with watch, as_if_capturing(kind, seen):
                     if runs_whole:
                         body(copied, recorder)
                     else:
                         _compute_gradients(body, copied, recorder)
-            _judge_python(seen, python, before)
+            judge_python(seen, python, before.tensors())
     finally:
         seen.lines.outermost = None
         before.restore()
@@ -137,7 +140,7 @@ def inspect_callable(fn: Callable[..., Any], inputs: Any, *, device: str | torch
     module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     try:
-        with torch.no_grad(), _random_state_kept(), _state_kept(module):
+        with torch.no_grad(), random_state_kept(), state_kept(module):
             for watch in (contextlib.nullcontext(), watching(seen)):
                 copied = _copied(given, kind)
                 with watch:
@@ -170,19 +173,25 @@ def is_doubtful(lint: Lint) -> bool:
     return bool(lint.doubts) and not lint.findings and not is_trial()
 
 
-def _judge_python(seen: Observation, python: Undo, state: Snapshot) -> None:
-    """Report what the watched run changed in Python: a replay would never do it again."""
+def judge_python(seen: Observation, python: Undo, state: Iterable[Tensor]) -> None:
+    """Report what the watched run changed in Python: a replay would never do it again.
+
+    Args:
+        seen: What was watched; receives the finding.
+        python: The state before the watched run.
+        state: Parameters, buffers and what else is renewed in place.
+    """
     if any(finding.rule == "moved-state" for finding in seen.findings):
         return  # said with its line
     # A view of a weight, made anew in each step, carries nothing on.
-    seen.forget_read([*state.tensors()])
+    seen.forget_read([*state])
     what = changed_in_python(python, seen.has_read)
     if what:
         seen.report("python-state", f"a change of {what} in Python", None)
 
 
 @contextlib.contextmanager
-def _as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
+def as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
     """Programs that ask whether they are being captured are told so, and go the way that a capture takes.
 
     Libraries do ask, to leave out what a graph cannot hold: those of transformers look at the values of a
@@ -226,51 +235,6 @@ def _copied(batch: Any, device: str) -> Any:
         return leaf.clone() if isinstance(leaf, Tensor) and leaf.device.type == device else leaf
 
     return pytree.tree_map(copy, batch)
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Random state of Python, numpy and torch as before, at the end."""
-    python, numpy = random.getstate(), np.random.get_state()
-    host = torch.get_rng_state()
-    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(host)
-        if device is not None:
-            torch.cuda.set_rng_state(device)
-
-
-@contextlib.contextmanager
-def _state_kept(module: Any) -> Iterator[None]:
-    """Parameters and buffers of a module as before, at the end; nothing for what is no module."""
-    if not isinstance(module, nn.Module):
-        yield
-        return
-    tensors = (*module.parameters(), *module.buffers())
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    try:
-        with _buffers_attached(module):
-            yield
-    finally:
-        with torch.no_grad():
-            for tensor, saved in before:
-                tensor.copy_(saved)
-
-
-@contextlib.contextmanager
-def _buffers_attached(module: nn.Module) -> Iterator[None]:
-    """Buffers that were replaced meanwhile are put back under their names, at the end."""
-    before = [(inner, dict(inner.named_buffers(recurse=False))) for inner in module.modules()]
-    try:
-        yield
-    finally:
-        for inner, buffers in before:
-            for name, tensor in buffers.items():
-                setattr(inner, name, tensor)
 
 
 def _fast_paths(module: Any) -> tuple[Doubt, ...]:

@@ -1,0 +1,90 @@
+"""What in one call of a model, or in its backward pass, a CUDA graph cannot hold."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import ObstacleError
+from ridgeline.reach.undo import Undo
+from ridgeline.runtime.hybrid.capture.kept import buffers_attached, random_state_kept
+from ridgeline.runtime.hybrid.capture.lint import (
+    Lint,
+    as_if_capturing,
+    judge_python,
+)
+from ridgeline.runtime.hybrid.capture.lint_observer import Observation, watching
+from ridgeline.runtime.hybrid.model.captured import gradients_of
+
+Run = Callable[..., tuple[Tensor, ...]]
+
+
+def inspect_model(
+    model: nn.Module, run: Run, tensors: Sequence[Tensor], *, device: str | torch.device
+) -> Lint:
+    """Call a model twice with its backward pass, and watch the second time.
+
+    Buffers and random state are put back; what the model keeps in other Python attributes stays as two more
+    calls leave it, and what of it the second one changed is a finding.
+
+    Args:
+        model: Of whose parameters gradients are computed.
+        run: The call, of tensors.
+        tensors: Its arguments; the calls get copies.
+        device: What is to be captured, `cuda`; `cpu` to lint on a host without a GPU.
+
+    Raises:
+        ObstacleError: the model changes an argument in place, or no result depends on its parameters.
+
+    Cost: Two calls with backward passes, the watched one some ten times slower, and a copy of the buffers.
+    """
+    kind = torch.device(device).type
+    seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
+    try:
+        with model_kept(model):
+            for watch in (contextlib.nullcontext(), watching(seen)):
+                given = [_copy(tensor) for tensor in tensors]
+                python = Undo(model, values=False)
+                with watch, as_if_capturing(kind, seen):
+                    seen.lines.phase = "forward"
+                    outputs = [out for out in run(*given) if out.requires_grad]
+                    _check(model, given, outputs)
+                    seen.lines.phase = "backward"
+                    seeds = [torch.zeros_like(out) for out in outputs]
+                    gradients_of(outputs, (*given, *model.parameters()), seeds)
+            judge_python(seen, python, (*model.parameters(), *model.buffers()))
+    finally:
+        seen.lines.outermost = None
+    return Lint(seen.findings, seen.doubts)
+
+
+@contextlib.contextmanager
+def model_kept(model: nn.Module) -> Iterator[None]:
+    """Buffers and random state as before, at the end; parameters are not looked at."""
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with random_state_kept(), buffers_attached(model):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, saved in before:
+                buffer.copy_(saved)
+
+
+def _check(model: nn.Module, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    if any(tensor._version for tensor in given):  # noqa: SLF001 - the only word on changes in place
+        raise ObstacleError(
+            f"wanted a model whose arguments stay as they are, got {type(model).__name__}, which changes one "
+            "in place; have it change a copy, or use an execution mode without a graph"
+        )
+    if not outputs:
+        raise ObstacleError(
+            f"wanted a model with a result that depends on its parameters, got none from "
+            f"{type(model).__name__}; use an execution mode without a graph"
+        )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

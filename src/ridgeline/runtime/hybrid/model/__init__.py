@@ -1,0 +1,1 @@
+"""The model of a training step as captured graphs, inside a step that runs as it was written."""

@@ -1,0 +1,178 @@
+"""One call of a model as two CUDA graphs: its forward pass, and its backward pass.
+
+Around them everything runs as it was written: the loss may read its results on the host, match boxes there,
+or wait for the device, as a step that is one graph cannot.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.deadline import undisturbed
+
+Run = Callable[..., tuple[Tensor, ...]]
+WARM_UP_CALLS = 3
+"""Forward and backward passes before the capture: libraries make their workspaces, compilers compile."""
+
+
+class CapturedModel:
+    """A function of tensors with its backward pass, captured; called with tensors like the examples.
+
+    Its results are copies, so whoever keeps one keeps its values. Gradients of parameters are not: they are
+    what `p.grad` refers to until the next call overwrites them.
+
+    Args:
+        run: The function; parameters are reached through it.
+        tensors: Example arguments; copied.
+        parameters: What gets gradients beside the arguments that require them.
+
+    Raises:
+        CaptureError: the capture failed.
+
+    Cost: Three calls with their backward passes, and the memory of one; waits for the device.
+    """
+
+    def __init__(self, run: Run, tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+        self._inputs = [_like(tensor) for tensor in tensors]
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._serial = 0
+        self._spent = 0
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_CALLS):
+                self._backward_of(run(*self._inputs))
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+        self._finalizer = weakref.finalize(self, _release, self._graphs)
+        with _capturing(self._graphs[0], stream, None):
+            self._outputs = run(*self._inputs)
+        self._trained = [out.requires_grad for out in self._outputs]
+        self._seeds = [torch.empty_like(out) for out in self._outputs if out.requires_grad]
+        with _capturing(self._graphs[1], stream, self._graphs[0].pool()):
+            self._gradients = self._backward_of(self._outputs, self._seeds)
+        self._outputs = tuple(out.detach() for out in self._outputs)
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """One call; the results are connected with arguments and parameters for a backward pass.
+
+        Raises:
+            CaptureError: later, in a backward pass that comes twice, or after another call.
+
+        Cost: Two launches, and a copy of each argument and result.
+        """
+        outputs = _Replayed.apply(self, *tensors, *self._parameters)
+        pairs = zip(outputs, self._trained, strict=True)
+        return tuple(out if is_trained else out.detach() for out, is_trained in pairs)
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[int, tuple[Tensor, ...]]:
+        """Replay the forward pass; the number of this call, and its results."""
+        self._serial += 1
+        if self._inputs:
+            torch._foreach_copy_([x.detach() for x in self._inputs], list(tensors))
+        self._graphs[0].replay()
+        return self._serial, tuple(out.clone() for out in self._outputs)
+
+    def backward(self, serial: int, seeds: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """Replay the backward pass of the call with that number."""
+        if serial != self._serial or serial == self._spent:
+            raise CaptureError(
+                "wanted one backward pass for each call of the captured model, before the next call, got "
+                "another; use execution='eager'"
+            )
+        self._spent = serial
+        pairs = zip(seeds, self._trained, strict=True)
+        given = [seed for seed, is_trained in pairs if is_trained]
+        torch._foreach_copy_(self._seeds, given)
+        self._graphs[1].replay()
+        found = iter(self._gradients)
+        wanted = (x.requires_grad for x in (*self._inputs, *self._parameters))
+        return tuple(_shared(next(found)) if is_wanted else None for is_wanted in wanted)
+
+    def close(self) -> None:
+        """Drop the graphs.
+
+        Cost: Waits for the device.
+        """
+        if self._finalizer.alive:
+            torch.cuda.synchronize()
+            self._finalizer()
+
+    def _backward_of(
+        self, outputs: Sequence[Tensor], seeds: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of arguments and parameters that require them."""
+        trained = [out for out in outputs if out.requires_grad]
+        if seeds is None:
+            seeds = [torch.zeros_like(out) for out in trained]
+        return gradients_of(trained, (*self._inputs, *self._parameters), seeds)
+
+
+class _Replayed(torch.autograd.Function):
+    """A replay as a node of autograd's graph; it hands the gradients to whatever waits for them."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, captured: CapturedModel, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.captured = captured
+        num_inputs = len(captured._inputs)  # noqa: SLF001 - the node is part of it
+        ctx.serial, outputs = captured.forward(tensors[:num_inputs])
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override]
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.captured.backward(ctx.serial, grad_outputs))
+
+
+@contextlib.contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
+    """Capture what runs inside. Threads that pin memory or watch NCCL go on calling CUDA meanwhile."""
+    try:
+        with (
+            undisturbed(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
+            yield
+    except RuntimeError as error:
+        raise CaptureError(
+            f"wanted to capture the model as a CUDA graph, got {type(error).__name__}: {error}; the process "
+            "cannot go on after a failed capture, start it again with execution='eager'"
+        ) from error
+
+
+def gradients_of(
+    outputs: Sequence[Tensor], sources: Sequence[Tensor], seeds: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the sources that require them, computed outside of autocast, as a step does."""
+    wanted = [x for x in sources if x.requires_grad]
+    with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+        return torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Memory of its own for a tensor's values, in its layout."""
+    own = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return own.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+
+def _shared(gradient: Tensor | None) -> Tensor | None:
+    """A new tensor on the same memory: autograd keeps it as it is, and adds to nothing of ours."""
+    return None if gradient is None else gradient.detach()
+
+
+def _release(graphs: list[torch.cuda.CUDAGraph]) -> None:
+    for graph in graphs:
+        graph.reset()
+    graphs.clear()

@@ -1,0 +1,74 @@
+"""Plans that replay the model alone: searched where no graph can hold the whole step, and only there."""
+
+import msgspec
+import pytest
+
+from chained_workloads import make_chain
+from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.execution import MODES
+from ridgeline.planner import choose
+from ridgeline.planner.knobs import MODEL_GRAPHS
+from ridgeline.simulator.step import simulate
+from strategies import make_machine
+
+
+class Tries:
+    """Trials that take what is predicted, but for modes that fail."""
+
+    def __init__(self, machine, workload, failures) -> None:
+        self.machine, self.workload, self.failures = machine, workload, failures
+        self.executions: list[str] = []
+
+    def __call__(self, plan):
+        self.executions.append(plan.execution)
+        if plan.execution in self.failures:
+            raise self.failures[plan.execution]
+        timeline = simulate(self.machine, self.workload, plan, details=False)
+        return msgspec.structs.replace(timeline, origin="measured")
+
+
+def chosen(failures, **more):
+    machine = make_machine(device="cuda", dispatch_s=1e-3, launch_s=1e-3, rate=1e11)
+    workload = make_chain((30, 30), device="cuda", elements=1 << 12)
+    trial = Tries(machine, workload, failures)
+    return choose(machine, workload, world_size=1, trial=trial, **more), trial.executions
+
+
+def test_where_a_graph_holds_the_step_nobody_replays_the_model() -> None:
+    ranking, tried = chosen({})
+    assert "graph" in tried
+    assert not {c.plan.execution for c in ranking.candidates} & set(MODEL_GRAPHS)
+
+
+def test_an_obstacle_in_the_step_has_the_model_replayed() -> None:
+    ranking, tried = chosen({"graph": ObstacleError("wanted a loss without .item()")})
+    assert "model-graph" in tried
+    assert MODES[ranking.best.plan.execution].replays_model
+    whole = [c for c in ranking.candidates if MODES[c.plan.execution].is_replayed_on("cuda")]
+    assert all(c.failure for c in whole)
+
+
+def test_an_obstacle_in_the_model_leaves_eager_and_compiled() -> None:
+    failures = {name: ObstacleError("in the model") for name in ("graph", "model-graph")}
+    ranking, tried = chosen(failures)
+    assert "compiled+model-graph" not in tried
+    assert ranking.best.plan.execution in ("eager", "compiled")
+    failure = next(
+        c.failure for c in ranking.candidates if c.plan.execution == "compiled+model-graph"
+    )
+    assert failure == "not tried, since 1 worker, model-graph failed: in the model"
+
+
+def test_a_capture_that_failed_otherwise_adds_nothing() -> None:
+    ranking, _ = chosen({"graph": CaptureError("out of memory")})
+    assert not {c.plan.execution for c in ranking.candidates} & set(MODEL_GRAPHS)
+
+
+@pytest.mark.parametrize("fixed", [{"execution": "graph"}, {"accumulate": 2}])
+def test_what_the_user_fixed_stays(fixed) -> None:
+    if "execution" in fixed:
+        with pytest.raises(Exception, match="wanted a plan that runs"):
+            chosen({"graph": ObstacleError("no")}, fixed=fixed)
+        return
+    ranking, _ = chosen({"graph": ObstacleError("no")}, fixed=fixed)
+    assert not {c.plan.execution for c in ranking.candidates} & set(MODEL_GRAPHS)

@@ -7,8 +7,9 @@ from chained_workloads import make_chain
 from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.execution import MODES
 from ridgeline.planner import choose
-from ridgeline.planner.knobs import MODEL_GRAPHS
+from ridgeline.planner.knobs import MODEL_GRAPHS, enumerate_plans, make_request
 from ridgeline.simulator.step import simulate
+from ridgeline.workload import TensorSpec
 from strategies import make_machine
 
 
@@ -62,6 +63,32 @@ def test_an_obstacle_in_the_model_leaves_eager_and_compiled() -> None:
 def test_a_capture_that_failed_otherwise_adds_nothing() -> None:
     ranking, _ = chosen({"graph": CaptureError("out of memory")})
     assert not {c.plan.execution for c in ranking.candidates} & set(MODEL_GRAPHS)
+
+
+@pytest.mark.parametrize(
+    ("precision", "formats"), [("bf16", {"as-is"}), (None, {"as-is", "channels_last"})]
+)
+def test_channels_last_plans_are_of_a_precision_that_was_traced_so(precision, formats) -> None:
+    """Or of any, where nothing was traced so."""
+    workload = make_chain(device="cuda")
+    shapes = ((2, 3, 8, 8), (4, 3, 3, 3))
+    specs = tuple(
+        TensorSpec(shape=s, stride=(s[1] * s[2] * s[3], s[2] * s[3], s[3], 1), dtype="float32")
+        for s in shapes
+    )
+    image = msgspec.structs.replace(workload.ops[0], family="convolution", inputs=specs)
+    workload = msgspec.structs.replace(workload, ops=(image, *workload.ops[1:]))
+    if precision:
+        variant = msgspec.structs.replace(
+            workload, precision=precision, memory_format="channels_last"
+        )
+        workload = msgspec.structs.replace(workload, variants=(variant,))
+    request = make_request(
+        make_machine(device="cuda"), workload, 1, {"execution": "graph"}, ("bf16",)
+    )
+    plans, _ = enumerate_plans(request)
+    assert {p.memory_format for p in plans if p.precision == "as-is"} == formats
+    assert {p.memory_format for p in plans if p.precision == "bf16"} == {"as-is", "channels_last"}
 
 
 @pytest.mark.parametrize("fixed", [{"execution": "graph"}, {"accumulate": 2}])

@@ -244,7 +244,7 @@ def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
     is_fusable = on_gpu and not mode.is_replayed_on("cuda") and workload.fused_optimizer_bytes
     draws = mode.is_compiled and "random" in request.allow and workload.draws_random
     searched: dict[str, tuple[str, ...]] = {
-        "memory_format": ("as-is", "channels_last") if workload.has_images else ("as-is",),
+        "memory_format": _memory_formats(workload, plan),
         "optimizer": ("fused",) if is_fusable else ("as-is",),
         "kernels": ("default",),
         "random": ("as-is", "compiled") if draws else ("as-is",),
@@ -259,6 +259,15 @@ def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
         if "combined" in words and "compiled" in words:
             continue  # two variants at once tell nothing that each alone does not
         yield msgspec.structs.replace(plan, **dict(zip(searched, words, strict=True)))
+
+
+def _memory_formats(workload: Workload, plan: Plan) -> tuple[str, ...]:
+    """The formats worth comparing in the plan's precision: where some were traced, those that were."""
+    if not workload.has_images:
+        return ("as-is",)
+    traced = [load for load in workload.variants if load.memory_format == "channels_last"]
+    is_known = not traced or any(load.precision == plan.precision for load in traced)
+    return ("as-is", "channels_last") if is_known else ("as-is",)
 
 
 def _has_room(request: Request, workers: int) -> bool:

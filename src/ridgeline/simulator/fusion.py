@@ -26,6 +26,7 @@ from ridgeline.simulator.rewriting import (
     takes_by_index,
     writes_loop,
 )
+from ridgeline.simulator.untranslated import untranslated
 from ridgeline.workload import Op, TensorSpec, Workload
 
 FUSABLE = ("elementwise", "normalization", "reduction", "copy")
@@ -119,14 +120,16 @@ def run_alone(workload: Workload, index: int) -> Run:
 def parts_of(workload: Workload, form: Form) -> Callable[[Op], Hashable]:
     """Tells which compiled part of the step an operator lies in; None: it runs as it is.
 
-    `compiled`: forward and backward. `regional`: each block of each of them. `step-graph`, `packaged`:
-    forward, backward and optimizer; gradients stay, so kernels end where the optimizer begins.
+    `compiled`: forward and backward, less what the compiler leaves alone. `regional`: each block of each of
+    them. `step-graph`, `packaged`: forward, backward and optimizer; gradients stay, so kernels end where the
+    optimizer begins.
     """
     if form == "regional":
         block_of = _block_finder(workload)
         return lambda op: (op.phase, block_of(op)) if block_of(op) else None
     if form == "compiled":
-        return lambda op: op.phase if op.phase != "optimizer" else None
+        is_left = untranslated(workload)
+        return lambda op: None if op.phase == "optimizer" or is_left(op) else op.phase
     if form in ("step-graph", "packaged"):
         return lambda op: op.phase
     return lambda op: None

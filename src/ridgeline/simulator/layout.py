@@ -13,6 +13,7 @@ import msgspec
 
 from ridgeline.simulator.costs import Identity
 from ridgeline.simulator.dataflow import spec_bytes
+from ridgeline.simulator.untranslated import untranslated
 from ridgeline.workload import Op, Workload
 
 _MOST_NODES = 300
@@ -31,7 +32,8 @@ def _lays_out(workload: Identity[Workload]) -> bool:
     nodes = len(load.parameters) + sum(op.phase == "forward" for op in load.ops)
     if load.device != "cuda" or nodes >= _MOST_NODES * len(convolutions):
         return False
-    if any(_is_grouped(op) or _narrows(op) for op in convolutions):
+    is_left = untranslated(load)
+    if any(_is_grouped(op) or _narrows(op) or is_left(op) for op in convolutions):
         return False
     return not all(max(op.inputs[1].shape[:2]) <= 64 for op in convolutions)
 

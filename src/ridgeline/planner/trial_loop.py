@@ -117,6 +117,11 @@ def _without_graphs(
     ]
 
 
+def _is_plain(plan: Plan) -> bool:
+    """Whether a plan runs the step as it was written, operator by operator."""
+    return not is_compiled(plan) and not MODES[plan.execution].is_captured
+
+
 def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
     """Whether a plan captures what the tried one does, the whole step or its model."""
     mode = MODES[plan.execution]
@@ -130,9 +135,9 @@ def _try(
 ) -> tuple[Candidate, bool]:
     """The candidate with what its trial measured, or why that failed; whether graphs cannot hold the step.
 
-    Compilers raise errors of any kind. Such a plan failed where a plainer one of the same single worker ran,
-    or can still be tried; the user's own errors are raised by that one as they are. Several workers would
-    part ways.
+    Compilers and captures raise errors of any kind. Such a plan failed where a plainer one of the same single
+    worker ran, or can still be tried; the user's own errors are raised by that one as they are. Several workers
+    would part ways.
 
     Raises:
         OutOfTimeError: no step of it could be measured in the seconds that are left.
@@ -145,8 +150,8 @@ def _try(
         raise
     except Exception as error:
         is_ours = isinstance(error, RidgelineError)
-        has_plain = any(not is_compiled(c.plan) and not c.failure for c in candidates)
-        if not is_ours and not (has_plain and plan.workers == 1 and is_compiled(plan)):
+        has_plain = any(_is_plain(c.plan) and not c.failure for c in candidates)
+        if not is_ours and (_is_plain(plan) or not has_plain or plan.workers > 1):
             raise
         failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
         has_obstacles = isinstance(error, ObstacleError)

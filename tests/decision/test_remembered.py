@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chained_workloads import make_chain
+from ridgeline import units
 from ridgeline.decision import compile_times, remembered
 from ridgeline.planner import choose
+from ridgeline.simulator.compile_time import compile_seconds
 from strategies import make_machine
 
 
@@ -68,3 +70,26 @@ def test_compile_times_are_learned(tmp_path: Path) -> None:
         assert compile_times.load(tmp_path).factor == pytest.approx(factor)
     (tmp_path / "compile-times.json").write_text("{")
     assert compile_times.load(tmp_path).factor == 1.0
+
+
+def test_what_was_learned_stays_where_it_holds(tmp_path: Path) -> None:
+    """Compiling that takes thrice of what is assumed is thrice of it at every start, for the best plan too."""
+    machine, workload = make_machine(device="cuda"), make_chain((2, 2), device="cuda")
+    fixed = {"execution": "compiled+graph", "kernels": "default"}
+    takes_s = 3.0 * compile_seconds(workload, "compiled+graph")
+    for _ in range(3):
+        factor = compile_times.load(tmp_path).factor
+        ranking = choose(machine, workload, fixed=fixed, compile_factor=factor)
+        best, others = ranking.candidates[0], ranking.candidates[1:]
+        assert best.timeline.counters["compile_s"] == pytest.approx(factor * takes_s / 3.0)
+        said = (
+            f"compiling takes about {units.seconds(factor * takes_s / 3.0)} before the first step"
+        )
+        assert any(said in note for note in best.timeline.notes)
+        measured = msgspec.structs.replace(
+            best.timeline, origin="measured", counters={"compile_s": takes_s}
+        )
+        tried = msgspec.structs.replace(best, measured=measured)
+        learned = msgspec.structs.replace(ranking, candidates=(tried, *others))
+        compile_times.learn(tmp_path, learned, factor)
+        assert compile_times.load(tmp_path).factor == pytest.approx(3.0)

@@ -63,13 +63,14 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 
 class Request(NamedTuple):
-    """What is to be planned for, with everything checked."""
+    """What is to be planned for, with everything checked; `compile_factor` is that of `choose`."""
 
     machine: Machine
     workloads: Mapping[int, Workload]
     device: str
     fixed: Mapping[str, Any]
     allow: tuple[str, ...]
+    compile_factor: float = 1.0
 
 
 def make_request(

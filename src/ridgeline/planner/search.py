@@ -96,32 +96,44 @@ def choose(
         quarter of a run of known length pays for that; else on a GPU, and on a CPU with `seconds`.
     """
     request = make_request(machine, workload, world_size, fixed or {}, allow, steps)
+    request = request._replace(compile_factor=compile_factor)
     plans, pruned = enumerate_plans(request)
     if not plans:
         raise _nothing_fits(pruned, request)
-    candidates, notes = _simulated(request, plans, steps, compile_factor)
+    candidates, notes = _simulated(request, plans, steps)
     notes += [f"left out: {label(p.plan)}: {p.reason}" for p in pruned]
     error = ASSUMED_ERROR
     if trial is not None and candidates:
-        device = request.device
-        compile_s = compile_budget_s(candidates, steps, device=device, share=MOST_TRIAL_SHARE)
-        allowance = Allowance(
-            tries=num_tries(tries, steps),
-            compile_s=compile_s if seconds is None else max(compile_s, seconds),
-            seconds=seconds,
-            steps=steps,
-            device=device,
-            clock=clock or since_now(),
-        )
-        more = functools.partial(_model_graphs, request, steps, compile_factor)
+        allowance = _allowance(request, candidates, tries, steps, seconds, clock or since_now())
+        more = functools.partial(_model_graphs, request, steps)
         candidates, told = tried_in_turn(request, candidates, allowance, trial, more)
         notes += told
         error = _largest_miss(candidates)
     return _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
 
 
+def _allowance(
+    request: Request,
+    candidates: Sequence[Candidate],
+    tries: int,
+    steps: int | None,
+    seconds: float | None,
+    clock: Callable[[], float],
+) -> Allowance:
+    """What the trials of a choice may take; see `choose` for the arguments."""
+    compile_s = compile_budget_s(candidates, steps, device=request.device, share=MOST_TRIAL_SHARE)
+    return Allowance(
+        tries=num_tries(tries, steps),
+        compile_s=compile_s if seconds is None else max(compile_s, seconds),
+        seconds=seconds,
+        steps=steps,
+        device=request.device,
+        clock=clock,
+    )
+
+
 def _simulated(
-    request: Request, plans: Sequence[Plan], steps: int | None, compile_factor: float
+    request: Request, plans: Sequence[Plan], steps: int | None
 ) -> tuple[list[Candidate], list[str]]:
     """Candidates by predicted cost per sample, and what could not be predicted."""
     found: list[Candidate] = []
@@ -130,15 +142,17 @@ def _simulated(
     for plan in plans:
         workload = request.workloads[plan.workers]
         try:
-            timeline = simulate(request.machine, workload, plan, details=False)
+            timeline = simulate(
+                request.machine,
+                workload,
+                plan,
+                details=False,
+                compile_factor=request.compile_factor,
+            )
         except MachineError as error:
             errors.append(error)
             notes.append(f"left out: {label(plan)}: {error}")
             continue
-        if compile_factor != 1.0 and "compile_s" in timeline.counters:
-            expected_s = compile_factor * timeline.counters["compile_s"]
-            counters = {**timeline.counters, "compile_s": expected_s}
-            timeline = msgspec.structs.replace(timeline, counters=counters)
         samples = workload.samples * plan.workers
         found.append(Candidate(plan=plan, timeline=timeline, why="", samples=samples))
     if not found:
@@ -146,10 +160,10 @@ def _simulated(
     return sorted(found, key=lambda c: (c.cost_s(steps), num_changes(c.plan))), notes
 
 
-def _model_graphs(request: Request, steps: int | None, compile_factor: float) -> list[Candidate]:
+def _model_graphs(request: Request, steps: int | None) -> list[Candidate]:
     """Candidates that replay the model alone, where a GPU cannot replay the whole step."""
     plans = enumerate_model_graphs(request)
-    return _simulated(request, plans, steps, compile_factor)[0] if plans else []
+    return _simulated(request, plans, steps)[0] if plans else []
 
 
 def _largest_miss(candidates: Sequence[Candidate]) -> float:
@@ -203,10 +217,9 @@ def _ranked(
     explained = [
         msgspec.structs.replace(c, why=why(c, best, fastest, margin, order, steps)) for c in order
     ]
+    detailed = simulate(request.machine, workload, best.plan, compile_factor=request.compile_factor)
     explained[0] = msgspec.structs.replace(
-        explained[0],
-        plan=plan,
-        timeline=as_read(simulate(request.machine, workload, best.plan), best.reading),
+        explained[0], plan=plan, timeline=as_read(detailed, best.reading)
     )
     return Ranking(
         candidates=tuple(explained),

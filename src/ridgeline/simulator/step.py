@@ -32,6 +32,7 @@ def simulate(
     world_size: int | None = None,
     details: bool = True,
     programs: tuple[CompilerProgram, ...] = (),
+    compile_factor: float = 1.0,
 ) -> Timeline:
     """The predicted timeline of one training step in the steady state.
 
@@ -43,6 +44,7 @@ def simulate(
         details: Whether operators appear as detail spans inside the frames.
         programs: What torch's compiler made of this step when it was tried, of a plan that compiles; without
             them that is assumed.
+        compile_factor: What compiling takes on this host over what is assumed of it.
 
     Raises:
         MachineError: the profile lacks a ceiling, or the collectives, that the step needs, or is so slow that
@@ -69,7 +71,7 @@ def simulate(
     counters = {"peak_memory_bytes": float(peak_memory_bytes(workload, plan))}
     notes = model.notes
     if MODES[plan.execution].is_compiled:
-        counters["compile_s"] = compile_seconds(workload, plan.execution)
+        counters["compile_s"] = compile_factor * compile_seconds(workload, plan.execution)
         counters["own_kernels"] = float(model.own_kernels)
         counters["own_bytes"] = float(model.own_bytes)
         notes = (

@@ -1,6 +1,7 @@
 """Groups of workers: what they get, how they fail, and that none survives."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -13,12 +14,20 @@ import psutil
 import pytest
 
 from ridgeline.errors import LaunchError
-from ridgeline.probe.group import run_in_group
+from ridgeline.probe.group import WorkerError, run_in_group
 
 
-def test_every_worker_is_placed_and_rank_0_replies() -> None:
+@pytest.mark.parametrize("deadline_s", [300.0, math.inf])
+def test_every_worker_is_placed_and_rank_0_replies(deadline_s: float) -> None:
     """Workers get their ranks, one gloo group, the threads asked for, and the request as it is."""
-    reply = run_in_group("probe_targets:describe", b'{"a": 1}', workers=2, threads=1, device="cpu")
+    reply = run_in_group(
+        "probe_targets:describe",
+        b'{"a": 1}',
+        workers=2,
+        threads=1,
+        device="cpu",
+        deadline_s=deadline_s,
+    )
     content = json.loads(reply)
     assert content["request"] == {"a": 1}
     assert [worker["rank"] for worker in content["workers"]] == [0, 1]
@@ -34,9 +43,11 @@ def test_every_worker_is_placed_and_rank_0_replies() -> None:
 
 def test_worker_that_raises_is_named_with_its_last_words() -> None:
     """The message names the rank that failed first, not the peers that lost it, and its traceback."""
-    with pytest.raises(LaunchError) as caught:
+    with pytest.raises(WorkerError) as caught:
         run_in_group("probe_targets:fail_on_rank_1", b"", workers=2, threads=1, device="cpu")
     text = str(caught.value)
+    assert caught.value.last_line == "ValueError: the batch is odd"
+    assert not caught.value.is_late
     assert text.startswith(
         "wanted 2 workers to finish probe_targets:fail_on_rank_1, got exit code 1 from rank 1 of 2; "
         "its last output:\n"
@@ -64,10 +75,11 @@ def test_deadline_ends_the_group(tmp_path: Path) -> None:
     """A group past its deadline is ended, and the message shows how far it came."""
     pid_file = tmp_path / "pid"
     request = json.dumps({"pid_file": str(pid_file)}).encode()
-    with pytest.raises(LaunchError) as caught:
+    with pytest.raises(WorkerError) as caught:
         run_in_group(
             "probe_targets:hang", request, workers=1, threads=1, device="cpu", deadline_s=1.5
         )
+    assert caught.value.is_late
     assert "within 1.50 s, got no end from rank 0 of 1; its last output:" in str(caught.value)
     assert not pid_file.exists() or not psutil.pid_exists(int(pid_file.read_text()))
 

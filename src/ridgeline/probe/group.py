@@ -7,8 +7,8 @@ parent never writes to, and end of file there means that the parent is gone.
 """
 
 import importlib
+import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,34 +21,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from ridgeline import units
 from ridgeline.errors import LaunchError
 from ridgeline.execution import thread_variables
-
-
-class WorkerError(LaunchError):
-    """A worker failed, was killed, or was ended for being late.
-
-    Attributes:
-        rank: Which one was first.
-        how: In a few words.
-        signal: The signal that ended it; 0 where it ended by itself or was late.
-    """
-
-    def __init__(self, message: str, *, rank: int, how: str, signal: int = 0) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.how = how
-        self.signal = signal
-
+from ridgeline.probe.worker_error import WorkerError as WorkerError
+from ridgeline.probe.worker_error import failure, lateness, standstill
 
 GRACE_S = 3.0
 """How long a worker may take to end after SIGTERM before it gets SIGKILL."""
 SETTLE_S = 0.5
 """How long peers of a failed worker may take to fail too, so that the first one can be told."""
-TAIL_LINES = 12
 _POLL_S = 0.02
 _LOOK_S = 0.5
+WAITING_S = 300.0
+"""A collective of a group without a deadline waits no longer than this for the other workers."""
 
 
 def run_in_group(
@@ -74,7 +59,7 @@ def run_in_group(
         workers: Number of processes, at least 1.
         threads: Threads of torch in each worker; 0 leaves the default.
         device: `cpu` (gloo) or `cuda` (NCCL, worker k on GPU `first_gpu` + k).
-        deadline_s: Seconds after which the group is ended.
+        deadline_s: Seconds after which the group is ended; infinite for none: only collectives end then.
         first_gpu: The GPU of rank 0.
         environment: Variables to add to those of the workers.
         hanging: Asked about once a second for a rank that makes no progress; then the group is ended.
@@ -163,66 +148,20 @@ def _wait(
         if any(codes):  # a code other than None and 0
             failed = _settle(processes)
             _end(processes)
-            rank = _first_to_fail(failed, directory)
-            raise _failure(target, len(processes), rank, failed[rank], directory)
+            raise failure(target, len(processes), failed, directory)
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > limit:
-            late = [rank for rank, code in enumerate(codes) if code is None]
+            late = next(rank for rank, code in enumerate(codes) if code is None)
             _end(processes)
-            raise WorkerError(
-                f"wanted {len(processes)} workers to finish {target} within "
-                f"{units.seconds(deadline_s)}, got no end from rank {late[0]} of {len(processes)}; "
-                f"its last output:\n{_tail(directory, late[0])}\n"
-                "give a longer deadline, or less work",
-                rank=late[0],
-                how=f"no end within {units.seconds(deadline_s)}",
-            )
+            raise lateness(target, len(processes), late, deadline_s, directory)
         if time.monotonic() > next_look:
             next_look = time.monotonic() + _LOOK_S
             stuck = hanging()
             if stuck is not None:
                 _end(processes)
-                raise WorkerError(
-                    f"wanted progress in {target}, got none from rank {stuck} of {len(processes)}; its "
-                    f"last output:\n{_tail(directory, stuck)}\nleave out what it hangs in",
-                    rank=stuck,
-                    how="it hangs",
-                )
+                raise standstill(target, len(processes), stuck, directory)
         time.sleep(_POLL_S)
-
-
-def _first_to_fail(codes: dict[int, int], directory: Path) -> int:
-    """The rank that failed first: the others mostly fail because a peer is gone.
-
-    A worker notes when its function raised; one killed by a signal could not, so it goes first.
-    """
-
-    def failed_at(rank: int) -> tuple[int, int]:
-        note = directory / f"failed.{rank}"
-        return (int(note.read_text()) if note.exists() else 0, rank)
-
-    return min(codes, key=failed_at)
-
-
-def _failure(target: str, workers: int, rank: int, code: int, directory: Path) -> WorkerError:
-    how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-    advice = "correct the error above, or try with one worker"
-    if -code == signal.SIGKILL:
-        advice = "the system may be out of memory; use fewer workers or a smaller batch"
-    return WorkerError(
-        f"wanted {workers} workers to finish {target}, got {how} from rank {rank} of {workers}; "
-        f"its last output:\n{_tail(directory, rank)}\n{advice}",
-        rank=rank,
-        how=how,
-        signal=max(0, -code),
-    )
-
-
-def _tail(directory: Path, rank: int) -> str:
-    path = directory / f"output.{rank}"
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:]) or "  (none)"
 
 
 def _settle(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
@@ -271,6 +210,7 @@ def _work(directory: Path, target: str, device: str, first_gpu: int) -> None:
     threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
     if threads:
         torch.set_num_threads(threads)
+    deadline_s = float(os.environ["RIDGELINE_GROUP_DEADLINE_S"])
     place = None
     if device == "cuda":
         if first_gpu + rank >= torch.cuda.device_count():
@@ -286,7 +226,7 @@ def _work(directory: Path, target: str, device: str, first_gpu: int) -> None:
         store=dist.FileStore(str(directory / "store"), workers),
         rank=rank,
         world_size=workers,
-        timeout=timedelta(seconds=float(os.environ["RIDGELINE_GROUP_DEADLINE_S"])),
+        timeout=timedelta(seconds=deadline_s if math.isfinite(deadline_s) else WAITING_S),
         device_id=place,
     )
     module, _, name = target.partition(":")

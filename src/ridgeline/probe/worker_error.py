@@ -1,0 +1,105 @@
+"""How a worker of a process group failed: who was first, and what it printed last."""
+
+import signal as signals
+from collections.abc import Mapping
+from pathlib import Path
+
+from ridgeline import units
+from ridgeline.errors import LaunchError
+
+TAIL_LINES = 12
+
+
+class WorkerError(LaunchError):
+    """A worker failed, was killed, or was ended for being late.
+
+    Attributes:
+        rank: Which one was first.
+        how: In a few words.
+        signal: The signal that ended it; 0 where it ended by itself or was late.
+        is_late: It was ended because the deadline had passed.
+        last_line: The last line that it printed; empty where there is none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        how: str,
+        signal: int = 0,
+        is_late: bool = False,
+        last_line: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.how = how
+        self.signal = signal
+        self.is_late = is_late
+        self.last_line = last_line
+
+
+def failure(target: str, workers: int, codes: Mapping[int, int], directory: Path) -> WorkerError:
+    """Of the rank that failed first, out of the exit codes of those that failed."""
+    rank = _first_to_fail(codes, directory)
+    code = codes[rank]
+    how = f"signal {-code} ({signals.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    advice = "correct the error above, or try with one worker"
+    if -code == signals.SIGKILL:
+        advice = "the system may be out of memory; use fewer workers or a smaller batch"
+    lines = _tail(directory, rank)
+    return WorkerError(
+        f"wanted {workers} workers to finish {target}, got {how} from rank {rank} of {workers}; "
+        f"its last output:\n{_shown(lines)}\n{advice}",
+        rank=rank,
+        how=how,
+        signal=max(0, -code),
+        last_line=lines[-1].strip() if lines else "",
+    )
+
+
+def lateness(
+    target: str, workers: int, rank: int, deadline_s: float, directory: Path
+) -> WorkerError:
+    """Of a rank that had not ended when the deadline passed."""
+    within = f"within {units.seconds(deadline_s)}"
+    return WorkerError(
+        f"wanted {workers} workers to finish {target} {within}, got no end from rank {rank} of {workers}; "
+        f"its last output:\n{_shown(_tail(directory, rank))}\ngive a longer deadline, or less work",
+        rank=rank,
+        how=f"no end {within}",
+        is_late=True,
+    )
+
+
+def standstill(target: str, workers: int, rank: int, directory: Path) -> WorkerError:
+    """Of a rank that makes no progress."""
+    return WorkerError(
+        f"wanted progress in {target}, got none from rank {rank} of {workers}; its last output:\n"
+        f"{_shown(_tail(directory, rank))}\nleave out what it hangs in",
+        rank=rank,
+        how="it hangs",
+    )
+
+
+def _first_to_fail(codes: Mapping[int, int], directory: Path) -> int:
+    """The rank that failed first: the others mostly fail because a peer is gone.
+
+    A worker notes when its function raised; one killed by a signal could not, so it goes first.
+    """
+
+    def failed_at(rank: int) -> tuple[int, int]:
+        note = directory / f"failed.{rank}"
+        return (int(note.read_text()) if note.exists() else 0, rank)
+
+    return min(codes, key=failed_at)
+
+
+def _tail(directory: Path, rank: int) -> list[str]:
+    path = directory / f"output.{rank}"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return lines[-TAIL_LINES:]
+
+
+def _shown(lines: list[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines) or "  (none)"

@@ -12,9 +12,9 @@ from ridgeline import units
 from ridgeline.decision import compile_times, remembered
 from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
+from ridgeline.decision.told_trials import ToldTrials, doing_words
 from ridgeline.decision.trial import LONGEST_S, run_trial
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, RidgelineError
-from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
@@ -82,12 +82,17 @@ class PlanChoice:
     notes: list[str] = field(default_factory=list)
     _example: Any = field(default=None, init=False)
     _compile_factor: float = field(default=1.0, init=False)
-    _announced: set[tuple[str, ...]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        self._once = staleness.remembered(self._told_trial)
         self._budget = Budget(self.seconds, self.world)
         self._heartbeat = Heartbeat(self.say if self.world.rank == 0 else None)
+        told = ToldTrials(
+            self._trial,
+            lambda plan: self._compile_factor * compile_seconds(self._described(), plan.execution),
+            self._heartbeat,
+            left=self._left,
+        )
+        self._once = staleness.remembered(told)
 
     def rank(self, example: Any) -> Ranking | None:
         """The ranking whose best plan is to run; None where the seconds did not suffice to trace the step.
@@ -159,9 +164,8 @@ class PlanChoice:
         ranking = msgspec.json.decode(shared, type=Ranking)
         best = ranking.best
         self._tell(f"trying {label(best.plan)}, which an earlier start chose for this step")
-        what = "compiling and trying it" if is_compiled(best.plan) else "trying it"
         try:
-            with self._heartbeat.during(what):
+            with self._heartbeat.during(doing_words(best.plan)):
                 measured = self._trial(best.plan)
         except OutOfTimeError as error:
             if is_compiled(best.plan):
@@ -247,36 +251,6 @@ class PlanChoice:
             compile_factor=self._compile_factor,
         )
 
-    def _told_trial(self, plan: Plan) -> Timeline:
-        left = ""
-        if self.seconds is not None:
-            left = f" ({units.seconds(max(0.0, self._budget.left()))} left)"
-        compiling_s = self._compiling_s(plan)
-        first = (
-            f", compiling it first for about {units.seconds(compiling_s)}" if compiling_s else ""
-        )
-        self._tell(f"trying {label(plan)}{first}{left}")
-        what = "compiling and trying it" if is_compiled(plan) else "trying it"
-        try:
-            with self._heartbeat.during(what, compiling_s):
-                measured = self._trial(plan)
-        except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._tell(f"  {'stopped' if isinstance(error, OutOfTimeError) else 'failed'}: {first}")
-            raise
-        prepared_s = measured.counters.get("compile_s", 0.0)
-        after = f", after {units.seconds(prepared_s)} of preparing it" if prepared_s else ""
-        self._tell(f"  {units.nanoseconds(measured.step_ns)} a step{after}")
-        return measured
-
-    def _compiling_s(self, plan: Plan) -> float:
-        """Seconds of compiling to tell before a trial, once for each form, which its modes share."""
-        form = (MODES[plan.execution].form, plan.precision, plan.memory_format, plan.kernels)
-        if form in self._announced:
-            return 0.0
-        self._announced.add(form)
-        return compile_seconds(self._described(), plan.execution) * self._compile_factor
-
     def _trial(self, plan: Plan) -> Timeline:
         if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
@@ -288,10 +262,11 @@ class PlanChoice:
             self.optimizer,
             self._example,
             self.world,
-            self._budget.left,
+            self._left,
         )
 
+    def _left(self) -> float:
+        return self._budget.left()
+
     def _tell(self, line: str) -> None:
-        if self.world.rank == 0:
-            self._heartbeat.spoke()
-            self.say(line)
+        self._heartbeat.tell(line)

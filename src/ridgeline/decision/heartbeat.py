@@ -58,6 +58,12 @@ class Heartbeat:
         finally:
             self._work = before
 
+    def tell(self, line: str) -> None:
+        """Say a line at once; nothing else is due for a while."""
+        self.spoke()
+        if self._say is not None:
+            self._say(line)
+
     def spoke(self) -> None:
         """Something else was said: nothing is due for a while."""
         self._spoken_s = self._clock()

@@ -79,7 +79,7 @@ def run_trial(
         step = make(plan)
         try:
             try:
-                with _limit(plan, world, left()):
+                with limited(plan, world, left()):
                     _run(step, example, world, left)
             except OutOfTimeError:
                 if not step.recorder.num_steps:
@@ -103,13 +103,20 @@ def run_trial(
     return msgspec.structs.replace(everyone[0], steps_ns=slowest, counters=counters)
 
 
-def _limit(plan: Plan, world: World, left_s: float) -> contextlib.AbstractContextManager[None]:
-    """Stops a worker alone when its time is up."""
+def longest_s(plan: Plan) -> float:
+    """Seconds after which a trial is stopped where none were given; infinite for what compiles nothing."""
+    return LONGEST_S if is_compiled(plan) else math.inf
+
+
+def limited(
+    plan: Plan, world: World, left_s: float = math.inf
+) -> contextlib.AbstractContextManager[None]:
+    """Stops the trial of a worker alone when its time is up; see `run_trial`."""
     if world.size > 1:
         return contextlib.nullcontext()
     if math.isfinite(left_s):
         return deadline(max(0.0, left_s), f"a trial of {label(plan)}", error=OutOfTimeError)
-    return deadline(LONGEST_S if is_compiled(plan) else math.inf, f"a trial of {label(plan)}")
+    return deadline(longest_s(plan), f"a trial of {label(plan)}")
 
 
 def _run(step: PlannedStep, example: Any, world: World, left: Callable[[], float]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def hang(request: bytes) -> bytes:
     Path(json.loads(request)["pid_file"]).write_text(str(os.getpid()))
     while True:
         time.sleep(3600)
+
+
+def hang_in_child(request: bytes) -> bytes:
+    """Rank 0 waits for a program that never ends, such as a compiler that hangs, and notes its process."""
+    with subprocess.Popen(["sleep", "600"]) as child:
+        path = Path(json.loads(request)["pid_file"])
+        path.with_suffix(".new").write_text(str(child.pid))
+        path.with_suffix(".new").rename(path)
+        child.wait()
+    return b""
 
 
 def small_survey(request: bytes) -> bytes:

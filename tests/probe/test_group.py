@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -84,6 +85,22 @@ def test_deadline_ends_the_group(tmp_path: Path) -> None:
     assert not pid_file.exists() or not psutil.pid_exists(int(pid_file.read_text()))
 
 
+def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
+    """A compiler that hangs would keep a core busy for as long as it likes."""
+    pid_file = tmp_path / "pid"
+    request = json.dumps({"pid_file": str(pid_file)}).encode()
+    with pytest.raises(WorkerError, match="wanted progress in probe_targets:hang_in_child"):
+        run_in_group(
+            "probe_targets:hang_in_child",
+            request,
+            workers=1,
+            threads=1,
+            device="cpu",
+            hanging=lambda: 0 if pid_file.exists() else None,
+        )
+    assert _ends(int(pid_file.read_text()))
+
+
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     """A parent that gets SIGKILL leaves no orphan behind."""
     pid_file = tmp_path / "pid"
@@ -102,6 +119,18 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         parent.wait()
     psutil.wait_procs([worker], timeout=20)
     assert not worker.is_running()
+
+
+def _ends(pid: int) -> bool:
+    """Whether a process ends soon, or is there only because nobody collects it."""
+    try:
+        process = psutil.Process(pid)
+        limit = time.monotonic() + 20.0
+        while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < limit:
+            time.sleep(0.02)
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _worker_of(parent: subprocess.Popen[bytes]) -> psutil.Process:

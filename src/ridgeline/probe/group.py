@@ -16,10 +16,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import BinaryIO
+
+import psutil
 
 from ridgeline.errors import LaunchError
 from ridgeline.execution import thread_variables
@@ -175,7 +177,8 @@ def _settle(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End every worker that still runs and collect it."""
+    """End every worker that still runs, and what it started (compilers that hang), and collect it."""
+    started = [child for process in processes for child in _descendants(process)]
     for process in processes:
         if process.stdin is not None:
             process.stdin.close()  # the worker's lifeline
@@ -188,6 +191,18 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    for child in started:
+        with suppress(psutil.Error):
+            child.kill()
+
+
+def _descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """What a worker that still runs has started, directly or not."""
+    if process.poll() is not None:
+        return []
+    with suppress(psutil.Error):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
 
 
 def _follow_parent() -> None:

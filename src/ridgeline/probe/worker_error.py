@@ -54,7 +54,7 @@ def failure(target: str, workers: int, codes: Mapping[int, int], directory: Path
         rank=rank,
         how=how,
         signal=max(0, -code),
-        last_line=lines[-1].strip() if lines else "",
+        last_line=_last(lines),
     )
 
 
@@ -63,12 +63,14 @@ def lateness(
 ) -> WorkerError:
     """Of a rank that had not ended when the deadline passed."""
     within = f"within {units.seconds(deadline_s)}"
+    lines = _tail(directory, rank)
     return WorkerError(
         f"wanted {workers} workers to finish {target} {within}, got no end from rank {rank} of {workers}; "
-        f"its last output:\n{_shown(_tail(directory, rank))}\ngive a longer deadline, or less work",
+        f"its last output:\n{_shown(lines)}\ngive a longer deadline, or less work",
         rank=rank,
         how=f"no end {within}",
         is_late=True,
+        last_line=_last(lines),
     )
 
 
@@ -99,6 +101,10 @@ def _tail(directory: Path, rank: int) -> list[str]:
     path = directory / f"output.{rank}"
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return lines[-TAIL_LINES:]
+
+
+def _last(lines: list[str]) -> str:
+    return lines[-1].strip() if lines else ""
 
 
 def _shown(lines: list[str]) -> str:

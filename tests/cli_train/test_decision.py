@@ -45,8 +45,7 @@ def test_a_profile_that_the_trial_contradicts_is_measured_again(
     decision = decide(job.load(0), job, wishes, seed=0, steps=1000, say=said.append)
     assert decision.machine == slow
     assert tries == ["trial"]
-    # The first call tells what devices there are.
-    assert asked == ([] if is_given else [False, False, True])
+    assert asked == ([] if is_given else [False, True])
     reasons = [line for line in said if line.endswith("the trial took 50.0 ms: measuring again")]
     assert len(reasons) == (0 if is_given else 1)
 

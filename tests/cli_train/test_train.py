@@ -18,6 +18,7 @@ from ridgeline import units
 from ridgeline.cli.main import main
 from ridgeline.history import History
 from ridgeline.plan import Plan, Sync
+from ridgeline.planner.labels import label
 from ridgeline.runtime import checkpoint
 from ridgeline.runtime.blackbox import read_moment
 from ridgeline.timeline import Timeline
@@ -76,6 +77,9 @@ def test_whole_loop(tmp_path: Path, machine_file: Path, capsys: pytest.CaptureFi
     assert re.search(r"Ridgeline's own time: \S+ \Ss a step", shown.out)
     assert f"report: {run_dir / 'report.html'}" in shown.out
     assert shown.err.startswith("tracing the step of tiny with 2 workers\n")
+    plan = label(Plan.load(run_dir / "plan.json"))
+    assert plan.startswith("2 workers x 1 thread, eager, ")
+    assert f"\ntraining with {plan} into " in shown.err
     assert "step 16/16: loss " in shown.err
     assert_refusals(run_dir, machine_file, capsys)
 

@@ -1,6 +1,7 @@
 """Readings: every loss once, in windows that follow the clock; and trials that run as a run does."""
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from ridgeline.plan import Plan
 from ridgeline.runtime import plan_trial, readings
+from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.readings import MOST_STEPS, WINDOW_STEPS, LossReader
 from ridgeline.runtime.recorder import WINDOW
 from ridgeline.runtime.world import World
@@ -80,3 +82,19 @@ def test_a_trial_that_compiles_tells_what_was_made() -> None:
     task = load_task("mlp", data_dir=None, batch_size=64)
     measured = plan_trial.try_plan(task, Plan(execution="compiled", threads=1), ALONE, seed=0)
     assert [program.phase for program in measured.programs] == ["forward", "backward"]
+
+
+def test_compiling_in_a_trial_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker by worker, where several compile and none can be ended from outside."""
+    limits: list[float] = []
+
+    def made(*_: object, forms: CompiledForms, **__: object) -> None:
+        limits.append(forms.limit_s)
+        raise InterruptedError
+
+    monkeypatch.setattr(plan_trial, "TrainStep", made)
+    task = load_task("mlp", data_dir=None, batch_size=64)
+    for more in ({}, {"compile_limit_s": 2.0}):
+        with pytest.raises(InterruptedError):
+            plan_trial.try_plan(task, Plan(execution="compiled"), ALONE, seed=0, **more)
+    assert limits == [math.inf, 2.0]

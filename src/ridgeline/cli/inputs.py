@@ -5,13 +5,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.cli.command import Output
-from ridgeline.machine import Machine
+from ridgeline.decision.heartbeat import Heartbeat
+from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.simulator.model import setting_of
 from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
     from ridgeline.runtime.task import Task
+
+MEMORY_FORMATS = ("channels_last",)
+"""Traced besides the task's own: the search compares them where images are convolved."""
+TRACING = "tracing the step"
 
 
 def positive(text: str) -> int:
@@ -111,16 +116,40 @@ def describe(
     is_given = args.machine is not None
     machine = Machine.load(args.machine) if is_given else measure(settings=())
     counts = worker_counts(machine, task.batch_size, wished=wished, most=most)
-    output.progress(
-        f"tracing a step of {task.name} for {', '.join(map(str, counts))} worker{'s' * (counts != (1,))}"
-    )
-    workloads = step_workloads(task, counts, device=machine.device_kind, may_run=True)
-    if not is_given:
+    with Heartbeat(output.progress) as heartbeat:
+        heartbeat.tell(
+            f"tracing a step of {task.name} for {', '.join(map(str, counts))} worker{'s' * (counts != (1,))}"
+        )
+        with heartbeat.during(TRACING):
+            workloads = step_workloads(
+                task,
+                counts,
+                device=machine.device_kind,
+                memory_formats=MEMORY_FORMATS,
+                may_run=True,
+            )
         for workers, workload in workloads.items():
-            if workers <= num_devices(machine):
+            if not is_given and workers <= num_devices(machine):
                 setting = setting_of(machine, workload, Plan(workers=workers))
-                machine = measure(workload=workload, settings=(setting,), progress=output.progress)
+                machine = measured(workload, setting, heartbeat)
     return machine, workloads
+
+
+def measured(
+    workload: Workload, setting: Setting, heartbeat: Heartbeat, *, refresh: bool = False
+) -> Machine:
+    """This machine, measured as far as its saved profile lacks what a step needs, with signs of life.
+
+    Raises:
+        LaunchError: a measuring process failed.
+    """
+    from ridgeline.probe.measure import measure, missing_seconds
+
+    missing_s = missing_seconds(workload, (setting,), refresh=refresh)
+    with heartbeat.during("measuring", missing_s):
+        return measure(
+            workload=workload, settings=(setting,), refresh=refresh, progress=heartbeat.tell
+        )
 
 
 def worker_counts(

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.cli import run_directory
-from ridgeline.cli.decision import TRIES, Decision, Say, Wishes
+from ridgeline.cli.decision import Decision
+from ridgeline.cli.wishes import TRIES, Wishes
 from ridgeline.cli.worker import Job, TrainRequest
 from ridgeline.codec import Value
+from ridgeline.decision.heartbeat import Say
 from ridgeline.errors import CheckpointError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan

@@ -10,6 +10,7 @@ from ridgeline.cli.inputs import (
     describe,
     positive,
 )
+from ridgeline.decision import compile_times
 from ridgeline.planner import choose
 from ridgeline.reporting.text import choices_text, ranking_text, title
 
@@ -39,7 +40,13 @@ class Command:
         """Describe, choose, show."""
         machine, workloads = describe(args, output, most=args.devices)
         output.progress("comparing plans")
-        ranking = choose(machine, workloads, world_size=args.devices, steps=args.steps)
+        ranking = choose(
+            machine,
+            workloads,
+            world_size=args.devices,
+            steps=args.steps,
+            compile_factor=1.0 if args.machine is not None else _compile_factor(),
+        )
         if args.output is not None:
             output.progress(f"wrote {ranking.best.plan.save(args.output)}")
         if args.explain is not None:
@@ -49,3 +56,10 @@ class Command:
         else:
             output.result(ranking, ranking_text(ranking))
         return FINE
+
+
+def _compile_factor() -> float:
+    """What compiling takes on this host over what is assumed of it."""
+    from ridgeline.probe.measure import known_machine
+
+    return compile_times.load(known_machine().directory).factor

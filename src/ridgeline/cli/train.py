@@ -27,6 +27,7 @@ from ridgeline.cli.report import PAGE_NAME, write_report
 from ridgeline.cli.watch import Watch
 from ridgeline.cli.worker import TrainRequest
 from ridgeline.history import History, metric_text
+from ridgeline.planner.labels import label
 from ridgeline.reporting.text import ranking_text, title
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
@@ -140,7 +141,7 @@ def prepare(order: Order, decision: Decision, output: Output) -> Path:
             output.result({}, ranking_text(decision.ranking))
     name = run_directory.PENDING if order.resume else run_directory.REQUEST
     request = order.request(decision.plan, decision.workload.device).save(run_dir / name)
-    output.progress(f"training with {decision.plan!r} into {run_dir}")
+    output.progress(f"training with {label(decision.plan)} into {run_dir}")
     return request
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ridgeline.cli.claim import claimed
 from ridgeline.cli.command import FINE, USER_ERROR, Output
-from ridgeline.cli.decision import Say, decide_in_group
+from ridgeline.cli.decision import decide_in_group
 from ridgeline.cli.order import Order, order_from, resumed_wishes, wishes_from
 from ridgeline.cli.train import (
     conclude,
@@ -28,6 +28,7 @@ from ridgeline.cli.train import (
 from ridgeline.cli.watch import Watch
 from ridgeline.cli.worker import work
 from ridgeline.codec import Value
+from ridgeline.decision.heartbeat import Say
 from ridgeline.errors import RidgelineError
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
 from ridgeline.runtime.feeding import Handover, feed
 from ridgeline.runtime.fetching import batches
+from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.readings import LossReader
 from ridgeline.runtime.recorder import WINDOW
@@ -35,10 +36,19 @@ TRIAL_S = 0.5
 """Short steps are measured for so long, as far as the recorder keeps them."""
 
 
-def try_plan(task: Task, plan: Plan, world: World, *, seed: int) -> Timeline:
+def try_plan(
+    task: Task, plan: Plan, world: World, *, seed: int, compile_limit_s: float = math.inf
+) -> Timeline:
     """Train a fresh model for some steps under a plan; all workers of the world call this.
 
     A step lasts as long as it does on the slowest worker.
+
+    Args:
+        task: What is trained.
+        plan: How.
+        world: This worker's place.
+        seed: Of everything random.
+        compile_limit_s: Seconds after which this worker stops compiling.
 
     Raises:
         RidgelineError: the plan does not run.
@@ -59,6 +69,7 @@ def try_plan(task: Task, plan: Plan, world: World, *, seed: int) -> Timeline:
             clip_norm=task.clip_norm,
             device=world.device.type,
             name=task.name,
+            forms=CompiledForms(compile_limit_s),
         ) as step:
             reader = LossReader(world)
             scheduler = schedule.make(task, optimizer, WARMUP_STEPS + WINDOW)

@@ -26,6 +26,7 @@ def step_workload(
     workers: int = 1,
     device: str | None = None,
     precisions: Collection[str] = (),
+    memory_formats: Collection[str] = (),
     may_run: bool = False,
 ) -> Workload:
     """What one of `workers` workers does in a step of the task; nothing is executed, unless it may be.
@@ -37,6 +38,7 @@ def step_workload(
         device: `cpu` or `cuda`; None takes the GPU where there is one. `cuda` on a host without a GPU
             describes the step as well as it can be known here, and notes it.
         precisions: Also trace the step in these, see `trace`.
+        memory_formats: And in these, likewise.
         may_run: Whether a step that cannot be traced otherwise may run, see `trace`.
 
     Raises:
@@ -54,18 +56,11 @@ def step_workload(
     has_gpu = torch.cuda.is_available()
     wanted = torch.device(device or ("cuda" if has_gpu else "cpu"))
     place = wanted if has_gpu else torch.device("cpu")
-    with torch.random.fork_rng(devices=[]), _blamed(task, "model"):
-        made = task.model()
-        if not isinstance(made, nn.Module):
-            raise TypeError(f"it returned {type(made).__name__}, which is no torch module")
-        model = move(made, place)
+    model = _made_model(task, place)
     available = length(task.train_data, "training")
     samples = max(1, min(task.batch_size, available) // workers)
     batch = fetch(task.train_data, torch.arange(samples))
-    with _blamed(task, "optimizer"):
-        optimizer = task.optimizer(model)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"it returned {type(optimizer).__name__}, which is no torch optimizer")
+    optimizer = _made_optimizer(task, model)
     if wanted != place:
         optimizer = _grouped(optimizer)
     with _blamed(task, "loss_fn"):
@@ -76,12 +71,29 @@ def step_workload(
             batch,
             name=task.name,
             precisions=precisions,
+            memory_formats=memory_formats,
             may_run=may_run,
         )
     if available < task.batch_size:
         note = f"the data has {available} samples, so that a batch of {task.batch_size} is one of {available}"
         workload = msgspec.structs.replace(workload, notes=(*workload.notes, note))
     return workload if wanted == place else _as_on_gpu(workload)
+
+
+def _made_model(task: Task, place: torch.device) -> nn.Module:
+    with torch.random.fork_rng(devices=[]), _blamed(task, "model"):
+        made = task.model()
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"it returned {type(made).__name__}, which is no torch module")
+        return move(made, place)
+
+
+def _made_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
+    with _blamed(task, "optimizer"):
+        made = task.optimizer(model)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise TypeError(f"it returned {type(made).__name__}, which is no torch optimizer")
+        return made
 
 
 @contextmanager
@@ -121,7 +133,12 @@ def _as_on_gpu(workload: Workload) -> Workload:
 
 
 def step_workloads(
-    task: Task, workers: Collection[int], *, device: str | None = None, may_run: bool = False
+    task: Task,
+    workers: Collection[int],
+    *,
+    device: str | None = None,
+    memory_formats: Collection[str] = (),
+    may_run: bool = False,
 ) -> dict[int, Workload]:
     """`step_workload` for several numbers of workers, keyed by them.
 
@@ -131,6 +148,8 @@ def step_workloads(
         WorkloadError: the step cannot be traced.
     """
     return {
-        count: step_workload(task, workers=count, device=device, may_run=may_run)
+        count: step_workload(
+            task, workers=count, device=device, memory_formats=memory_formats, may_run=may_run
+        )
         for count in workers
     }

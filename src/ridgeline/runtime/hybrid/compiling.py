@@ -161,12 +161,15 @@ class CompiledRegions:
 class CompiledForms:
     """Forms of one loss function and model that several steps share, so that each is compiled once.
 
+    Args:
+        limit_s: Seconds that compiling a form may take.
+
     Attributes:
         limit_s: Seconds that compiling the next form may take.
     """
 
-    def __init__(self) -> None:
-        self.limit_s = math.inf
+    def __init__(self, limit_s: float = math.inf) -> None:
+        self.limit_s = limit_s
         self._known: dict[Hashable, Form] = {}
 
     def take(self, key: Hashable, make: Callable[[], _T]) -> Form:

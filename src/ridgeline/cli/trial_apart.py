@@ -1,0 +1,47 @@
+"""A trial in processes of its own: they can be ended whatever they do, which a compiler may need."""
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.cli.worker import TrialRequest
+from ridgeline.errors import LaunchError
+from ridgeline.planner.labels import label
+from ridgeline.timeline import Timeline
+
+TRIAL = "ridgeline.cli.worker:trial"
+
+
+def try_apart(request: TrialRequest) -> Timeline:
+    """The measured timeline of a plan.
+
+    Raises:
+        LaunchError: the plan does not run, or what compiles did not end in time.
+
+    Cost: Starts as many interpreters as the plan has workers.
+    """
+    from ridgeline.decision.trial import longest_s
+    from ridgeline.probe.group import WorkerError, run_in_group
+
+    plan = request.plan
+    limit_s = longest_s(plan)
+    try:
+        reply = run_in_group(
+            TRIAL,
+            msgspec.json.encode(request),
+            workers=plan.workers,
+            threads=plan.threads,
+            device=request.device,
+            deadline_s=limit_s,
+        )
+    except WorkerError as error:
+        which = f"rank {error.rank} of {plan.workers}"
+        last = f": {error.last_line}" if error.last_line and not error.signal else ""
+        if error.is_late:
+            raise LaunchError(
+                f"wanted a trial of {label(plan)} within {units.seconds(limit_s)}, got no end of it from "
+                f"{which}{last}; it was stopped: if no other plan runs, name one by --plan"
+            ) from error
+        raise LaunchError(
+            f"wanted a trial of {label(plan)}, got {error.how} from {which}{last}\n{error}"
+        ) from error
+    return msgspec.json.decode(reply, type=Timeline)

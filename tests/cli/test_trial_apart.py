@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.cli.trial_apart import try_apart
 from ridgeline.cli.worker import Job, TrialRequest
-from ridgeline.errors import LaunchError
+from ridgeline.errors import LaunchError, ObstacleError
 from ridgeline.plan import Execution, Plan
 from ridgeline.probe.group import WorkerError
 
@@ -47,6 +47,24 @@ def test_a_trial_that_does_not_come_back_is_stopped(
     monkeypatch.setattr("ridgeline.decision.trial.LONGEST_S", 1.5)
     with pytest.raises(LaunchError, match=r"compiled within 1\.50 s, got no end of it from rank 0"):
         try_apart(asked(task_file, "compiled"))
+
+
+def test_an_obstacle_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever chooses then replays the model alone; the message and its lines are those of the worker."""
+
+    def fail(*_: object, **__: object) -> bytes:
+        raise WorkerError(
+            "wanted 1 worker to finish, got exit code 1; its last output:\n  raise it\n"
+            "  ridgeline.errors.ObstacleError: wanted a loss that stays, got 1 obstacle:\n  - item at line 3",
+            rank=0,
+            how="exit code 1",
+            last_line="- item at line 3",
+        )
+
+    monkeypatch.setattr("ridgeline.probe.group.run_in_group", fail)
+    with pytest.raises(ObstacleError) as caught:
+        try_apart(asked("mlp", "graph"))
+    assert str(caught.value) == "wanted a loss that stays, got 1 obstacle:\n- item at line 3"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ridgeline.experiments.networks.result import (
 from ridgeline.experiments.networks.summary import errors_of, over_hand, over_plain, summarise
 from ridgeline.experiments.networks.text import experiment_text, network_line
 from ridgeline.machine import Device, Quantity
+from ridgeline.planner.trial_loop import NOT_TRIED
 from ridgeline.reporting.text import as_text
 from strategies import make_host
 
@@ -69,6 +70,12 @@ RESNET = NetworkResult(
             execution="step-graph",
             before_s=25e-3,
             failure="[too] slow",
+        ),
+        TriedPlan(
+            plan="1 worker, packaged",
+            execution="packaged",
+            before_s=25e-3,
+            failure=f"{NOT_TRIED} 1 worker, step-graph failed: [too] slow",
         ),
     ),
     starts=Starts(plan_s=50.0, plan_again_s=7.5, compile_s=42.0, compile_again_s=6.1),

@@ -1,10 +1,12 @@
 """A trial in processes of its own: they can be ended whatever they do, which a compiler may need."""
 
+import textwrap
+
 import msgspec
 
 from ridgeline import units
 from ridgeline.cli.worker import TrialRequest
-from ridgeline.errors import LaunchError
+from ridgeline.errors import LaunchError, ObstacleError
 from ridgeline.planner.labels import label
 from ridgeline.timeline import Timeline
 
@@ -15,7 +17,8 @@ def try_apart(request: TrialRequest) -> Timeline:
     """The measured timeline of a plan.
 
     Raises:
-        LaunchError: the plan does not run, or what compiles did not end in time.
+        ObstacleError: what is to be captured holds what a graph cannot.
+        LaunchError: the plan does not run for another reason, or what compiles did not end in time.
 
     Cost: Starts as many interpreters as the plan has workers.
     """
@@ -41,6 +44,9 @@ def try_apart(request: TrialRequest) -> Timeline:
                 f"wanted a trial of {label(plan)} within {units.seconds(limit_s)}, got no end of it from "
                 f"{which}{last}; it was stopped: if no other plan runs, name one by --plan"
             ) from error
+        _, name, found = str(error).rpartition(f"{ObstacleError.__name__}: ")
+        if name:  # whoever chooses has other plans then
+            raise ObstacleError(textwrap.dedent(f"  {found}")) from error
         raise LaunchError(
             f"wanted a trial of {label(plan)}, got {error.how} from {which}{last}\n{error}"
         ) from error

@@ -68,6 +68,7 @@ class ToldTrials:
         form = (
             str(plan.workers),
             MODES[plan.execution].form,
+            str(MODES[plan.execution].replays_model),
             plan.precision,
             plan.memory_format,
             plan.kernels,

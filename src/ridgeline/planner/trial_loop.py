@@ -22,6 +22,8 @@ from ridgeline.timeline import Timeline
 from ridgeline.verdict import verify
 
 Trial = Callable[[Plan], Timeline]
+NOT_TRIED = "not tried, since"
+"""How the failure of a plan begins that was not tried because one like it failed."""
 
 
 def since_now() -> Callable[[], float]:
@@ -108,7 +110,7 @@ def _without_graphs(
 ) -> list[Candidate]:
     """The candidates, of which those to capture have failed too: the step or its model holds the obstacle."""
     first = tried.failure.splitlines()[0]
-    failure = f"not tried, since {label(tried.plan)} failed: {first}"
+    failure = f"{NOT_TRIED} {label(tried.plan)} failed: {first}"
     return [
         msgspec.structs.replace(c, failure=failure)
         if _holds_alike(c.plan, tried.plan, device) and c.measured is None and not c.failure
@@ -136,8 +138,8 @@ def _try(
     """The candidate with what its trial measured, or why that failed; whether graphs cannot hold the step.
 
     Compilers and captures raise errors of any kind. Such a plan failed where a plainer one of the same single
-    worker ran, or can still be tried; the user's own errors are raised by that one as they are. Several workers
-    would part ways.
+    worker ran, or can still be tried; the user's own errors are raised by that one as they are. Several
+    workers would part ways.
 
     Raises:
         OutOfTimeError: no step of it could be measured in the seconds that are left.

@@ -194,6 +194,7 @@ def _tried(results: Sequence[NetworkResult]) -> Iterator[str]:
         (result.network, plan.plan, *tried_cells(plan), plan.failure)
         for result in results
         for plan in result.tried
+        if plan.was_begun
     ]
     yield from _markdown(head, rows, numbers=(2, 3, 4, 5, 6))
 

@@ -6,6 +6,7 @@ from ridgeline.codec import Noun, Value
 from ridgeline.execution import MODES
 from ridgeline.machine import Device, Host, Quantity
 from ridgeline.plan import Execution
+from ridgeline.planner.trial_loop import NOT_TRIED
 
 FormKind = Literal["plain", "by hand", "ridgeline"]
 Family = Literal["eager and graph", "compiled"]
@@ -59,6 +60,11 @@ class TriedPlan(Value, frozen=True, kw_only=True):
     def family(self) -> Family:
         """Whether torch's compiler has a part in it."""
         return "compiled" if MODES[self.execution].is_compiled else "eager and graph"
+
+    @property
+    def was_begun(self) -> bool:
+        """Whether there was a trial at all; what fails in one plan is not tried again in plans like it."""
+        return not self.failure.startswith(NOT_TRIED)
 
 
 class Starts(Value, frozen=True, kw_only=True):

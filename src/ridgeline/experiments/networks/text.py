@@ -1,6 +1,7 @@
 """The experiment as text for the terminal: speed, predictions, starts and correctness of each network."""
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -135,7 +136,7 @@ def tried_table(results: tuple[NetworkResult, ...]) -> RenderableType:
         right=(2, 3, 4, 5, 6),
     )
     for result in results:
-        for plan in result.tried:
+        for plan in filter(attrgetter("was_begun"), result.tried):
             rows.add_row(result.network, plan.plan, *tried_cells(plan), Text(plan.failure))
     return rows
 

@@ -167,8 +167,39 @@ def test_a_result_that_is_no_tensor_is_refused() -> None:
             return {"scores": self.hidden(x), "odd": object()}
 
     form, _, _ = make(Odd())
-    with pytest.raises(ObstacleError, match=r"results of Odd in tuples.*got object"):
+    with pytest.raises(
+        ObstacleError, match=r"results of Odd in tuples, lists, dicts or a dataclass, got object"
+    ):
         run(form, form._model, batch_of(0))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a network returns that knows nothing of pytrees."""
+
+    scores: Tensor
+    name: str
+    width: int = 3
+
+
+def test_a_dataclass_is_put_together_again() -> None:
+    class Dataclassed(Net):
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> Any:
+            return Outcome(self.out(self.hidden(x)) * scale, "net")
+
+    seen: list[Outcome] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(model(batch[0], scale=2.0))
+        return nn.functional.cross_entropy(seen[-1].scores, batch[1])
+
+    torch.manual_seed(0)
+    model = Dataclassed()
+    form, stand_in, _ = make(model, loss)
+    got = run(form, model, batch_of(0))
+    assert (stand_in.num_captures, stand_in.num_replays) == (1, 1)
+    assert (type(seen[-1]), seen[-1].name, seen[-1].width) == (Outcome, "net", 3)
+    torch.testing.assert_close(got, loss(model, batch_of(0)).detach())
 
 
 def lint_of(model: nn.Module, *inputs: Tensor) -> Any:
@@ -232,6 +263,103 @@ def test_arguments_that_change_in_place_and_results_without_gradients_are_refuse
         lint_of(Changes(), batch_of(0)[0])
     with pytest.raises(ObstacleError, match="got none from Detached"):
         lint_of(Detached(), batch_of(0)[0])
+
+
+class Tempered(Net):
+    """Reads a number and a hidden state that others set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.state = 1.0, torch.zeros(8)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> dict[str, Any]:
+        hidden = self.norm(self.hidden(x)).relu() + self.state
+        return {"scores": self.out(hidden) / self.temperature * scale, "hidden": hidden}
+
+
+def set_temperature(model: nn.Module, batch: Any) -> Tensor:
+    model.temperature *= 0.999
+    return loss_fn(model, batch)
+
+
+def hand_on(model: nn.Module, batch: Any) -> Tensor:
+    result = model(batch[0])
+    model.state = result["hidden"].mean(0).detach()
+    return nn.functional.cross_entropy(result["scores"], batch[1])
+
+
+def set_mask(model: nn.Module, batch: Any) -> Tensor:
+    model.state = batch[0].new_zeros(8)
+    return loss_fn(model, batch)
+
+
+class Counting:
+    """A loss that counts for itself, and shows what it saw."""
+
+    def __init__(self) -> None:
+        self.count, self.shown = 0, None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        self.count += 1
+        loss = loss_fn(model, batch)
+        self.shown = loss.detach()
+        return loss / self.count
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"), [(set_temperature, "temperature"), (hand_on, "state"), (set_mask, "state")]
+)
+def test_what_a_loss_sets_and_the_model_reads_is_refused(loss: Any, what: str) -> None:
+    """A replayed model would read what it read at the capture, and slowly go wrong."""
+    model = Tempered()
+    temperature, state = model.temperature, model.state
+    form, stand_in, _ = make(model, loss)
+    with pytest.raises(ObstacleError, match=f"leaves alone what Tempered names.*{what}"):
+        run(form, model, batch_of(0))
+    assert stand_in.num_captures == 0
+    assert model.temperature == temperature
+    assert model.state is state
+
+
+def test_a_loss_may_count_for_itself() -> None:
+    """It runs as it was written; the look at it leaves no trace."""
+    model, loss = Net(), Counting()
+    form, stand_in, _ = make(model, loss)
+    for number in (1, 2):
+        run(form, model, batch_of(0))
+        assert loss.count == number
+    assert (stand_in.num_captures, stand_in.num_replays) == (1, 2)
+
+
+def test_a_buffer_that_a_model_replaces_is_found() -> None:
+    class Moves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+            return y - self.mean
+
+    model = Moves()
+    before = model.mean
+    assert lint_of(model, batch_of(0)[0]).findings
+    assert model.mean is before
+
+
+def test_a_model_that_calls_itself_is_captured_once() -> None:
+    class Nested(Net):
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> dict[str, Any]:
+            return self(x, scale=1.0) if scale != 1.0 else super().forward(x)
+
+    form, stand_in, _ = make(Nested())
+    model = form._model
+    wanted = loss_fn(model, batch_of(0)).detach()
+    model.norm.reset_running_stats()
+    torch.testing.assert_close(run(form, model, batch_of(0)), wanted)
+    assert stand_in.num_captures == 1
 
 
 @pytest.mark.parametrize("execution", ["model-graph", "compiled+model-graph"])

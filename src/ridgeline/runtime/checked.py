@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ridgeline.execution import MODES
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.clocks import HostClock
@@ -69,7 +70,7 @@ class CheckedRunner:
                 lambda: self._body(example, silent),
                 world=self._world,
                 notes=self._notes,
-                runs_python=True,
+                runs_python=not MODES[self._body.plan.execution].replays_model,
             )
         self._recorder.counts["compile_s"] = time.perf_counter() - begin
         self._is_checked = True

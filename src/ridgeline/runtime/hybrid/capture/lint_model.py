@@ -3,9 +3,11 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
 from ridgeline.reach.undo import Undo
@@ -16,6 +18,7 @@ from ridgeline.runtime.hybrid.capture.lint import (
     judge_python,
 )
 from ridgeline.runtime.hybrid.capture.lint_observer import Observation, watching
+from ridgeline.runtime.hybrid.capture.python_state import changed_in_python
 from ridgeline.runtime.hybrid.model.captured import gradients_of
 
 Run = Callable[..., tuple[Tensor, ...]]
@@ -60,6 +63,51 @@ def inspect_model(
     return Lint(seen.findings, seen.doubts)
 
 
+def changed_by_loss(
+    model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor], batch: Any
+) -> str:
+    """What a loss function changes in Python of what its model's code names, in words; empty where nothing.
+
+    A temperature or a mask that it sets, a hidden state that it hands on: a replayed model would read what
+    was there when it was captured. Buffers, random state, and what both keep in Python are put back.
+
+    Args:
+        model: Called by the loss function; what it changes itself does not count here.
+        loss_fn: Called twice, as the first time may fill caches.
+        batch: Tensors in it are copied.
+
+    Cost: Two forward passes, and a copy of the buffers.
+    """
+    found: list[str] = []
+    python = Undo(model, values=False)
+
+    def look() -> None:
+        what = changed_in_python(python)
+        if what:
+            found.append(what)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal python
+        look()
+        result = model._call_impl(*args, **kwargs)  # noqa: SLF001 - `__call__` as it was written
+        python = Undo(model, values=False)
+        return result
+
+    before, calling = Undo(model, loss_fn), model._compiled_call_impl  # noqa: SLF001
+    model._compiled_call_impl = call  # noqa: SLF001 - what `Module.compile` sets
+    try:
+        with model_kept(model):
+            for _ in range(2):
+                found.clear()
+                python = Undo(model, values=False)
+                loss_fn(model, pytree.tree_map(_copied, batch))
+                look()
+    finally:
+        model._compiled_call_impl = calling  # noqa: SLF001
+        before.restore()
+    return found[0] if found else ""
+
+
 @contextlib.contextmanager
 def model_kept(model: nn.Module) -> Iterator[None]:
     """Buffers and random state as before, at the end; parameters are not looked at."""
@@ -84,6 +132,10 @@ def _check(model: nn.Module, given: Sequence[Tensor], outputs: Sequence[Tensor])
             f"wanted a model with a result that depends on its parameters, got none from "
             f"{type(model).__name__}; use an execution mode without a graph"
         )
+
+
+def _copied(leaf: Any) -> Any:
+    return _copy(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -15,14 +15,12 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
 from ridgeline.runtime.hybrid.compiling import Form, LossFunction, many_variants
-from ridgeline.runtime.model_guard import ModelGuard
+from ridgeline.runtime.hybrid.model.known_call import Captured, KnownCall
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 OTHER_CALLS = (
     "calls of the model in another shape or setting than the captured one ran as they were written"
 )
 
-Captured = Callable[..., tuple[Tensor, ...]]
 Capture = Callable[[nn.Module, Captured, Captured, list[Tensor]], Captured]
 
 
@@ -59,12 +57,14 @@ class ModelGraphForm(Form):
         self._call = call or self._plain
         self._notes = notes
         self._capture = capture
-        self._known: _Known | None = None
+        self._known: KnownCall | None = None
         self._num_calls = 0
         self._is_waiting = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch; the first call captures."""
+        if self._known is None:
+            self._check_python(batch)
         self._num_calls, self._is_waiting = 0, False
         loss = super().__call__(model, batch)
         if not self._num_calls:
@@ -111,8 +111,24 @@ class ModelGraphForm(Form):
         self._is_waiting = True
         return known.result(leaves)
 
-    def _captured(self, leaves: list[Any], structure: pytree.TreeSpec) -> "_Known":
-        known = _Known(self._model, leaves, structure)
+    def _check_python(self, batch: Any) -> None:
+        """Refuse a loss function that sets in Python what the model reads.
+
+        Raises:
+            ObstacleError: names it.
+        """
+        from ridgeline.runtime.hybrid.capture.lint_model import changed_by_loss
+
+        what = changed_by_loss(self._model, self._loss_fn, batch)
+        if what:
+            name = type(self._model).__name__
+            raise ObstacleError(
+                f"wanted a loss function that leaves alone what {name} names in Python, got a change of "
+                f"{what}; hand it over as an argument, or use another execution mode"
+            )
+
+    def _captured(self, leaves: list[Any], structure: pytree.TreeSpec) -> KnownCall:
+        known = KnownCall(self._model, leaves, structure)
 
         def of_tensors(call: Callable[..., Any]) -> Captured:
             def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -121,102 +137,11 @@ class ModelGraphForm(Form):
 
             return run
 
+        self._is_waiting = True  # a model that calls itself does so inside of the capture
         known.call = self._capture(
             self._model, of_tensors(self._call), of_tensors(self._plain), known.tensors(leaves)
         )
         return known
-
-
-class _Known:
-    """A captured call of a model: for which arguments it is, and how its result is put together."""
-
-    call: Captured
-
-    def __init__(self, model: nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> None:
-        self.guard = ModelGuard(model)
-        self._name = type(model).__name__
-        self._structure = structure
-        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self._key = _key(leaves)
-        self._setting = _setting()
-        self._result: tuple[list[Any], list[int], pytree.TreeSpec] | None = None
-        device = next(model.parameters()).device.type
-        if any(leaf.device.type != device for leaf in self.tensors(leaves)):
-            raise ObstacleError(
-                f"wanted arguments of {self._name} on the device, got a tensor on the host, whose values a "
-                "graph would keep; move it before the call"
-            )
-
-    def fits(self, leaves: list[Any], structure: pytree.TreeSpec) -> bool:
-        """Whether arguments are like those of the capture."""
-        return (
-            structure == self._structure
-            and _key(leaves) == self._key
-            and _setting() == self._setting
-        )
-
-    def tensors(self, leaves: list[Any]) -> list[Tensor]:
-        """The tensors among the leaves of arguments."""
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-    def arguments(self, tensors: tuple[Tensor, ...]) -> Any:
-        """Positional arguments and keywords of the model's call."""
-        leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        return pytree.tree_unflatten(leaves, self._structure)
-
-    def tensors_of(self, result: Any) -> tuple[Tensor, ...]:
-        """The tensors of the model's result; the rest of it is kept.
-
-        Raises:
-            ObstacleError: something in it is neither a tensor nor a plain value.
-        """
-        leaves, structure = pytree.tree_flatten(result)
-        strange = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_ATOMS))]
-        if strange:
-            raise ObstacleError(
-                f"wanted results of {self._name} in tuples, lists, dicts or dataclasses that torch's pytree "
-                f"knows, got {type(strange[0]).__name__}; register it, or use another execution mode"
-            )
-        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._result = rest, places, structure
-        return tuple(leaves[place] for place in places)
-
-    def result(self, leaves: list[Any]) -> Any:
-        """What a replay gives for arguments, as the model returns it."""
-        outputs = self.call(*self.tensors(leaves))
-        assert self._result is not None
-        rest, places, structure = self._result
-        filled = list(rest)
-        for place, output in zip(places, outputs, strict=True):
-            filled[place] = output
-        return pytree.tree_unflatten(filled, structure)
-
-    def close(self) -> None:
-        """Drop the graphs."""
-        close = getattr(self.call, "close", None)
-        if close is not None:
-            close()
-
-
-def _key(leaves: list[Any]) -> list[Any]:
-    """What must be the same for a replay: of tensors what they are like, of all else the value."""
-    return [
-        (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
-        if isinstance(leaf, Tensor)
-        else (type(leaf), leaf)
-        for leaf in leaves
-    ]
-
-
-def _setting() -> tuple[Any, ...]:
-    """What torch's operators look at besides their arguments."""
-    kinds = ("cuda", "cpu")
-    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
-    return (*casts, torch.are_deterministic_algorithms_enabled())
 
 
 def capture_on_gpu(

@@ -22,7 +22,7 @@ from ridgeline.simulator.fusion import Run, blocks_of, fused_runs, is_loop, part
 from ridgeline.simulator.layout import conversion_bytes, lays_out
 from ridgeline.simulator.library_inputs import copied_bytes
 from ridgeline.simulator.made import price_made
-from ridgeline.simulator.pieces import Piece, PricedStep, price_step
+from ridgeline.simulator.pieces import Piece, PricedStep, added_piece, price_step
 from ridgeline.simulator.replaying import with_replayed_model
 from ridgeline.simulator.rewriting import rewritten_seconds
 from ridgeline.simulator.second_stages import second_stages
@@ -168,20 +168,13 @@ def _without(priced: PricedStep, left_out: frozenset[int]) -> PricedStep:
 def _conversion(list_: Prices, priced: PricedStep, workload: Workload) -> Piece:
     """What the compiler's own change of memory format moves; most of it is part of other kernels."""
     num_bytes = conversion_bytes(workload)
-    return priced.forward[0]._replace(
-        name="convert_layout",
-        op=-1,
-        host_s=0.0,
-        fixed_s=0.0,
-        work_s=list_.copy_seconds(num_bytes),
-        ideal_s=0.0,
+    return added_piece(
+        priced.forward[0],
+        "convert_layout",
+        seconds=list_.copy_seconds(num_bytes),
         roofline_s=list_.least_copy_seconds(num_bytes),
-        bound="memory",
-        source="assumed",
-        flops=0,
         num_bytes=num_bytes,
         has_kernel=True,
-        members=(),
     )
 
 
@@ -292,22 +285,11 @@ class _Compiled:
 
     def call(self, phase: Phase, first: Piece) -> Piece:
         """Calling the program of which `first` is the first operator."""
-        piece = first._replace(
-            name=f"call compiled {phase}",
-            op=-1,
-            work_s=0.0,
-            ideal_s=0.0,
-            roofline_s=0.0,
-            bound="dispatch",
-            source="assumed",
-            flops=0,
-            num_bytes=0,
-            has_kernel=False,
-        )
+        piece = added_piece(first, f"call compiled {phase}", bound="dispatch")
         dispatches = self._calls[phase].call
         if self._list.setting.device == "cuda":
             dispatches += handing(phase, self._workload)
-        return self._issued(piece._replace(host_s=0.0), dispatches)
+        return self._issued(piece, dispatches)
 
     def _issued(self, piece: Piece, dispatches: float) -> Piece:
         """On a GPU a library's operator is issued as it is without the compiler: no faster."""

@@ -62,6 +62,35 @@ class Piece(NamedTuple):
         )
 
 
+def added_piece(
+    first: Piece,
+    name: str,
+    *,
+    seconds: float = 0.0,
+    roofline_s: float = 0.0,
+    num_bytes: int = 0,
+    bound: str = "memory",
+    host_s: float = 0.0,
+    has_kernel: bool = False,
+) -> Piece:
+    """What the runtime or a compiler does beside the operators, before the `first` of them."""
+    return first._replace(
+        name=name,
+        op=-1,
+        work_s=seconds,
+        fixed_s=0.0,
+        host_s=host_s,
+        ideal_s=0.0,
+        roofline_s=roofline_s,
+        bound=bound,
+        source="assumed",
+        flops=0,
+        num_bytes=num_bytes,
+        has_kernel=has_kernel,
+        members=(),
+    )
+
+
 class PricedStep(NamedTuple):
     """The operators of a step by phase, priced, and the notes about what was assumed.
 

@@ -3,7 +3,7 @@
 from ridgeline.simulator.call_costs import handing
 from ridgeline.simulator.costs import Prices
 from ridgeline.simulator.dataflow import spec_bytes
-from ridgeline.simulator.pieces import Piece, PricedStep
+from ridgeline.simulator.pieces import Piece, PricedStep, added_piece
 from ridgeline.workload import Workload
 
 CALL_DISPATCHES = 4.0
@@ -20,11 +20,10 @@ def loading(list_: Prices, workload: Workload, first: Piece) -> Piece:
     """Copying the batch to where a replay reads it, and the start of the replay, before the `first` piece."""
     sizes = [spec_bytes(spec) for spec in workload.batch if not spec.on_host]
     copied_s = sum(list_.copy_seconds(2 * size) for size in sizes)
-    return _made(
+    return added_piece(
         first,
         "load batch",
         seconds=copied_s + list_.dispatch("graph_start"),
-        host_s=0.0,
         num_bytes=2 * sum(sizes),
     )
 
@@ -48,12 +47,11 @@ def with_replayed_model(list_: Prices, workload: Workload, priced: PricedStep) -
         forward.insert(0, load._replace(host_s=dispatches * call_s))
     if backward:
         dispatches = MODEL_DISPATCHES + handing("backward", workload)
-        replay = _made(
+        replay = added_piece(
             backward[0],
             "replay backward",
             seconds=list_.dispatch("graph_start"),
             host_s=dispatches * call_s,
-            num_bytes=0,
         )
         at = next((i for i, p in enumerate(backward) if _op(p) >= begin), len(backward))
         backward.insert(at, replay)
@@ -68,23 +66,3 @@ def _unissued(piece: Piece) -> Piece:
 def _op(piece: Piece) -> int:
     """The operator that a piece stands for; of a fused one its first."""
     return min(piece.members) if piece.members else piece.op
-
-
-def _made(first: Piece, name: str, *, seconds: float, host_s: float, num_bytes: int) -> Piece:
-    """What the runtime does around operators."""
-    return first._replace(
-        name=name,
-        module="",
-        op=-1,
-        work_s=seconds,
-        fixed_s=0.0,
-        host_s=host_s,
-        ideal_s=0.0,
-        roofline_s=0.0,
-        bound="memory",
-        source="assumed",
-        flops=0,
-        num_bytes=num_bytes,
-        has_kernel=False,
-        members=(),
-    )

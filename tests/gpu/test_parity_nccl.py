@@ -33,8 +33,7 @@ def test_two_gpus_equal_ddp_closely(execution: str, tmp_path: Path) -> None:
     results = json.loads(output.read_text())
     assert len(results) >= 20
     # AdamW divides by the root of tiny second moments, which magnifies the last bit at first.
-    limits = {"sgd": 1e-3, "adamw": 2e-2, "adagrad": 2e-2}
-    assert "clipping / adagrad" in results
+    limits = {"sgd": 1e-3, "adamw": 2e-2}
     far = {
         case: result["gap"]
         for case, result in results.items()

@@ -188,21 +188,12 @@ CASES = {
 }
 
 
-ON_GPUS = ("cuda", "clipping")
-"""Where Adagrad trains too."""
-
-
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), 0.003)
-
-
-def adagrad(model: nn.Module) -> torch.optim.Optimizer:
-    """On a GPU no graph can hold it: it steps outside."""
-    return torch.optim.Adagrad(model.parameters(), 0.05)
 
 
 def reference_step(
@@ -340,7 +331,7 @@ def results_of(world: World, execution: str, case: str | None = None) -> dict[st
     results = {
         f"{name} / {optimizer.__name__}": run(case, optimizer, world, execution)
         for name, case in cases.items()
-        for optimizer in (sgd, adamw, *((adagrad,) if (world.kind, name) == ON_GPUS else ()))
+        for optimizer in (sgd, adamw)
     }
     if world.kind == "cpu" and execution == "eager":
         results["used in the first micro-batch only"] = run_partly_used(world)

@@ -90,6 +90,14 @@ def test_a_child_and_an_optimizer_of_torch_need_none(
     assert tried == []
 
 
+def test_several_workers_refuse_one_of_torch_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clearance, "largest_of_workers", lambda value, world: value)
+    body = make_body()
+    body.optimizer = torch.optim.Adafactor(body.model.parameters(), 0.1)
+    with pytest.raises(ObstacleError, match="Adafactor"):
+        clear_for_capture(body, BATCH, World(0, 2, 0, CPU), [])
+
+
 def test_several_workers_refuse_it(tried: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Collectives cannot be tried in a child; the message names the optimizer."""
     monkeypatch.setattr(clearance, "largest_of_workers", lambda value, world: value)

@@ -70,10 +70,10 @@ def _clear_optimizer(
         ObstacleError: the trial failed or could not be made, or there are several workers.
     """
     kind = type(body.optimizer)
-    if has_step_of_torch(body.optimizer) or is_trial() or kind in _CLEARED:
-        return
     if world.size > 1:
         check_capturable(why)
+    if has_step_of_torch(body.optimizer) or is_trial() or kind in _CLEARED:
+        return
     outcome = try_step_in_child(body, batch, body.plan, limit_s=OUTSIDE_LIMIT_S)
     if outcome.status != "ok":
         raise ObstacleError(

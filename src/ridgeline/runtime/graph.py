@@ -26,6 +26,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, WatchedSettings, make_capturable
 from ridgeline.runtime.clearance import clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
+from ridgeline.runtime.copies import copy_into
 from ridgeline.runtime.deadline import undisturbed
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.model_guard import ModelGuard
@@ -37,9 +38,6 @@ EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
 MOST_SHAPES = 2
 """Shapes captured: the usual one, and the last batch of an epoch if it comes again."""
-MOST_COPIES = 4
-"""Tensors of a batch that are copied one by one: together they cost the host less, but one kernel for many
-leaves most of the GPU idle. Source: measured, 1.6 MB in 16 us on an H200, a fifteenth of its bandwidth."""
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 
@@ -114,11 +112,7 @@ class CapturedStep:
 
     def load(self, tensors: list[Tensor]) -> None:
         """Copy the tensors of a batch to where the graph reads them."""
-        if len(tensors) > MOST_COPIES:
-            torch._foreach_copy_(self.inputs, tensors)
-            return
-        for target, tensor in zip(self.inputs, tensors, strict=True):
-            target.copy_(tensor)
+        copy_into(self.inputs, tensors)
 
     def show_gradients(self) -> None:
         """Make the parameters' gradients those that replays compute."""

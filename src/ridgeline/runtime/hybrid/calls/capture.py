@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.copies import copy_into
 from ridgeline.runtime.hybrid.calls.sources import can_redirect, redirections
 
 _num_holders = torch._C._storage_Use_Count  # noqa: SLF001 - what torch's own graph trees use
@@ -150,8 +151,7 @@ def _copying(targets: list[Tensor], replay: Callable[[], None]) -> Callable[...,
     """Launches after a copy of the inputs by torch."""
 
     def launch(*given: Tensor) -> None:
-        if targets:
-            torch._foreach_copy_(targets, given)
+        copy_into(targets, given)
         replay()
 
     return launch

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.copies import copy_into
 from ridgeline.runtime.deadline import undisturbed
 
 Run = Callable[..., tuple[Tensor, ...]]
@@ -40,6 +41,7 @@ class CapturedModel:
 
     def __init__(self, run: Run, tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         self._inputs = [_like(tensor) for tensor in tensors]
+        self._targets = [tensor.detach() for tensor in self._inputs]
         self._parameters = [p for p in parameters if p.requires_grad]
         self._serial = 0
         self._spent = 0
@@ -74,8 +76,7 @@ class CapturedModel:
     def forward(self, tensors: Sequence[Tensor]) -> tuple[int, tuple[Tensor, ...]]:
         """Replay the forward pass; the number of this call, and its results."""
         self._serial += 1
-        if self._inputs:
-            torch._foreach_copy_([x.detach() for x in self._inputs], list(tensors))
+        copy_into(self._targets, tensors)
         self._graphs[0].replay()
         return self._serial, tuple(out.clone() for out in self._outputs)
 
@@ -89,7 +90,7 @@ class CapturedModel:
         self._spent = serial
         pairs = zip(seeds, self._trained, strict=True)
         given = [seed for seed, is_trained in pairs if is_trained]
-        torch._foreach_copy_(self._seeds, given)
+        copy_into(self._seeds, given)
         self._graphs[1].replay()
         found = iter(self._gradients)
         wanted = (x.requires_grad for x in (*self._inputs, *self._parameters))

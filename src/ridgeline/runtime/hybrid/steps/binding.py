@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.copies import copy_into
 from ridgeline.runtime.deadline import undisturbed
 
 Call = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -107,7 +108,7 @@ class ReplayedStep:
 
         Cost: Copies the batch on the device; does not wait.
         """
-        torch._foreach_copy_(self._inputs, list(inputs))
+        copy_into(self._inputs, inputs)
         self._graph.replay()
         return self._loss.clone()
 

@@ -25,8 +25,13 @@ demo: $(STAMP)
 	$(BIN)/ridgeline train resnet18 --workers $(WORKERS) --epochs $(EPOCHS) -o $(DEMO)
 	@echo "Open the report in a browser: $(CURDIR)/$(DEMO)/report.html"
 
+# What needs the GPUs, or the cores for itself, runs alone; the rest in JOBS processes.
+JOBS ?= 2
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	@status=0; \
+	$(BIN)/python -m pytest -q -m "gpu or alone" || status=1; \
+	$(BIN)/python -m pytest -q -m "not (gpu or alone)" -n $(JOBS) --dist loadfile || status=1; \
+	exit $$status
 
 lint: $(STAMP)
 	.ci/run lint

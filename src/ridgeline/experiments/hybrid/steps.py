@@ -24,6 +24,8 @@ PRIORITY: tuple[Execution, ...] = (
     "regional+graph",
     "compiled",
     "regional",
+    "model-graph",
+    "compiled+model-graph",
 )
 LONG_RUN = 100_000
 """Steps that `auto` is told to expect: a run in which compiling is earned back, or never is."""

@@ -36,6 +36,12 @@ def make_body(execution: Execution, notes: list[str]) -> StepBody:
     )
 
 
+@pytest.fixture(autouse=True)
+def checks_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the start of a process: torch's compiler switches them off for all of it."""
+    monkeypatch.setattr(Distribution, "_validate_args", True)
+
+
 def test_eager_steps_check() -> None:
     """As without us: a scale below 0 is refused."""
     body = make_body("eager", [])

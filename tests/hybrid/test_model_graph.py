@@ -11,9 +11,14 @@ from torch import Tensor, nn
 from ridgeline.errors import ObstacleError, PlanError
 from ridgeline.execution import check_plan
 from ridgeline.plan import Plan
+from ridgeline.runtime import checked
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.capture.lint import check_capturable
-from ridgeline.runtime.hybrid.capture.lint_model import inspect_model
+from ridgeline.runtime.hybrid.capture.lint_model import inspect_model, model_kept
 from ridgeline.runtime.hybrid.model.form import OTHER_CALLS, ModelGraphForm
+from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.world import World
 
 
 class Net(nn.Module):
@@ -41,7 +46,7 @@ def batch_of(seed: int, size: int = 5) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class StandIn:
-    """Records captures; replays by calling."""
+    """Records captures, which call as a real one does; replays by calling."""
 
     num_captures: int = 0
     num_replays: int = 0
@@ -51,6 +56,8 @@ class StandIn:
         self, model: nn.Module, run: Callable[..., Any], plain: Callable[..., Any], tensors: Any
     ) -> "Replaying":
         self.num_captures += 1
+        with model_kept(model):
+            run(*tensors)
         return Replaying(self, run)
 
 
@@ -60,6 +67,7 @@ class Replaying:
     run: Callable[..., Any]
 
     def __call__(self, *tensors: Tensor) -> Any:
+        assert torch.is_grad_enabled()
         self.owner.num_replays += 1
         return self.run(*tensors)
 
@@ -128,11 +136,12 @@ def test_a_second_call_before_backward_and_one_without_gradients_run_as_they_wer
     torch.manual_seed(0)
     model = Net()
     form, stand_in, _ = make(model, twice)
-    loss = run(form, model, batch_of(0))
-    assert stand_in.num_replays == 1
+    losses = [run(form, model, batch_of(seed)) for seed in range(2)]
+    assert stand_in.num_replays == 2
     torch.manual_seed(0)
     again = Net()
-    torch.testing.assert_close(loss, twice(again, batch_of(0)).detach(), rtol=0, atol=0)
+    wanted = [twice(again, batch_of(seed)).detach() for seed in range(2)]
+    torch.testing.assert_close(losses, wanted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("change", ["train", "freeze", "replace"])
@@ -360,6 +369,28 @@ def test_a_model_that_calls_itself_is_captured_once() -> None:
     model.norm.reset_running_stats()
     torch.testing.assert_close(run(form, model, batch_of(0)), wanted)
     assert stand_in.num_captures == 1
+
+
+@pytest.mark.parametrize(
+    ("execution", "runs"), [("compiled", True), ("compiled+model-graph", False)]
+)
+def test_the_check_lets_no_count_start_over_for_what_bakes_it_in(
+    execution: Any, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that is guarded does in Python what the eager step does; a replayed model does not."""
+    asked: list[bool] = []
+
+    def check(*_: Any, runs_python: bool, **__: Any) -> None:
+        asked.append(runs_python)
+
+    monkeypatch.setattr(checked, "check_replay", check)
+    model, device = Net(), torch.device("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    body = StepBody(model, loss_fn, optimizer, Plan(), None, clip_norm=None, device=device)
+    body.plan = Plan(execution=execution)
+    runner = checked.CheckedRunner(body, Recorder(HostClock()), World(0, 1, 0, device), [])
+    runner(batch_of(0))
+    assert asked == [runs]
 
 
 @pytest.mark.parametrize("execution", ["model-graph", "compiled+model-graph"])

@@ -91,6 +91,16 @@ def test_channels_last_plans_are_of_a_precision_that_was_traced_so(precision, fo
     assert {p.memory_format for p in plans if p.precision == "bf16"} == {"as-is", "channels_last"}
 
 
+def test_an_error_of_any_kind_in_a_capture_costs_its_plan() -> None:
+    """One in the step itself is the user's, and raised as it is."""
+    ranking, tried = chosen({"graph": RuntimeError("odd: 1\nmore")})
+    assert "eager" in tried
+    failed = next(c for c in ranking.candidates if c.plan.execution == "graph")
+    assert failed.failure == "RuntimeError: odd: 1"
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        chosen({"graph": RuntimeError("odd"), "eager": ZeroDivisionError("mine")})
+
+
 @pytest.mark.parametrize("fixed", [{"execution": "graph"}, {"accumulate": 2}])
 def test_what_the_user_fixed_stays(fixed) -> None:
     if "execution" in fixed:

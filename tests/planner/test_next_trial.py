@@ -48,6 +48,15 @@ def test_what_cannot_win_is_not_tried(device: str, step_s: float, tried: bool) -
     assert _trials(candidates, device) == ["eager", *(["compiled"] if tried else [])]
 
 
+@pytest.mark.parametrize(("execution", "tried"), [("eager", True), ("graph", False)])
+def test_the_host_may_be_the_limit_in_one_precision_only(execution: str, tried: bool) -> None:
+    """What it takes to issue a step drifts, so that another precision is tried though expected 40 % slower."""
+    candidates = [make_candidate(execution, 1.0), make_candidate(execution, 1.4)]
+    narrow = msgspec.structs.replace(candidates[1].plan, precision="bf16")
+    candidates[1] = msgspec.structs.replace(candidates[1], plan=narrow)
+    assert _trials(candidates, "cuda") == [execution] * (1 + tried)
+
+
 def test_one_program_is_tried_once() -> None:
     """A package is the step graph called more cheaply: it is tried too only where that matters."""
     alike = [make_candidate("packaged", 1.0, 1.0), make_candidate("step-graph", 1.01, 1.0)]

@@ -1,11 +1,11 @@
 """Steps whose model is replayed while the loss runs as it was written, with a stand-in for the captures."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from replayed_models import Net, batch_of, loss_fn, make, run
 from torch import Tensor, nn
 
 from ridgeline.errors import ObstacleError, PlanError
@@ -14,78 +14,9 @@ from ridgeline.plan import Plan
 from ridgeline.runtime import checked
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.hybrid.capture.lint import check_capturable
-from ridgeline.runtime.hybrid.capture.lint_model import inspect_model, model_kept
-from ridgeline.runtime.hybrid.model.form import OTHER_CALLS, ModelGraphForm
+from ridgeline.runtime.hybrid.model.form import OTHER_CALLS
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
-
-
-class Net(nn.Module):
-    """Two layers with batch norm; its result is a dict with a number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.norm, self.out = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor, *, scale: float = 1.0) -> dict[str, Any]:
-        return {"scores": self.out(self.norm(self.hidden(x)).relu()) * scale, "width": 8}
-
-
-def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-    """Which class is largest is asked on the host, as a matcher would."""
-    scores = model(batch[0], scale=2.0)["scores"]
-    weight = 1.0 if int(scores.argmax()) % 2 else 1.5
-    return weight * nn.functional.cross_entropy(scores, batch[1])
-
-
-def batch_of(seed: int, size: int = 5) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, 6, generator=generator), torch.randint(3, (size,), generator=generator)
-
-
-@dataclass
-class StandIn:
-    """Records captures, which call as a real one does; replays by calling."""
-
-    num_captures: int = 0
-    num_replays: int = 0
-    num_closed: int = 0
-
-    def __call__(
-        self, model: nn.Module, run: Callable[..., Any], plain: Callable[..., Any], tensors: Any
-    ) -> "Replaying":
-        self.num_captures += 1
-        with model_kept(model):
-            run(*tensors)
-        return Replaying(self, run)
-
-
-@dataclass
-class Replaying:
-    owner: StandIn
-    run: Callable[..., Any]
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        assert torch.is_grad_enabled()
-        self.owner.num_replays += 1
-        return self.run(*tensors)
-
-    def close(self) -> None:
-        self.owner.num_closed += 1
-
-
-def make(model: nn.Module, loss: Any = loss_fn) -> tuple[ModelGraphForm, StandIn, list[str]]:
-    stand_in, notes = StandIn(), []
-    form = ModelGraphForm(loss, model, None, notes=notes, capture=stand_in)
-    return form, stand_in, notes
-
-
-def run(form: ModelGraphForm, model: nn.Module, batch: Any) -> Tensor:
-    with form.active():
-        loss = form(model, batch)
-    loss.backward()
-    return loss.detach()
 
 
 def test_losses_and_gradients_are_those_of_the_plain_step() -> None:
@@ -130,8 +61,10 @@ def test_another_shape_and_setting_run_as_they_were_written() -> None:
 def test_a_second_call_before_backward_and_one_without_gradients_run_as_they_were_written() -> None:
     def twice(model: nn.Module, batch: Any) -> Tensor:
         with torch.no_grad():
-            target = model(batch[0])["scores"]
-        return loss_fn(model, batch) + (model(batch[0])["scores"] - target).square().mean()
+            target = model(batch[0], scale=2.0)["scores"]
+        return (
+            loss_fn(model, batch) + (model(batch[0], scale=2.0)["scores"] - target).square().mean()
+        )
 
     torch.manual_seed(0)
     model = Net()
@@ -209,153 +142,6 @@ def test_a_dataclass_is_put_together_again() -> None:
     assert (stand_in.num_captures, stand_in.num_replays) == (1, 1)
     assert (type(seen[-1]), seen[-1].name, seen[-1].width) == (Outcome, "net", 3)
     torch.testing.assert_close(got, loss(model, batch_of(0)).detach())
-
-
-def lint_of(model: nn.Module, *inputs: Tensor) -> Any:
-    return inspect_model(model, lambda *x: (model(*x),), inputs, device="cpu")
-
-
-def test_what_a_model_reads_on_the_host_is_found_and_its_state_is_put_back() -> None:
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.norm = nn.Linear(6, 4), nn.BatchNorm1d(4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.norm(self.layer(x))
-            return y * 2 if y.sum().item() > 0 else y
-
-    model = Reads()
-    before, state = model.norm.running_mean.clone(), torch.get_rng_state()
-    lint = lint_of(model, batch_of(0)[0])
-    with pytest.raises(ObstacleError, match="item"):
-        check_capturable(lint.findings)
-    assert torch.equal(model.norm.running_mean, before)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_a_hidden_state_in_python_is_found() -> None:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.count = nn.Linear(6, 4), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.count += 1
-            return self.layer(x) / self.count
-
-    lint = lint_of(Counts(), batch_of(0)[0])
-    assert any("count" in str(finding) for finding in lint.findings)
-
-
-def test_a_plain_model_has_no_obstacles() -> None:
-    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))
-    lint = lint_of(model, batch_of(0)[0])
-    assert (lint.findings, lint.doubts) == ((), ())
-
-
-def test_arguments_that_change_in_place_and_results_without_gradients_are_refused() -> None:
-    class Changes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x.mul_(2.0))
-
-    class Detached(Changes):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x).detach()
-
-    with pytest.raises(ObstacleError, match="got Changes, which changes one in place"):
-        lint_of(Changes(), batch_of(0)[0])
-    with pytest.raises(ObstacleError, match="got none from Detached"):
-        lint_of(Detached(), batch_of(0)[0])
-
-
-class Tempered(Net):
-    """Reads a number and a hidden state that others set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.temperature, self.state = 1.0, torch.zeros(8)
-
-    def forward(self, x: Tensor, *, scale: float = 1.0) -> dict[str, Any]:
-        hidden = self.norm(self.hidden(x)).relu() + self.state
-        return {"scores": self.out(hidden) / self.temperature * scale, "hidden": hidden}
-
-
-def set_temperature(model: nn.Module, batch: Any) -> Tensor:
-    model.temperature *= 0.999
-    return loss_fn(model, batch)
-
-
-def hand_on(model: nn.Module, batch: Any) -> Tensor:
-    result = model(batch[0])
-    model.state = result["hidden"].mean(0).detach()
-    return nn.functional.cross_entropy(result["scores"], batch[1])
-
-
-def set_mask(model: nn.Module, batch: Any) -> Tensor:
-    model.state = batch[0].new_zeros(8)
-    return loss_fn(model, batch)
-
-
-class Counting:
-    """A loss that counts for itself, and shows what it saw."""
-
-    def __init__(self) -> None:
-        self.count, self.shown = 0, None
-
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        self.count += 1
-        loss = loss_fn(model, batch)
-        self.shown = loss.detach()
-        return loss / self.count
-
-
-@pytest.mark.parametrize(
-    ("loss", "what"), [(set_temperature, "temperature"), (hand_on, "state"), (set_mask, "state")]
-)
-def test_what_a_loss_sets_and_the_model_reads_is_refused(loss: Any, what: str) -> None:
-    """A replayed model would read what it read at the capture, and slowly go wrong."""
-    model = Tempered()
-    temperature, state = model.temperature, model.state
-    form, stand_in, _ = make(model, loss)
-    with pytest.raises(ObstacleError, match=f"leaves alone what Tempered names.*{what}"):
-        run(form, model, batch_of(0))
-    assert stand_in.num_captures == 0
-    assert model.temperature == temperature
-    assert model.state is state
-
-
-def test_a_loss_may_count_for_itself() -> None:
-    """It runs as it was written; the look at it leaves no trace."""
-    model, loss = Net(), Counting()
-    form, stand_in, _ = make(model, loss)
-    for number in (1, 2):
-        run(form, model, batch_of(0))
-        assert loss.count == number
-    assert (stand_in.num_captures, stand_in.num_replays) == (1, 2)
-
-
-def test_a_buffer_that_a_model_replaces_is_found() -> None:
-    class Moves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 4)
-            self.register_buffer("mean", torch.zeros(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.layer(x)
-            self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
-            return y - self.mean
-
-    model = Moves()
-    before = model.mean
-    assert lint_of(model, batch_of(0)[0]).findings
-    assert model.mean is before
 
 
 def test_a_model_that_calls_itself_is_captured_once() -> None:

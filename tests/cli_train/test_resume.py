@@ -91,9 +91,7 @@ def test_a_changed_task_and_a_lost_prediction(
     changed = (
         f"{file} has changed since the run in run was last started: going on with it as it is now"
     )
-    assert changed in " ".join(
-        error.splitlines()
-    )  # a long path is broken at the width of the terminal
+    assert changed in " ".join(error.split())  # long lines are broken at the terminal's width
     assert "no plan.json, predicted.json in run: predicting the plan of that run again" in error
     note = f"{file} was changed before the run was resumed: its parts were trained by other code"
     assert Timeline.load(home / "run" / "measured.json").notes[0] == note

@@ -39,6 +39,13 @@ class Mode(NamedTuple):
         """Whether a training step is one program, with its backward and its optimizer inside."""
         return self.form in ("step-graph", "packaged")
 
+    def checks_values_on(self, device: str) -> bool:
+        """Whether checks of arguments (`torch.distributions` has some) run in a step, which read values.
+
+        No compiled or captured program can hold them.
+        """
+        return not (self.is_compiled or self.replays_model or self.is_replayed_on(device))
+
     def is_replayed_on(self, device: str) -> bool:
         """Whether a GPU replays a training step as one CUDA graph.
 

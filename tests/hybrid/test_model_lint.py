@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import ObstacleError
 from ridgeline.runtime.hybrid.capture.lint import check_capturable
-from ridgeline.runtime.hybrid.capture.lint_model import inspect_model
+from ridgeline.runtime.hybrid.model.inspection import inspect_model
 
 
 def lint_of(model: nn.Module, *inputs: Tensor) -> Any:

@@ -26,7 +26,7 @@ where kernels that do not change come from the compiler's cache.
 """
 SHARING = frozenset({"workers", "threads"})
 """How a machine is shared: what a trial tells of one number of workers says little about another."""
-SAME_PROGRAM = ("form", "scope", "precision", "memory_format", "kernels", "random")
+SAME_PROGRAM = ("form", "replays_model", "precision", "memory_format", "kernels", "random")
 
 
 def corrected(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -28,7 +28,7 @@ MOST_TRIAL_SHARE = 0.25
 DOUBT = {
     "form": 0.25,
     "replay": 0.05,
-    "scope": 0.05,
+    "replays_model": 0.05,
     "precision": 0.15,
     "memory_format": 0.15,
     "kernels": 0.10,
@@ -154,14 +154,15 @@ def differences(one: Plan, other: Plan) -> frozenset[str]:
     found = {
         name
         for name in DOUBT
-        if name not in ("form", "replay", "scope") and getattr(one, name) != getattr(other, name)
+        if name not in ("form", "replay", "replays_model")
+        and getattr(one, name) != getattr(other, name)
     }
     if modes[0].form != modes[1].form:
         found.add("form")
     if modes[0].is_captured != modes[1].is_captured:
         found.add("replay")
     if modes[0].replays_model != modes[1].replays_model:
-        found.add("scope")
+        found.add("replays_model")
     return frozenset(found)
 
 
@@ -172,13 +173,13 @@ def _doubt(one: Plan, other: Plan, device: str) -> float:
         doubt = DOUBT[name]
         if name == "form" and device == "cuda":
             doubt = COMPILED_ON_GPU
-        if name == "precision" and device == "cuda" and not _is_captured(one, other):
+        if name == "precision" and device == "cuda" and not _has_replay(one, other):
             doubt = ISSUED_ON_GPU
         kept *= 1.0 - doubt
     return 1.0 - kept
 
 
-def _is_captured(*plans: Plan) -> bool:
+def _has_replay(*plans: Plan) -> bool:
     """Whether a GPU replays the step, or its model, under one of some plans."""
     modes = [MODES[plan.execution] for plan in plans]
     return any(mode.is_captured or mode.is_one_program for mode in modes)

@@ -70,7 +70,7 @@ class StepBody:
         self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
         is_replayed = mode.is_replayed_on(device.type)
-        self._checks_values = not (mode.is_compiled or is_replayed or mode.replays_model)
+        self._checks_values = mode.checks_values_on(device.type)
         with unchecked():  # torch's compiler switches the checks off for good
             self.form = make_form(
                 mode.form,

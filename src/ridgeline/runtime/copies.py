@@ -1,4 +1,4 @@
-"""Copying the tensors of a batch to where a replayed graph reads them."""
+"""Copying tensors to where a replayed graph reads them."""
 
 from collections.abc import Sequence
 
@@ -17,3 +17,8 @@ def copy_into(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         return
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
+
+
+def own_copy(tensor: Tensor) -> Tensor:
+    """A tensor of the same values in dense memory of its own; it requires gradients if that one does."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -24,10 +24,10 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, WatchedSettings, make_capturable
+from ridgeline.runtime.capturing import capturing
 from ridgeline.runtime.clearance import clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.copies import copy_into
-from ridgeline.runtime.deadline import undisturbed
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.model_guard import ModelGuard
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
@@ -81,28 +81,14 @@ class CapturedStep:
             clock = DeviceClock(external=True) if body.reducer is None else BranchClock()
         recorder = Recorder(clock, starts=False)
         self.graph = torch.cuda.CUDAGraph()
-        try:
-            # Threads that pin memory or watch NCCL go on calling CUDA meanwhile; that is allowed.
-            with (
-                undisturbed(),
-                torch.cuda.graph(
-                    self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-                ),
-            ):
-                recorder.current = StepRecord(clock.stamp())
-                self._loss = (body if has_optimizer else body.gradients)(self.batch, recorder)
-                # An event that the graph records must live as long as the graph does.
-                if has_optimizer:
-                    recorder.current.end = clock.stamp()
-                if isinstance(clock, DeviceClock):
-                    clock.join()
-        except RuntimeError as error:
-            if isinstance(error, RidgelineError):
-                raise
-            raise CaptureError(
-                f"wanted to capture the step as a CUDA graph, got {type(error).__name__}: {error}; the "
-                "process cannot go on after a failed capture, start it again with execution='eager'"
-            ) from error
+        with capturing(self.graph, "the step", stream=stream, pool=pool):
+            recorder.current = StepRecord(clock.stamp())
+            self._loss = (body if has_optimizer else body.gradients)(self.batch, recorder)
+            # An event that the graph records must live as long as the graph does.
+            if has_optimizer:
+                recorder.current.end = clock.stamp()
+            if isinstance(clock, DeviceClock):
+                clock.join()
         self.pattern = BatchPattern(self.batch)
         self._gradients = [(p, p.grad) for p in body.model.parameters()]
         self._record = recorder.current

@@ -82,7 +82,7 @@ def price_execution(
     if mode.replays_model:
         priced = with_replayed_model(Prices(machine, setting, precision), workload, priced)
     is_replayed = mode.is_replayed_on(setting.device)
-    if mode.is_compiled or is_replayed or mode.replays_model:
+    if not mode.checks_values_on(setting.device):
         priced = _without(priced, value_checks(workload))
     has_beside = plan.kernels == "combined" or mode.is_one_program or plan.workers > 1
     if mode.is_compiled and is_replayed and has_beside and mode.form != "packaged":

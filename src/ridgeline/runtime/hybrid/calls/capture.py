@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import CaptureError
+from ridgeline.runtime.capturing import capturing
 from ridgeline.runtime.copies import copy_into
 from ridgeline.runtime.hybrid.calls.sources import can_redirect, redirections
 
@@ -50,19 +50,11 @@ class CallCapture:
         copied = targets if copies and can_redirect(targets) else []
         sources = [torch.empty_like(target) for target in copied]
         self.graph = torch.cuda.CUDAGraph(keep_graph=bool(copied))
-        try:
-            # Threads that pin memory or watch NCCL go on calling CUDA meanwhile; that is allowed.
-            with torch.cuda.graph(
-                self.graph, stream=stream, capture_error_mode="thread_local"
-            ), torch.no_grad():  # fmt: skip
-                for target, source in zip(copied, sources, strict=True):
-                    target.copy_(source)
-                result = fn(*inputs)
-        except RuntimeError as error:
-            raise CaptureError(
-                f"wanted to capture the function as a CUDA graph, got {type(error).__name__}: {error}; "
-                "the process cannot go on after a failed capture, start it again with mode='eager'"
-            ) from error
+        captured = capturing(self.graph, "the function", stream=stream, instead="mode='eager'")
+        with captured, torch.no_grad():
+            for target, source in zip(copied, sources, strict=True):
+                target.copy_(source)
+            result = fn(*inputs)
         replay = self.graph.replay
         if copied:
             self.graph.instantiate()

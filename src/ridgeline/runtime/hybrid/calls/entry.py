@@ -60,7 +60,7 @@ class Entry:
         self.mode = mode
         self._args = args
         self._device = device
-        self._form_name, is_replayed, _ = MODES[mode]
+        self._form_name, is_replayed = MODES[mode].form, MODES[mode].is_replayed
         forms = {} if forms is None else forms
         begin = time.perf_counter()
         with preserved(state.tensors()):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ridgeline.runtime.capturing import release
 from ridgeline.runtime.hybrid.calls.capture import CallCapture
 
 WARM_UP_CALLS = 3
@@ -51,7 +52,7 @@ class CallGraph:
         self, fn: Callable[..., Any], args: tuple[Any, ...], *, static_io: bool = False
     ) -> None:
         leaves, structure = pytree.tree_flatten(args)
-        static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        static = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._tensors = [leaf for leaf in static if isinstance(leaf, Tensor)]
         self.inputs: tuple[Any, ...] = pytree.tree_unflatten(static, structure)
         self._is_flat = all(isinstance(arg, Tensor) for arg in args)
@@ -66,7 +67,7 @@ class CallGraph:
         if not static_io and num_bytes <= MOST_TURN_BYTES and self._owns_results(self._spare):
             self._turns = [self._capture(fn, copies=True) for _ in range(NUM_TURNS)]
         graphs = [capture.graph for capture in (self._spare, *self._turns)]
-        self._finalizer = weakref.finalize(self, _release, graphs)
+        self._finalizer = weakref.finalize(self, release, graphs)
         self.replay: Callable[[], Any] = self._spare.replayer()
         """With `static_io`: replays on what `inputs` hold; the result is overwritten by the next call."""
 
@@ -130,20 +131,8 @@ def capture_once(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         graph.close()
 
 
-def _release(graphs: list[torch.cuda.CUDAGraph]) -> None:
-    """Give the graphs up while CUDA still works: at the latest before the interpreter is torn down."""
-    for graph in graphs:
-        graph.reset()
-    graphs.clear()
-
-
 def _tensors_in(args: tuple[Any, ...]) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-
-
-def _like(tensor: Tensor) -> Tensor:
-    """Memory of its own for a tensor's values, contiguous in its own format where it has one."""
-    return tensor.detach().clone()
 
 
 def _device_of(tensors: list[Tensor]) -> torch.device:

@@ -157,9 +157,9 @@ def _try(
 
 
 def _expected_s(mode: Execution, forms: Mapping[Form, CallableForm]) -> float:
-    form, is_replayed, _ = MODES[mode]
+    form = MODES[mode].form
     compiling = 0.0 if form in forms else EXPECTED_COMPILE_S.get(form, 0.0)
-    return compiling + (EXPECTED_CAPTURE_S if is_replayed else 0.0)
+    return compiling + (EXPECTED_CAPTURE_S if MODES[mode].is_replayed else 0.0)
 
 
 def _time(

@@ -2,12 +2,12 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextlib.contextmanager
@@ -32,7 +32,13 @@ def state_kept(module: Any) -> Iterator[None]:
     if not isinstance(module, nn.Module):
         yield
         return
-    tensors = (*module.parameters(), *module.buffers())
+    with tensors_kept(module, (*module.parameters(), *module.buffers())):
+        yield
+
+
+@contextlib.contextmanager
+def tensors_kept(module: nn.Module, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Values of some tensors of a module as before, at the end, and its buffers under their names."""
     before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         with buffers_attached(module):

@@ -4,9 +4,8 @@ Around them everything runs as it was written: the loss may read its results on 
 or wait for the device, as a step that is one graph cannot.
 """
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.copies import copy_into
-from ridgeline.runtime.deadline import undisturbed
+from ridgeline.runtime.capturing import capturing, release
+from ridgeline.runtime.copies import copy_into, own_copy
 
 Run = Callable[..., tuple[Tensor, ...]]
 WARM_UP_CALLS = 3
@@ -40,7 +39,7 @@ class CapturedModel:
     """
 
     def __init__(self, run: Run, tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        self._inputs = [_like(tensor) for tensor in tensors]
+        self._inputs = [own_copy(tensor) for tensor in tensors]
         self._targets = [tensor.detach() for tensor in self._inputs]
         self._parameters = [p for p in parameters if p.requires_grad]
         self._serial = 0
@@ -52,12 +51,13 @@ class CapturedModel:
                 self._backward_of(run(*self._inputs))
         torch.cuda.current_stream().wait_stream(stream)
         self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
-        self._finalizer = weakref.finalize(self, _release, self._graphs)
-        with _capturing(self._graphs[0], stream, None):
+        self._finalizer = weakref.finalize(self, release, self._graphs)
+        with capturing(self._graphs[0], "the model", stream=stream):
             self._outputs = run(*self._inputs)
         self._trained = [out.requires_grad for out in self._outputs]
         self._seeds = [torch.empty_like(out) for out in self._outputs if out.requires_grad]
-        with _capturing(self._graphs[1], stream, self._graphs[0].pool()):
+        pool = self._graphs[0].pool()
+        with capturing(self._graphs[1], "the model", stream=stream, pool=pool):
             self._gradients = self._backward_of(self._outputs, self._seeds)
         self._outputs = tuple(out.detach() for out in self._outputs)
 
@@ -135,22 +135,6 @@ class _Replayed(torch.autograd.Function):
         return (None, *ctx.captured.backward(ctx.serial, grad_outputs))
 
 
-@contextlib.contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
-    """Capture what runs inside. Threads that pin memory or watch NCCL go on calling CUDA meanwhile."""
-    try:
-        with (
-            undisturbed(),
-            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-        ):
-            yield
-    except RuntimeError as error:
-        raise CaptureError(
-            f"wanted to capture the model as a CUDA graph, got {type(error).__name__}: {error}; the process "
-            "cannot go on after a failed capture, start it again with execution='eager'"
-        ) from error
-
-
 def gradients_of(
     outputs: Sequence[Tensor], sources: Sequence[Tensor], seeds: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
@@ -160,20 +144,6 @@ def gradients_of(
         return torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
 
 
-def _like(tensor: Tensor) -> Tensor:
-    """Memory of its own for a tensor's values, in its layout."""
-    own = torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    return own.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
-
-
 def _shared(gradient: Tensor | None) -> Tensor | None:
     """A new tensor on the same memory: autograd keeps it as it is, and adds to nothing of ours."""
     return None if gradient is None else gradient.detach()
-
-
-def _release(graphs: list[torch.cuda.CUDAGraph]) -> None:
-    for graph in graphs:
-        graph.reset()
-    graphs.clear()

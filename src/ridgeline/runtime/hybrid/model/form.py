@@ -14,7 +14,10 @@ from torch._functorch import config as autograd_config
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
+from ridgeline.runtime.hybrid.capture.lint import check_capturable
 from ridgeline.runtime.hybrid.compiling import Form, LossFunction, many_variants
+from ridgeline.runtime.hybrid.model.captured import CapturedModel
+from ridgeline.runtime.hybrid.model.inspection import changed_by_loss, inspect_model, model_kept
 from ridgeline.runtime.hybrid.model.known_call import Captured, KnownCall
 
 OTHER_CALLS = (
@@ -117,8 +120,6 @@ class ModelGraphForm(Form):
         Raises:
             ObstacleError: names it.
         """
-        from ridgeline.runtime.hybrid.capture.lint_model import changed_by_loss
-
         what = changed_by_loss(self._model, self._loss_fn, batch)
         if what:
             name = type(self._model).__name__
@@ -153,10 +154,6 @@ def capture_on_gpu(
         ObstacleError: names what they cannot hold, or what cannot be judged by looking.
         CaptureError: the capture failed.
     """
-    from ridgeline.runtime.hybrid.capture.lint import check_capturable
-    from ridgeline.runtime.hybrid.capture.lint_model import inspect_model, model_kept
-    from ridgeline.runtime.hybrid.model.captured import CapturedModel
-
     casts = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # casts of weights outlive a capture and go stale
     torch.clear_autocast_cache()

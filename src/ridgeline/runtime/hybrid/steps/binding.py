@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.capturing import capturing
 from ridgeline.runtime.copies import copy_into
-from ridgeline.runtime.deadline import undisturbed
 
 Call = Callable[[list[Tensor]], Sequence[Tensor]]
 """A compiled program: all inputs as one flat list, which it may empty; its outputs."""
@@ -86,19 +86,8 @@ class ReplayedStep:
                     call(arguments.copy())
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.synchronize()
-        try:
-            # Threads that pin memory go on calling CUDA meanwhile; that is allowed. Nothing is executed.
-            with (
-                undisturbed(),
-                torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
-                torch.no_grad(),
-            ):
-                self._loss = call(arguments.copy())[0]
-        except RuntimeError as error:
-            raise CaptureError(
-                f"wanted to capture the step's program as a CUDA graph, got {type(error).__name__}: {error}; "
-                "the process cannot go on after a failed capture, start it again with execution='eager'"
-            ) from error
+        with capturing(self._graph, "the step's program", stream=stream), torch.no_grad():
+            self._loss = call(arguments.copy())[0]
         self._call = call
         self._arguments = arguments
         self._release = weakref.finalize(self, _release, self._graph)

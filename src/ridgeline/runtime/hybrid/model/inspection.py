@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
 from ridgeline.reach.undo import Undo
-from ridgeline.runtime.hybrid.capture.kept import buffers_attached, random_state_kept
+from ridgeline.runtime.copies import own_copy
+from ridgeline.runtime.hybrid.capture.kept import random_state_kept, tensors_kept
 from ridgeline.runtime.hybrid.capture.lint import (
     Lint,
     as_if_capturing,
@@ -48,7 +49,7 @@ def inspect_model(
     try:
         with model_kept(model):
             for watch in (contextlib.nullcontext(), watching(seen)):
-                given = [_copy(tensor) for tensor in tensors]
+                given = [own_copy(tensor) for tensor in tensors]
                 python = Undo(model, values=False)
                 with watch, as_if_capturing(kind, seen):
                     seen.lines.phase = "forward"
@@ -111,14 +112,8 @@ def changed_by_loss(
 @contextlib.contextmanager
 def model_kept(model: nn.Module) -> Iterator[None]:
     """Buffers and random state as before, at the end; parameters are not looked at."""
-    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        with random_state_kept(), buffers_attached(model):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, saved in before:
-                buffer.copy_(saved)
+    with tensors_kept(model, model.buffers()), random_state_kept():
+        yield
 
 
 def _check(model: nn.Module, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -135,8 +130,4 @@ def _check(model: nn.Module, given: Sequence[Tensor], outputs: Sequence[Tensor])
 
 
 def _copied(leaf: Any) -> Any:
-    return _copy(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return own_copy(leaf) if isinstance(leaf, Tensor) else leaf

@@ -1,0 +1,57 @@
+"""Capturing CUDA graphs, and giving them up."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ridgeline.errors import CaptureError, RidgelineError
+from ridgeline.runtime.deadline import undisturbed
+
+
+@contextlib.contextmanager
+def capturing(
+    graph: torch.cuda.CUDAGraph,
+    what: str,
+    *,
+    stream: torch.cuda.Stream,
+    pool: Any = None,
+    instead: str = "execution='eager'",
+) -> Iterator[None]:
+    """Capture what runs inside, none of which is executed.
+
+    Threads that pin memory or watch NCCL go on calling CUDA meanwhile.
+
+    Args:
+        graph: Receives it.
+        what: What is captured, for the message.
+        stream: Captured on it.
+        pool: Memory shared with other captures; None for its own.
+        instead: How to do without a graph, for the message.
+
+    Raises:
+        CaptureError: it cannot be captured.
+
+    Cost: Waits for the device, and gives cached memory back to it.
+    """
+    try:
+        with (
+            undisturbed(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
+            yield
+    except RuntimeError as error:
+        if isinstance(error, RidgelineError):
+            raise
+        raise CaptureError(
+            f"wanted to capture {what} as a CUDA graph, got {type(error).__name__}: {error}; the process "
+            f"cannot go on after a failed capture, start it again with {instead}"
+        ) from error
+
+
+def release(graphs: list[torch.cuda.CUDAGraph]) -> None:
+    """Give graphs up while CUDA still works: at the latest before the interpreter is torn down."""
+    for graph in graphs:
+        graph.reset()
+    graphs.clear()

@@ -48,6 +48,7 @@ def test_worker_that_raises_is_named_with_its_last_words() -> None:
         run_in_group("probe_targets:fail_on_rank_1", b"", workers=2, threads=1, device="cpu")
     text = str(caught.value)
     assert caught.value.last_line == "ValueError: the batch is odd"
+    assert caught.value.raised[1:] == ("ValueError", "the batch is odd")
     assert not caught.value.is_late
     assert text.startswith(
         "wanted 2 workers to finish probe_targets:fail_on_rank_1, got exit code 1 from rank 1 of 2; "
@@ -63,6 +64,8 @@ def test_worker_that_is_killed_is_named_with_its_signal() -> None:
         run_in_group("probe_targets:kill_rank_1", b"", workers=2, threads=1, device="cpu")
     text = str(caught.value)
     assert "got signal 9 (SIGKILL) from rank 1 of 2" in text
+    assert isinstance(caught.value, WorkerError)
+    assert not caught.value.raised.kind
     assert text.endswith("the system may be out of memory; use fewer workers or a smaller batch")
 
 

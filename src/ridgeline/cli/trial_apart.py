@@ -1,7 +1,5 @@
 """A trial in processes of its own: they can be ended whatever they do, which a compiler may need."""
 
-import textwrap
-
 import msgspec
 
 from ridgeline import units
@@ -44,9 +42,8 @@ def try_apart(request: TrialRequest) -> Timeline:
                 f"wanted a trial of {label(plan)} within {units.seconds(limit_s)}, got no end of it from "
                 f"{which}{last}; it was stopped: if no other plan runs, name one by --plan"
             ) from error
-        _, name, found = str(error).rpartition(f"{ObstacleError.__name__}: ")
-        if name:  # whoever chooses has other plans then
-            raise ObstacleError(textwrap.dedent(f"  {found}")) from error
+        if error.raised.kind == ObstacleError.__name__:  # whoever chooses has other plans then
+            raise ObstacleError(error.raised.message) from error
         raise LaunchError(
             f"wanted a trial of {label(plan)}, got {error.how} from {which}{last}\n{error}"
         ) from error

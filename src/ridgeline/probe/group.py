@@ -25,8 +25,8 @@ import psutil
 
 from ridgeline.errors import LaunchError
 from ridgeline.execution import thread_variables
+from ridgeline.probe.worker_error import Raised, failure, lateness, standstill
 from ridgeline.probe.worker_error import WorkerError as WorkerError
-from ridgeline.probe.worker_error import failure, lateness, standstill
 
 GRACE_S = 3.0
 """How long a worker may take to end after SIGTERM before it gets SIGKILL."""
@@ -262,8 +262,9 @@ def main(arguments: list[str]) -> None:
         is_done = True
     finally:
         if not is_done:  # note when, so that the parent can tell who failed first
-            failed_at = time.monotonic_ns()
-            (directory / f"failed.{os.environ['RANK']}").write_text(str(failed_at))
+            error = sys.exception()
+            raised = Raised(time.monotonic_ns(), type(error).__name__, str(error))
+            raised.save(directory, int(os.environ["RANK"]))
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()

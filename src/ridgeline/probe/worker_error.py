@@ -3,11 +3,36 @@
 import signal as signals
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from ridgeline import units
+from ridgeline.codec import write_atomically
 from ridgeline.errors import LaunchError
 
 TAIL_LINES = 12
+
+
+class Raised(NamedTuple):
+    """What a worker's function raised: when (nanoseconds of the monotonic clock), its type and message."""
+
+    at_ns: int
+    kind: str
+    message: str
+
+    def save(self, directory: Path, rank: int) -> None:
+        """Leave it where the parent of the workers looks for it."""
+        write_atomically(directory / f"failed.{rank}", msgspec.json.encode(self))
+
+    @classmethod
+    def load(cls, directory: Path, rank: int) -> "Raised":
+        """What a rank left; of one that was killed, which could leave nothing, that it went first."""
+        path = directory / f"failed.{rank}"
+        return msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else cls(0, "", "")
+
+
+NOTHING = Raised(0, "", "")
 
 
 class WorkerError(LaunchError):
@@ -19,6 +44,7 @@ class WorkerError(LaunchError):
         signal: The signal that ended it; 0 where it ended by itself or was late.
         is_late: It was ended because the deadline had passed.
         last_line: The last line that it printed; empty where there is none.
+        raised: What its function raised; empty strings where it did not.
     """
 
     def __init__(
@@ -30,6 +56,7 @@ class WorkerError(LaunchError):
         signal: int = 0,
         is_late: bool = False,
         last_line: str = "",
+        raised: Raised = NOTHING,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -37,6 +64,7 @@ class WorkerError(LaunchError):
         self.signal = signal
         self.is_late = is_late
         self.last_line = last_line
+        self.raised = raised
 
 
 def failure(target: str, workers: int, codes: Mapping[int, int], directory: Path) -> WorkerError:
@@ -55,6 +83,7 @@ def failure(target: str, workers: int, codes: Mapping[int, int], directory: Path
         how=how,
         signal=max(0, -code),
         last_line=_last(lines),
+        raised=Raised.load(directory, rank),
     )
 
 
@@ -85,16 +114,8 @@ def standstill(target: str, workers: int, rank: int, directory: Path) -> WorkerE
 
 
 def _first_to_fail(codes: Mapping[int, int], directory: Path) -> int:
-    """The rank that failed first: the others mostly fail because a peer is gone.
-
-    A worker notes when its function raised; one killed by a signal could not, so it goes first.
-    """
-
-    def failed_at(rank: int) -> tuple[int, int]:
-        note = directory / f"failed.{rank}"
-        return (int(note.read_text()) if note.exists() else 0, rank)
-
-    return min(codes, key=failed_at)
+    """The rank that failed first: the others mostly fail because a peer is gone."""
+    return min(codes, key=lambda rank: (Raised.load(directory, rank).at_ns, rank))
 
 
 def _tail(directory: Path, rank: int) -> list[str]:

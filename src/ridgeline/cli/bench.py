@@ -54,6 +54,8 @@ EXPERIMENTS = {
             "experts",
             "physics",
             "contrastive",
+            "time series",
+            "point cloud",
         ),
     ),
 }

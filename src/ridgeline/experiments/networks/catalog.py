@@ -8,10 +8,13 @@ from ridgeline.experiments.networks.families import (
     dense_prediction,
     generative,
     graphs,
+    hugging_face,
     language,
     perceptrons,
+    points,
     recommenders,
     recurrent,
+    series,
     speech,
     torchvision_classifiers,
 )
@@ -20,6 +23,7 @@ from ridgeline.experiments.networks.network import Network
 FAMILIES = (
     torchvision_classifiers,
     convolutions,
+    hugging_face,
     language,
     recurrent,
     recommenders,
@@ -27,6 +31,8 @@ FAMILIES = (
     dense_prediction,
     generative,
     speech,
+    series,
+    points,
     perceptrons,
 )
 

@@ -1,7 +1,4 @@
-"""Transformers for text: encoder, decoder and encoder-decoder, of `transformers` and of torch itself."""
-
-import importlib
-from typing import Any
+"""Transformers for text, written with torch's own layers: encoder, decoder and encoder-decoder."""
 
 import torch
 from torch import Tensor, nn
@@ -14,77 +11,6 @@ MASKED = 0.15
 """Fraction of the tokens that an encoder predicts. Source: Devlin et al., BERT (2019), section 3.1."""
 NOT_COUNTED = -100
 """The label of tokens that are not predicted, as torch's cross entropy has it."""
-
-
-def transformers() -> Any:
-    """The package `transformers`, imported when it is needed."""
-    return importlib.import_module("transformers")
-
-
-def own_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The loss that a model of `transformers` computes itself; its output is a dataclass."""
-    return model(**batch).loss
-
-
-def _masked_tokens(count: int, length: int, vocabulary: int) -> Any:
-    def draw(generator: torch.Generator) -> dict[str, Tensor]:
-        tokens = torch.randint(0, vocabulary, (count, length), generator=generator)
-        is_predicted = torch.rand(count, length, generator=generator) < MASKED
-        return {
-            "input_ids": tokens.masked_fill(is_predicted, 0),
-            "attention_mask": torch.ones_like(tokens),
-            "labels": tokens.masked_fill(~is_predicted, NOT_COUNTED),
-        }
-
-    return draw
-
-
-def _tokens_as_labels(count: int, length: int, vocabulary: int) -> Any:
-    def draw(generator: torch.Generator) -> dict[str, Tensor]:
-        tokens = torch.randint(0, vocabulary, (count, length), generator=generator)
-        return {"input_ids": tokens, "labels": tokens.clone()}
-
-    return draw
-
-
-def _bert(scale: Scale) -> Parts:
-    count, length = (32, 128) if scale == "gpu" else (4, 32)
-    sizes: dict[str, int] = {} if scale == "gpu" else {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 128, "vocab_size": 500,
-    }  # fmt: skip
-
-    def make() -> nn.Module:
-        return transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
-
-    vocabulary = sizes.get("vocab_size", 30522)
-    return Parts(make, _masked_tokens(count, length, vocabulary), own_loss)
-
-
-def _gpt2(scale: Scale) -> Parts:
-    count, length = (8, 1024) if scale == "gpu" else (2, 32)
-    sizes: dict[str, int] = {} if scale == "gpu" else {
-        "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 500,
-        "bos_token_id": 0, "eos_token_id": 0,
-    }  # fmt: skip
-
-    def make() -> nn.Module:
-        return transformers().GPT2LMHeadModel(transformers().GPT2Config(use_cache=False, **sizes))
-
-    return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 50257)), own_loss)
-
-
-def _t5(scale: Scale) -> Parts:
-    count, length = (16, 256) if scale == "gpu" else (2, 16)
-    sizes: dict[str, int] = {} if scale == "gpu" else {
-        "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4, "vocab_size": 500,
-    }  # fmt: skip
-
-    def make() -> nn.Module:
-        config = transformers().T5Config(use_cache=False, decoder_start_token_id=0, **sizes)
-        return transformers().T5ForConditionalGeneration(config)
-
-    return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 32128)), own_loss)
 
 
 class MaskedEncoder(nn.Module):
@@ -186,32 +112,6 @@ def _decoder(scale: Scale) -> Parts:
 
 
 NETWORKS = (
-    Network(
-        name="bert_base",
-        kind=ENCODER,
-        title="BERT-base of transformers, dropout, 32 x 128 tokens",
-        parts=_bert,
-        make_optimizer=adamw,
-        needs=("transformers",),
-        several_workers=True,
-    ),
-    Network(
-        name="gpt2_transformers",
-        kind=DECODER,
-        title="GPT-2 of transformers, dropout, 8 x 1024 tokens",
-        parts=_gpt2,
-        make_optimizer=adamw,
-        needs=("transformers",),
-        several_workers=True,
-    ),
-    Network(
-        name="t5_small",
-        kind=BOTH,
-        title="T5-small of transformers, dropout, 16 x 256 tokens",
-        parts=_t5,
-        make_optimizer=adamw,
-        needs=("transformers",),
-    ),
     Network(
         name="masked_encoder",
         kind=ENCODER,

@@ -91,6 +91,17 @@ def _small_swin() -> nn.Module:
     )
 
 
+def _small_regnet() -> nn.Module:
+    settings = models().regnet.BlockParams.from_init_params(
+        depth=4, w_0=16, w_a=16.0, w_m=2.0, group_width=8, se_ratio=0.25
+    )
+    return models().RegNet(settings, num_classes=FEW)
+
+
+def _small_shufflenet() -> nn.Module:
+    return models().ShuffleNetV2([1, 2, 1], [8, 16, 32, 64, 64], num_classes=FEW)
+
+
 Make = Callable[[], nn.Module]
 
 
@@ -150,6 +161,8 @@ NETWORKS = (
         128,
         partial(_resnet, [1, 1, 1, 1], FEW, groups=8, width_per_group=4),
     ),
+    _classifier("regnet_y_1_6gf", GROUPED, 128, _small_regnet),
+    _classifier("shufflenet_v2_x1_0", DEPTHWISE, 256, _small_shufflenet),
     _classifier(
         "vit_b_16",
         VISION_TRANSFORMER,

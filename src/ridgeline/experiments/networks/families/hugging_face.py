@@ -1,0 +1,228 @@
+"""Networks of the package `transformers`, from their configurations: text, speech and images."""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.experiments.networks.families.dense_prediction import SEGMENTATION
+from ridgeline.experiments.networks.families.language import (
+    BOTH,
+    DECODER,
+    ENCODER,
+    MASKED,
+    NOT_COUNTED,
+)
+from ridgeline.experiments.networks.families.speech import SPEECH
+from ridgeline.experiments.networks.network import Network, Parts, Scale, adamw
+
+
+def transformers() -> Any:
+    """The package `transformers`, imported when it is needed."""
+    return importlib.import_module("transformers")
+
+
+def own_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The loss that a model of `transformers` computes itself; its output is a dataclass."""
+    return model(**batch).loss
+
+
+def _masked_tokens(count: int, length: int, vocabulary: int) -> Any:
+    def draw(generator: torch.Generator) -> dict[str, Tensor]:
+        tokens = torch.randint(0, vocabulary, (count, length), generator=generator)
+        is_predicted = torch.rand(count, length, generator=generator) < MASKED
+        return {
+            "input_ids": tokens.masked_fill(is_predicted, 0),
+            "attention_mask": torch.ones_like(tokens),
+            "labels": tokens.masked_fill(~is_predicted, NOT_COUNTED),
+        }
+
+    return draw
+
+
+def _tokens_as_labels(count: int, length: int, vocabulary: int) -> Any:
+    def draw(generator: torch.Generator) -> dict[str, Tensor]:
+        tokens = torch.randint(0, vocabulary, (count, length), generator=generator)
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+    return draw
+
+
+def _bert(scale: Scale) -> Parts:
+    count, length = (32, 128) if scale == "gpu" else (4, 32)
+    sizes: dict[str, int] = {} if scale == "gpu" else {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 500,
+    }  # fmt: skip
+
+    def make() -> nn.Module:
+        return transformers().BertForMaskedLM(transformers().BertConfig(**sizes))
+
+    vocabulary = sizes.get("vocab_size", 30522)
+    return Parts(make, _masked_tokens(count, length, vocabulary), own_loss)
+
+
+def _gpt2(scale: Scale) -> Parts:
+    count, length = (8, 1024) if scale == "gpu" else (2, 32)
+    sizes: dict[str, int] = {} if scale == "gpu" else {
+        "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 500,
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+
+    def make() -> nn.Module:
+        return transformers().GPT2LMHeadModel(transformers().GPT2Config(use_cache=False, **sizes))
+
+    return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 50257)), own_loss)
+
+
+def _t5(scale: Scale) -> Parts:
+    count, length = (16, 256) if scale == "gpu" else (2, 16)
+    sizes: dict[str, int] = {} if scale == "gpu" else {
+        "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4, "vocab_size": 500,
+    }  # fmt: skip
+
+    def make() -> nn.Module:
+        config = transformers().T5Config(use_cache=False, decoder_start_token_id=0, **sizes)
+        return transformers().T5ForConditionalGeneration(config)
+
+    return Parts(make, _tokens_as_labels(count, length, sizes.get("vocab_size", 32128)), own_loss)
+
+
+def _albert(scale: Scale) -> Parts:
+    count, length = (32, 128) if scale == "gpu" else (4, 32)
+    sizes: dict[str, int] = {
+        "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
+    } if scale == "gpu" else {
+        "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 500,
+        "embedding_size": 32, "num_hidden_layers": 2,
+    }  # fmt: skip
+
+    def make() -> nn.Module:
+        config = transformers().AlbertConfig(hidden_dropout_prob=0.1, **sizes)
+        return transformers().AlbertForMaskedLM(config)
+
+    vocabulary = sizes.get("vocab_size", 30000)
+    return Parts(make, _masked_tokens(count, length, vocabulary), own_loss)
+
+
+def _llama(scale: Scale) -> Parts:
+    count, length = (8, 1024) if scale == "gpu" else (2, 32)
+    sizes: dict[str, int] = {
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "num_key_value_heads": 4, "intermediate_size": 2048, "vocab_size": 32000,
+    } if scale == "gpu" else {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 500,
+    }  # fmt: skip
+
+    def make() -> nn.Module:
+        return transformers().LlamaForCausalLM(transformers().LlamaConfig(use_cache=False, **sizes))
+
+    return Parts(make, _tokens_as_labels(count, length, sizes["vocab_size"]), own_loss)
+
+
+def _whisper(scale: Scale) -> Parts:
+    count, frames, length = (16, 3000, 128) if scale == "gpu" else (2, 64, 8)
+    sizes: dict[str, int] = {} if scale == "gpu" else {
+        "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
+        "vocab_size": 500, "num_mel_bins": 16, "max_source_positions": 32, "pad_token_id": 0,
+        "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0,
+    }  # fmt: skip
+    bands, vocabulary = sizes.get("num_mel_bins", 80), sizes.get("vocab_size", 51865)
+
+    def make() -> nn.Module:
+        config = transformers().WhisperConfig(use_cache=False, dropout=0.1, **sizes)
+        return transformers().WhisperForConditionalGeneration(config)
+
+    def draw(generator: torch.Generator) -> dict[str, Tensor]:
+        return {
+            "input_features": torch.randn(count, bands, frames, generator=generator),
+            "labels": torch.randint(0, vocabulary, (count, length), generator=generator),
+        }
+
+    return Parts(make, draw, own_loss)
+
+
+def _segformer(scale: Scale) -> Parts:
+    count, side, classes = (16, 256, 150) if scale == "gpu" else (2, 64, 5)
+    sizes: dict[str, Any] = {} if scale == "gpu" else {
+        "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1], "decoder_hidden_size": 32,
+        "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2, 2, 2, 2],
+    }  # fmt: skip
+
+    def make() -> nn.Module:
+        config = transformers().SegformerConfig(num_labels=classes, **sizes)
+        return transformers().SegformerForSemanticSegmentation(config)
+
+    def draw(generator: torch.Generator) -> dict[str, Tensor]:
+        size = (count, side, side)
+        return {
+            "pixel_values": torch.randn(count, 3, side, side, generator=generator),
+            "labels": torch.randint(0, classes, size, generator=generator),
+        }
+
+    return Parts(make, draw, own_loss)
+
+
+NETWORKS = (
+    Network(
+        name="bert_base",
+        kind=ENCODER,
+        title="BERT-base of transformers, dropout, 32 x 128 tokens",
+        parts=_bert,
+        make_optimizer=adamw,
+        needs=("transformers",),
+        several_workers=True,
+    ),
+    Network(
+        name="gpt2_transformers",
+        kind=DECODER,
+        title="GPT-2 of transformers, dropout, 8 x 1024 tokens",
+        parts=_gpt2,
+        make_optimizer=adamw,
+        needs=("transformers",),
+        several_workers=True,
+    ),
+    Network(
+        name="t5_small",
+        kind=BOTH,
+        title="T5-small of transformers, dropout, 16 x 256 tokens",
+        parts=_t5,
+        make_optimizer=adamw,
+        needs=("transformers",),
+    ),
+    Network(
+        name="albert_base",
+        kind=ENCODER,
+        title="ALBERT-base of transformers, 12 layers that share weights, dropout, 32 x 128 tokens",
+        parts=_albert,
+        make_optimizer=adamw,
+        needs=("transformers",),
+    ),
+    Network(
+        name="llama_small",
+        kind=DECODER,
+        title="Llama of transformers, 12 layers of 768, 4 key heads, 8 x 1024 tokens",
+        parts=_llama,
+        make_optimizer=adamw,
+        needs=("transformers",),
+    ),
+    Network(
+        name="whisper_tiny",
+        kind=SPEECH,
+        title="Whisper-tiny of transformers, dropout, 16 x 3000 frames, 128 tokens",
+        parts=_whisper,
+        make_optimizer=adamw,
+        needs=("transformers",),
+    ),
+    Network(
+        name="segformer_b0",
+        kind=SEGMENTATION,
+        title="SegFormer-B0 of transformers, batch 16 of 256 x 256",
+        parts=_segformer,
+        make_optimizer=adamw,
+        needs=("transformers",),
+    ),
+)

@@ -118,18 +118,25 @@ class _Start:
 
     def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn)
-        self._outside = Undo(body.model, body.loss_fn, spared=(*self._snapshot.tensors(), *inputs))
+        spared = (*self._snapshot.tensors(), *inputs)
+        self._outside = Undo(body.model, body.loss_fn, spared=spared)
+        self._optimizer = Undo(body.optimizer, spared=spared)
         self._repeats_python = repeats_python
 
     def begin(self) -> None:
-        """Go back for another run; the optimizer's settings stay."""
+        """Go back for another run; the optimizer's settings stay.
+
+        What an optimizer of the user's own counts is never baked in: it steps in Python in every mode.
+        """
         if self._repeats_python:
             self._outside.restore()
+        self._optimizer.restore()
         self._snapshot.restore(keep_settings=True)
 
     def restore(self) -> None:
         """Put everything back."""
         self._outside.restore()
+        self._optimizer.restore()
         self._snapshot.restore()
 
 

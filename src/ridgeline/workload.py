@@ -28,6 +28,24 @@ Family = Literal[
 Role = Literal["parameter", "buffer", "batch", "activation", "gradient", "state"]
 
 
+_READ_VALUES = (
+    "_local_scalar_dense",
+    "item",
+    "equal",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "repeat_interleave",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "_ctc_loss",
+    "_ctc_loss_backward",
+    "_use_cudnn_ctc_loss",
+)
+"""Operators that read what the device computed. Source: ATen/native, releases 2.11 to 2.13 (LossCTC copies
+lengths to the host)."""
 _DRAWS = (
     "dropout",
     "bernoulli",
@@ -95,6 +113,20 @@ class Op(Value, frozen=True, kw_only=True):
         """Whether, in a step on a GPU, the host computes this op by itself: no kernel, no waiting."""
         tensors = (*self.inputs, *self.outputs)
         return bool(tensors) and all(spec.on_host for spec in tensors)
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether, in a step on a GPU, the host goes on only when the device has done this op.
+
+        It reads values (`.item()`, a shape that depends on them), or has the device's data on the host.
+        """
+        if self.runs_on_host:
+            return False
+        name = self.name.split(".")[-2]
+        if name.startswith("index"):
+            return any(spec.dtype in ("bool", "uint8") for spec in self.inputs[1:])
+        has_left = any(spec.on_host for spec in self.outputs)
+        return name in _READ_VALUES or (has_left and not all(s.on_host for s in self.inputs))
 
     @property
     def draws_random(self) -> bool:

@@ -69,7 +69,7 @@ RESNET = NetworkResult(
             plan="1 worker, step-graph",
             execution="step-graph",
             before_s=25e-3,
-            failure="[too] slow",
+            failure="[too] slow; take another one:\n- of these",
         ),
         TriedPlan(
             plan="1 worker, packaged",

@@ -26,7 +26,8 @@ class Piece(NamedTuple):
 
     `work_s` is what scales with the batch, `fixed_s` what every call costs on its lane besides (on the
     CPU, the dispatch), `host_s` what issuing costs on the host lane (on GPUs). `op` is -1 for what is
-    not an operator of the workload; a kernel that was fused has the first of its `members` there.
+    not an operator of the workload; a kernel that was fused has the first of its `members` there. The host
+    issues a piece that `waits` only when the device has done what came before.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Piece(NamedTuple):
     num_bytes: int
     has_kernel: bool
     members: tuple[int, ...] = ()
+    waits: bool = False
 
     @property
     def lane_s(self) -> float:
@@ -88,6 +90,7 @@ def added_piece(
         num_bytes=num_bytes,
         has_kernel=has_kernel,
         members=(),
+        waits=False,
     )
 
 
@@ -180,6 +183,7 @@ def _price_op(list_: Prices, index: int, op: Op) -> Piece:
         flops=op.flops,
         num_bytes=op.bytes_moved,
         has_kernel=has_kernel,
+        waits=list_.setting.device == "cuda" and op.waits_for_device,
     )
 
 

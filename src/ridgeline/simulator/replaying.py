@@ -46,21 +46,24 @@ def with_replayed_model(list_: Prices, workload: Workload, priced: PricedStep) -
         dispatches = MODEL_DISPATCHES + handing("forward", workload)
         forward.insert(0, load._replace(host_s=dispatches * call_s))
     if backward:
-        dispatches = MODEL_DISPATCHES + handing("backward", workload)
         replay = added_piece(
             backward[0],
             "replay backward",
             seconds=list_.dispatch("graph_start"),
-            host_s=dispatches * call_s,
+            host_s=MODEL_DISPATCHES * call_s,
+        )
+        gradients = added_piece(
+            backward[0], "hand over gradients", host_s=handing("backward", workload) * call_s
         )
         at = next((i for i, p in enumerate(backward) if _op(p) >= begin), len(backward))
         backward.insert(at, replay)
+        backward.append(gradients)  # while the graph runs
     return priced._replace(forward=tuple(forward), backward=tuple(backward))
 
 
 def _unissued(piece: Piece) -> Piece:
     """The piece as part of a replay."""
-    return piece._replace(host_s=0.0)
+    return piece._replace(host_s=0.0, waits=False)
 
 
 def _op(piece: Piece) -> int:

@@ -2,8 +2,8 @@
 
 On the CPU a frame lasts as long as its operators and their dispatch. On a GPU the host issues operators
 while the device runs earlier ones: in the steady state the faster side waits for the slower. When the
-device is slower, the host is steps ahead and launches are hidden; when the host is, every operator starts
-no earlier than it was issued, and the step takes as long as issuing it.
+device is slower, the host is steps ahead and launches are hidden; when the host is, or when it reads what
+the device computes, every operator starts no earlier than it was issued, and the step takes as long as that.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from ridgeline.execution import MODES
 from ridgeline.plan import Execution
 from ridgeline.simulator.events import SimTask, run_tasks
 from ridgeline.simulator.frames import Frame
+from ridgeline.simulator.issuing import Issue, issue_step
 from ridgeline.simulator.model import StepModel
 from ridgeline.simulator.pieces import Piece
 from ridgeline.timeline import Span
@@ -38,10 +39,12 @@ def schedule(
     end_ns = max((span.end_ns for span in spans), default=0)
     issue_s = 0.0
     is_replayed = MODES[execution].is_replayed_on(device)
+    issue: Issue | None = None
     if device == "cuda":
-        issue_s = model.replay_s if is_replayed else host_seconds(model)
-    if device == "cuda" and not is_replayed and issue_s * 1e9 > end_ns:
-        frames, shown = _host_bound(model, issue_s)
+        issue = None if is_replayed else issue_step(model)
+        issue_s = model.replay_s if issue is None else issue.step_s
+    if issue is not None and issue_s * 1e9 > end_ns:
+        frames, shown = _host_bound(model, issue)
     else:
         frames = contiguous(spans)
         shown = _inside(model, spans) if details else []
@@ -50,7 +53,7 @@ def schedule(
             frames[-1] = _span(last, last.start_ns, round(issue_s * 1e9))
     if not details:
         return tuple(frames)
-    return (*frames, *shown, *_issuing(model, issue_s, is_replayed=is_replayed))
+    return (*frames, *shown, *_issuing(model, issue, issue_s))
 
 
 def frame_tasks(model: StepModel) -> tuple[SimTask, ...]:
@@ -73,11 +76,6 @@ def frame_seconds(model: StepModel, frame: Frame) -> float:
         return model.communication_s[frame.name]
     held = model.pieces.get(frame.name, ())
     return sum(p.lane_s + (model.gap_s if p.has_kernel else 0.0) for p in held)
-
-
-def host_seconds(model: StepModel) -> float:
-    """Seconds that the host needs to issue all operators of the step, one by one."""
-    return sum(p.host_s for frame in model.frames for p in model.pieces.get(frame.name, ()))
 
 
 def contiguous(spans: Sequence[Span]) -> list[Span]:
@@ -112,14 +110,14 @@ def _inside(model: StepModel, spans: Sequence[Span]) -> list[Span]:
     return shown
 
 
-def _host_bound(model: StepModel, issue_s: float) -> tuple[list[Span], list[Span]]:
+def _host_bound(model: StepModel, issue: Issue) -> tuple[list[Span], list[Span]]:
     """Frames and operators when the device waits for launches.
 
     In the steady state the device is still busy with the end of one step when the host begins to issue
     the next. A first pass finds how long (`lead`), the second one starts from there.
     """
-    issue_ns = round(issue_s * 1e9)
-    tasks, held = _issued_tasks(model)
+    issue_ns = round(issue.step_s * 1e9)
+    tasks, held = _issued_tasks(model, issue)
     first = run_tasks(tasks, model.slowdown)
     lead_ns = max(0, max((s.end_ns for s in first if s.lane == "compute"), default=0) - issue_ns)
     lead = SimTask(name=_LEAD, lane="compute", duration_ns=lead_ns)
@@ -142,15 +140,15 @@ def _host_bound(model: StepModel, issue_s: float) -> tuple[list[Span], list[Span
     return frames, shown
 
 
-def _issued_tasks(model: StepModel) -> tuple[list[SimTask], list[tuple[Piece, ...]]]:
+def _issued_tasks(model: StepModel, issue: Issue) -> tuple[list[SimTask], list[tuple[Piece, ...]]]:
     """One task a kernel, released when the host has issued it; and the kernels of each frame."""
     tasks: list[SimTask] = []
     held: list[tuple[Piece, ...]] = []
     host_s = 0.0
     for frame in model.frames:
         kernels: list[Piece] = []
-        for piece in model.pieces.get(frame.name, ()):
-            host_s += piece.host_s
+        issued = zip(model.pieces.get(frame.name, ()), issue.at_s[frame.name], strict=True)
+        for piece, host_s in issued:
             if piece.has_kernel:
                 kernels.append(piece)
                 tasks.append(
@@ -179,19 +177,17 @@ def _issued_tasks(model: StepModel) -> tuple[list[SimTask], list[tuple[Piece, ..
     return tasks, held
 
 
-def _issuing(model: StepModel, issue_s: float, *, is_replayed: bool) -> list[Span]:
+def _issuing(model: StepModel, issue: Issue | None, issue_s: float) -> list[Span]:
     """What the host does on a GPU: one detail span a frame, or one replay."""
-    if issue_s <= 0.0:
-        return []
-    if is_replayed:
-        return [_host("issue graph", 0, round(issue_s * 1e9))]
+    if issue is None:
+        return [_host("issue graph", 0, round(issue_s * 1e9))] if issue_s > 0.0 else []
     spans = []
     at = 0.0
     for frame in model.frames:
-        seconds = sum(p.host_s for p in model.pieces.get(frame.name, ()))
-        if seconds > 0.0:
-            spans.append(_host(f"issue {frame.name}", round(at * 1e9), round((at + seconds) * 1e9)))
-        at += seconds
+        end = issue.at_s[frame.name][-1] if issue.at_s[frame.name] else at
+        if end > at:
+            spans.append(_host(f"issue {frame.name}", round(at * 1e9), round(end * 1e9)))
+        at = end
     return spans
 
 

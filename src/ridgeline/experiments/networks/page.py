@@ -191,7 +191,7 @@ def _predictions(results: Sequence[NetworkResult]) -> Iterator[str]:
 def _tried(results: Sequence[NetworkResult]) -> Iterator[str]:
     head = ("Network", "plan", "before", "after", "measured", "error before", "after", "failure")
     rows = [
-        (result.network, plan.plan, *tried_cells(plan), plan.failure)
+        (result.network, plan.plan, *tried_cells(plan), plan.why_not)
         for result in results
         for plan in result.tried
         if plan.was_begun

@@ -62,6 +62,11 @@ class TriedPlan(Value, frozen=True, kw_only=True):
         return "compiled" if MODES[self.execution].is_compiled else "eager and graph"
 
     @property
+    def why_not(self) -> str:
+        """Why it failed, in one clause: tables have no room for every line of code that was in the way."""
+        return self.failure.partition("\n")[0].partition("; ")[0]
+
+    @property
     def was_begun(self) -> bool:
         """Whether there was a trial at all; what fails in one plan is not tried again in plans like it."""
         return not self.failure.startswith(NOT_TRIED)

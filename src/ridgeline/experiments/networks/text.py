@@ -137,7 +137,7 @@ def tried_table(results: tuple[NetworkResult, ...]) -> RenderableType:
     )
     for result in results:
         for plan in filter(attrgetter("was_begun"), result.tried):
-            rows.add_row(result.network, plan.plan, *tried_cells(plan), Text(plan.failure))
+            rows.add_row(result.network, plan.plan, *tried_cells(plan), Text(plan.why_not))
     return rows
 
 

@@ -1,6 +1,7 @@
 """Networks of the package `transformers`, from their configurations: text, speech and images."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -166,63 +167,63 @@ def _segformer(scale: Scale) -> Parts:
     return Parts(make, draw, own_loss)
 
 
+def _network(
+    name: str,
+    kind: str,
+    title: str,
+    parts: Callable[[Scale], Parts],
+    *,
+    several_workers: bool = False,
+) -> Network:
+    return Network(
+        name=name,
+        kind=kind,
+        title=title,
+        parts=parts,
+        make_optimizer=adamw,
+        needs=("transformers",),
+        several_workers=several_workers,
+    )
+
+
 NETWORKS = (
-    Network(
-        name="bert_base",
-        kind=ENCODER,
-        title="BERT-base of transformers, dropout, 32 x 128 tokens",
-        parts=_bert,
-        make_optimizer=adamw,
-        needs=("transformers",),
+    _network(
+        "bert_base",
+        ENCODER,
+        "BERT-base of transformers, dropout, 32 x 128 tokens",
+        _bert,
         several_workers=True,
     ),
-    Network(
-        name="gpt2_transformers",
-        kind=DECODER,
-        title="GPT-2 of transformers, dropout, 8 x 1024 tokens",
-        parts=_gpt2,
-        make_optimizer=adamw,
-        needs=("transformers",),
+    _network(
+        "gpt2_transformers",
+        DECODER,
+        "GPT-2 of transformers, dropout, 8 x 1024 tokens",
+        _gpt2,
         several_workers=True,
     ),
-    Network(
-        name="t5_small",
-        kind=BOTH,
-        title="T5-small of transformers, dropout, 16 x 256 tokens",
-        parts=_t5,
-        make_optimizer=adamw,
-        needs=("transformers",),
+    _network("t5_small", BOTH, "T5-small of transformers, dropout, 16 x 256 tokens", _t5),
+    _network(
+        "albert_base",
+        ENCODER,
+        "ALBERT-base of transformers, 12 layers that share weights, dropout, 32 x 128 tokens",
+        _albert,
     ),
-    Network(
-        name="albert_base",
-        kind=ENCODER,
-        title="ALBERT-base of transformers, 12 layers that share weights, dropout, 32 x 128 tokens",
-        parts=_albert,
-        make_optimizer=adamw,
-        needs=("transformers",),
+    _network(
+        "llama_small",
+        DECODER,
+        "Llama of transformers, 12 layers of 768, 4 key heads, 8 x 1024 tokens",
+        _llama,
     ),
-    Network(
-        name="llama_small",
-        kind=DECODER,
-        title="Llama of transformers, 12 layers of 768, 4 key heads, 8 x 1024 tokens",
-        parts=_llama,
-        make_optimizer=adamw,
-        needs=("transformers",),
+    _network(
+        "whisper_tiny",
+        SPEECH,
+        "Whisper-tiny of transformers, dropout, 16 x 3000 frames, 128 tokens",
+        _whisper,
     ),
-    Network(
-        name="whisper_tiny",
-        kind=SPEECH,
-        title="Whisper-tiny of transformers, dropout, 16 x 3000 frames, 128 tokens",
-        parts=_whisper,
-        make_optimizer=adamw,
-        needs=("transformers",),
-    ),
-    Network(
-        name="segformer_b0",
-        kind=SEGMENTATION,
-        title="SegFormer-B0 of transformers, batch 16 of 256 x 256",
-        parts=_segformer,
-        make_optimizer=adamw,
-        needs=("transformers",),
+    _network(
+        "segformer_b0",
+        SEGMENTATION,
+        "SegFormer-B0 of transformers, batch 16 of 256 x 256",
+        _segformer,
     ),
 )

@@ -37,7 +37,9 @@ def gradients_of(execution: Execution, layout: torch.memory_format) -> tuple[Any
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     generator = torch.Generator().manual_seed(1)
     found = []
-    with TrainStep(model, loss_fn, optimizer, Plan(execution=execution)) as step:
+    with TrainStep(
+        model, loss_fn, optimizer, Plan(execution=execution, kernels="combined")
+    ) as step:
         for _ in range(NUM_STEPS):
             x = torch.randn(8, 1, 16, 16, generator=generator)
             step((x.cuda().double(), torch.randint(0, 10, (8,), generator=generator).cuda()))

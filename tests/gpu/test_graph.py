@@ -8,7 +8,7 @@ import torch
 from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor, nn
 
-from ridgeline.errors import BatchError, CaptureError, EquivalenceError, PlanError
+from ridgeline.errors import BatchError, CaptureError, EquivalenceError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.feeding import feed
 from ridgeline.runtime.graph import EAGER_STEPS
@@ -226,15 +226,6 @@ def test_the_graph_is_faster_than_eager_and_its_frames_are_known() -> None:
         holds_when_quiet(wrong)
         names = [span.name for span in graph.timeline().frames]
     assert names == ["input", "forward", "backward", "optimizer"]
-
-
-def test_an_optimizer_that_cannot_be_captured_is_refused() -> None:
-    """SparseAdam counts its steps on the host; the message names it and says what to do."""
-    model = make()
-    with pytest.raises(PlanError, match="wanted an optimizer that can be captured, got SparseAdam"):
-        TrainStep(
-            model, loss_fn, torch.optim.SparseAdam(model.parameters()), Plan(execution="graph")
-        )
 
 
 def test_feed_delivers_host_batches_to_the_gpu() -> None:

@@ -9,7 +9,14 @@ from hypothesis import given
 from chained_workloads import ELEMENT_BYTES, Builder, chains, flows, make_chain, tensor
 from ridgeline.execution import Form
 from ridgeline.simulator.dataflow import data_flow, spec_bytes
-from ridgeline.simulator.fusion import FUSABLE, LEAST_REDUCED, blocks_of, fused_runs, run_alone
+from ridgeline.simulator.fusion import (
+    FUSABLE,
+    LEAST_REDUCED,
+    blocks_of,
+    fused_runs,
+    is_loop,
+    run_alone,
+)
 from ridgeline.workload import TensorSpec, Workload
 
 N = (1 << 20) * ELEMENT_BYTES
@@ -270,3 +277,14 @@ def test_coarser_parts_never_move_more(workload: Workload) -> None:
         alone = sum(op.bytes_moved for i, op in enumerate(workload.ops) if i not in inside)
         moved.append(alone + sum(run.num_bytes for run in runs))
     assert moved == sorted(moved, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("aten.amax.default", True), ("aten.topk.default", False), ("aten.sort.stable", False)],
+)
+def test_sorting_is_left_to_libraries(name: str, expected: bool) -> None:
+    """As reductions, the neighbours of a point cloud took 4 % of what they take."""
+    op = next(op for op in make_chain(device="cuda").ops if op.family == "elementwise")
+    reduction = msgspec.structs.replace(op, name=name, family="reduction")
+    assert is_loop(reduction, on_gpu=True, owns_random=False) is expected

@@ -35,6 +35,22 @@ FUSABLE = ("elementwise", "normalization", "reduction", "copy")
 Source: torch/_inductor/lowering.py; contractions become calls of libraries or templates instead.
 """
 
+LEFT_TO_LIBRARIES = (
+    "topk",
+    "sort",
+    "kthvalue",
+    "median",
+    "nanmedian",
+    "mode",
+    "histc",
+    "bincount",
+    "_cdist_forward",
+)
+"""Operators of these families that Inductor does not translate; it sorts rows of a few hundred by itself.
+
+Source: fallbacks in torch/_inductor/lowering.py, releases 2.11 to 2.13.
+"""
+
 READ_TWICE: dict[str, int] = {
     "native_group_norm": 1,
     "native_batch_norm_backward": 2,
@@ -109,7 +125,9 @@ def is_loop(op: Op, *, on_gpu: bool, owns_random: bool) -> bool:
     """Whether the compiler writes an operator as a loop of its own; all others stay calls of libraries."""
     if op.draws_random and not owns_random:
         return False
-    return op.family in FUSABLE or (on_gpu and writes_loop(op))
+    if op.family in FUSABLE:
+        return operator_name(op) not in LEFT_TO_LIBRARIES
+    return on_gpu and writes_loop(op)
 
 
 def run_alone(workload: Workload, index: int) -> Run:

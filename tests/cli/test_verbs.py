@@ -145,7 +145,7 @@ def test_simulate_predicts_step_and_scaling(run, task_file, machine_file) -> Non
 def test_simulate_what_if(run, task_file, machine_file) -> None:
     """Faster parts make the same step faster, and the result says so."""
     words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q")
-    ran = run(*words, "--what-if", "links=1000x,compute=2x")
+    ran = run(*words, "--what-if", "links=1000x", "--what-if", "compute=2x")
     assert "What if links=1000x,compute=2x" in ran.out
     heads = [line for line in ran.out.splitlines() if line.startswith("Predicted")]
     assert [head.partition("  ")[0] for head in heads] == [

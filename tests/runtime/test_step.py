@@ -182,3 +182,46 @@ def test_a_norm_that_cannot_be_clipped_to_is_refused(norm: Any) -> None:
         f"wanted clip_norm as a finite number above 0, or None, got {norm!r}; give the largest total norm that "
         "gradients may have, or None to leave them as they are"
     )
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    """It would train nothing; one of parameters that the loss function holds is none such."""
+    model, other = nn.Linear(4, 2), nn.Linear(4, 2)
+    batch = torch.ones(3, 4)
+    step = TrainStep(
+        model,
+        lambda model, batch: model(batch).square().mean(),
+        torch.optim.SGD(other.parameters(), 0.1),
+        Plan(),
+    )
+    with step, pytest.raises(WorkloadError) as caught:
+        step(batch)
+    assert str(caught.value) == (
+        "wanted an optimizer of parameters that the loss has, got SGD of 2 that are not in Linear and "
+        "got no gradient; make it from model.parameters()"
+    )
+    head = nn.Linear(2, 1)
+    with TrainStep(
+        model,
+        lambda model, batch: head(model(batch)).square().mean(),
+        torch.optim.SGD(head.parameters(), 0.1),
+        Plan(),
+    ) as step:
+        assert float(step(batch)) > float(step(batch))
+
+
+def test_threads_are_given_back() -> None:
+    """But not where somebody has set them since."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        TrainStep(model, nn.Module.__call__, optimizer, Plan(threads=1)).close()
+        assert torch.get_num_threads() == 2
+        step = TrainStep(model, nn.Module.__call__, optimizer, Plan(threads=1))
+        torch.set_num_threads(3)
+        step.close()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

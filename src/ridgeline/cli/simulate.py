@@ -45,6 +45,7 @@ class Command:
         )
         parser.add_argument(
             "--what-if",
+            action="append",
             metavar="PART=FACTORx,...",
             help="parts that are faster, by 1e-6 to 1e9: compute, memory, dispatch, links, collectives; "
             "e.g. links=2x",
@@ -52,7 +53,8 @@ class Command:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, predict, show."""
-        factors = parse_what_if(args.what_if) if args.what_if is not None else {}
+        question = ",".join(args.what_if or ())
+        factors = parse_what_if(question) if args.what_if is not None else {}
         machine, workloads = describe(args, output, wished=args.devices)
         workers = max(workloads)
         workload = workloads[workers]
@@ -71,8 +73,8 @@ class Command:
         if factors:
             faster = _faster(machine, factors, workload, plan)
             value["what_if"] = {"factors": factors, "timeline": faster}
-            headings = ("Predicted", f"Predicted with {args.what_if}")
-            shown.append(_gain(str(args.what_if), timeline, faster))
+            headings = ("Predicted", f"Predicted with {question}")
+            shown.append(_gain(question, timeline, faster))
             shown.append(timeline_text([timeline, faster], headings=headings))
         else:
             shown.append(timeline_text([timeline]))

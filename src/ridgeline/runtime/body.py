@@ -19,6 +19,7 @@ from ridgeline.runtime.batch import split
 from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.requirements import check_gradients
 from ridgeline.runtime.unchecked import unchecked
 
 _NOTHING = contextlib.nullcontext()
@@ -86,6 +87,7 @@ class StepBody:
             )
         self._autocast = plan.precision
         self._device = device
+        self._is_checked = False
 
     def __call__(self, batch: Any, recorder: Recorder) -> Tensor:
         """Run one step; the mean loss over the batch, detached.
@@ -94,6 +96,9 @@ class StepBody:
             WorkloadError: the loss is not a scalar tensor that depends on the parameters.
         """
         loss = self.gradients(batch, recorder)
+        if not self._is_checked:
+            check_gradients(self.model, self.optimizer)
+            self._is_checked = True
         self.optimizer.step()
         return loss
 

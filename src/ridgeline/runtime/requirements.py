@@ -3,9 +3,10 @@
 import inspect
 import math
 
+from torch import nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import PlanError
+from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import check_plan
 from ridgeline.plan import Plan
 from ridgeline.runtime.world import World
@@ -35,6 +36,24 @@ def check_optimizer(optimizer: Optimizer) -> None:
         raise PlanError(
             f"wanted an optimizer whose step() needs nothing, got {type(optimizer).__name__}, which calls "
             "the model itself (closure); train with that one in a loop of your own"
+        )
+
+
+def check_gradients(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that a backward pass left without any gradient, since it is another model's.
+
+    One that holds some of the model's parameters may still train them in another step.
+
+    Raises:
+        WorkloadError: no parameter of it is the model's or got a gradient.
+    """
+    known = set(model.parameters())
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(p.grad is not None or p in known for p in held):
+        raise WorkloadError(
+            f"wanted an optimizer of parameters that the loss has, got {type(optimizer).__name__} of "
+            f"{len(held)} that are not in {type(model).__name__} and got no gradient; make it from "
+            "model.parameters()"
         )
 
 

@@ -115,6 +115,7 @@ class TrainStep(Closing):
         forms: CompiledForms | None = None,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        self._threads_before = torch.get_num_threads()
         self.world = world or World.join(threads=self.plan.threads, device=device)
         check_supported(self.plan, self.world)
         check_optimizer(optimizer)
@@ -228,7 +229,12 @@ class TrainStep(Closing):
         return save_step(path, trace_body(self._body, batch))
 
     def close(self) -> None:
-        """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice."""
+        """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice.
+
+        Torch computes with as many threads as before the step was made, unless somebody else set them since.
+        """
+        if not self._is_closed and torch.get_num_threads() == self.plan.threads:
+            torch.set_num_threads(self._threads_before)
         self._is_closed = True
         self._runner.close()
         if self._reducer is not None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from compiled_trials import never_chosen
 from ridgeline.errors import TaskError
 from ridgeline.experiments.networks import check, contest, process
 from ridgeline.experiments.networks.catalog import catalog
@@ -127,8 +128,11 @@ def test_ratios_are_taken_turn_by_turn() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ten_steps_equal_the_plain_loop(name: str, profile: Path, tmp_path: Path) -> None:
+def test_ten_steps_equal_the_plain_loop(
+    name: str, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`auto` trains with the bits of the plain loop where it chose no compiler."""
+    never_chosen(monkeypatch)
     answers: list[Answer] = []
     request = request_for("check", name, tmp_path, machine=str(profile))
     check.check(request, subject_of(name), answers.append)

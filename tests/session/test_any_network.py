@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import ridgeline as rl
+from compiled_trials import never_chosen
 from ridgeline.planner import trial_steps
 from ridgeline.tracing.opaque import PHASES, opaque_timings
 from strategies import make_machine
@@ -47,6 +48,7 @@ EVERY = NETWORKS | STATEFUL
 @pytest.fixture(autouse=True)
 def small_trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Networks this small gain nothing from threads, and a trial of few steps leaves the traces of a long one."""
+    never_chosen(monkeypatch)
     monkeypatch.setattr(trial_steps, "MOST_STEPS", trial_steps.LEAST_STEPS)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -323,3 +323,14 @@ def test_a_function_without_operations(fn: Callable[[Tensor], Any]) -> None:
     assert str(parallelize(fn, (x,))(x)) == str(fn(x))
     with pytest.raises(PlanError, match="got a function with no independent parts"):
         parallelize(fn, (x,), mode="parallel")
+
+
+def test_tracing_leaves_nothing_in_the_cache_of_autocast() -> None:
+    """A cast without data there would be the user's own in the rest of the block; and dtypes are told apart."""
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        parallel = parallelize(lambda x: model(x) + model(2 * x), (x,))
+        assert type(model(x)) is Tensor
+        assert torch.equal(parallel(x), model(x) + model(2 * x))
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert parallel(x).dtype == torch.float16

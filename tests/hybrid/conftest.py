@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgeline.runtime.hybrid.steps import runner as step_graph
 from ridgeline.runtime.hybrid.steps.program import StepProgram
 
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What a capture can bake in is caught before it is used, and what a program reads is found."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from ridgeline.plan import Execution
 from ridgeline.runtime.hybrid.calls.equivalence import compare_calls, largest_difference
 from ridgeline.runtime.hybrid.calls.forms import make_form
 from ridgeline.runtime.hybrid.calls.state import CallState
+from ridgeline.runtime.hybrid.guards.reading import UnreadableError
 from ridgeline.runtime.hybrid.hybridize import Hybrid, hybridize
 
 
@@ -74,31 +76,38 @@ def same(hybrid: Hybrid, fn: Any, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["script", "compiled"])
-@pytest.mark.parametrize("make", [counting, lambda: flipping], ids=["counter", "flag"])
+@pytest.mark.parametrize(
+    ("make", "written"),
+    [
+        (counting, "calls (a list)"),
+        (lambda: flipping, f"{__name__}.FLAG (a module)"),
+    ],
+    ids=["counter", "flag"],
+)
 def test_a_python_value_that_the_program_changes_itself_is_caught(
-    mode: Execution, make: Any
+    mode: Execution, make: Any, written: str
 ) -> None:
-    """A counter or a flag is baked into a capture: refused with the difference, never used."""
-    with pytest.raises(
-        EquivalenceError, match=rf"wanted mode '{mode}' to give the results of eager"
-    ):
+    """A counter or a flag would stand still in a captured program: refused by name."""
+    with pytest.raises(CaptureError, match=f"got one that writes {re.escape(written)}, which"):
         hybridize(make(), torch.randn(4), mode)
 
 
 @pytest.mark.parametrize("fn", [branching, reading])
 def test_a_trace_that_bakes_a_value_read_to_the_host_is_not_used(fn: Any) -> None:
-    """What reads a value is scripted with its branch, or refused; the results stay those of eager."""
-    for mode in ("script", "compiled"):
-        with hybridize(fn, torch.randn(4), mode) as hybrid:  # type: ignore[arg-type]
-            for x in (torch.ones(4), -torch.ones(4), torch.randn(4)):
-                same(hybrid, fn, x)
+    """What reads a value is left to the compiler with its own guards; the results stay those of eager."""
+    with hybridize(fn, torch.randn(4), "compiled") as hybrid:
+        assert "by torch.compile with its guards at every call" in hybrid.report.notes[0]
+        for x in (torch.ones(4), -torch.ones(4), torch.randn(4)):
+            same(hybrid, fn, x)
 
 
-def test_a_traced_value_is_refused() -> None:
-    """TorchScript cannot read a lambda's source here, and its trace would bake the branch in."""
-    with pytest.raises(
-        CaptureError, match=r"would be constants, the first at .*test_call_equivalence\.py"
-    ):
+def test_what_cannot_be_read_is_refused_with_its_line() -> None:
+    """Nobody could say when a program that was captured around it has to be captured again."""
+    message = (
+        "wanted a program that torch's compiler can read in one piece, got a branch on the value of a tensor "
+        r"\(test_call_equivalence.py:\d+ in branching\)"
+    )
+    with pytest.raises(UnreadableError, match=message):
         hybridize(lambda x, *rest: branching(x), torch.randn(4), "script")
 
 
@@ -107,7 +116,7 @@ def test_a_weight_baked_in_is_caught_by_changing_it() -> None:
     module = Frozen()
     before = module.weight.detach().clone()
     frozen = float(module.weight.detach().sum())
-    outcome = compare_calls(module, lambda x: x * frozen, (torch.randn(4),), CallState(module))
+    outcome = compare_calls(module, lambda x: x * frozen, (torch.randn(4),), [module.weight])
     assert not outcome.is_equal
     assert torch.equal(module.weight, before)
 
@@ -138,9 +147,9 @@ def test_packaged_follows_the_weights_and_a_constant_in_it_is_caught() -> None:
 
     args = (torch.randn(1, 8),)
     form = make_form("packaged", fn, args)
-    assert compare_calls(fn, form.call, args, CallState(fn)).is_equal
+    assert compare_calls(fn, form.call, args, [*module.parameters()]).is_equal
     factor[0] = 1.5
-    outcome = compare_calls(fn, form.call, args, CallState(fn))
+    outcome = compare_calls(fn, form.call, args, [*module.parameters()])
     form.close()
     with pytest.raises(
         EquivalenceError, match="wanted mode 'packaged' to give the results of eager"

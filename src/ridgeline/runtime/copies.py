@@ -19,6 +19,28 @@ def copy_into(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         target.copy_(source)
 
 
+def strided_copy(tensor: Tensor) -> Tensor:
+    """A tensor of the same values and strides without gradients; a dense one where elements share memory."""
+    copy = tensor.detach().clone()
+    if tensor.layout != torch.strided or copy.stride() == tensor.stride() or overlaps(tensor):
+        return copy
+    laid_out = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return laid_out.copy_(copy)
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """Whether elements share memory, as in an expanded or unfolded tensor."""
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < extent:
+                return True
+            extent += (size - 1) * stride
+    return False
+
+
 def own_copy(tensor: Tensor) -> Tensor:
     """A tensor of the same values in dense memory of its own; it requires gradients if that one does."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -19,6 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.casts import fresh_casts
+from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.stand_ins import (
     Memory,
     StandIns,
@@ -98,7 +100,7 @@ def flatten_program(
     leaves, input_tree = pytree.tree_flatten(as_arguments(example_inputs))
     _check_tensors(leaves)
     # Copies: a tensor given twice, or also closed over, must become inputs of their own.
-    inputs = [leaf.detach().clone() for leaf in leaves]
+    inputs = [strided_copy(leaf) for leaf in leaves]
     needed = [leaf.requires_grad and gradients and torch.is_grad_enabled() for leaf in leaves]
     returned: dict[str, Any] = {}
 
@@ -154,6 +156,7 @@ def _tracing(gradients: bool) -> Iterator[None]:
     with (
         torch.set_grad_enabled(gradients and torch.is_grad_enabled()),
         torch.autograd.set_multithreading_enabled(False),
+        fresh_casts(),
     ):
         yield
 

@@ -29,6 +29,7 @@ from ridgeline.runtime.clearance import clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.copies import copy_into
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.hybrid.steps.reads import StepReads, read_captured
 from ridgeline.runtime.model_guard import ModelGuard
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
 from ridgeline.runtime.world import World
@@ -151,6 +152,7 @@ class GraphRunner:
         self._last: CapturedStep | None = None
         self._num_replays = 0
         self._has_optimizer = fits_graph(body.optimizer)
+        self._reads: StepReads | None = None
         self._make_capturable()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -250,6 +252,8 @@ class GraphRunner:
         that made it would make it anew in every replay.
         """
         why = self._model.changed()
+        if why is None and self._reads is not None:
+            why = self._reads.broken()
         if self._has_optimizer and self._settings.changed():
             why = "an optimizer setting changed"
             self._make_capturable()  # settings that were loaded or added are as the user has them
@@ -287,6 +291,8 @@ class GraphRunner:
                 step = self._checked(signature, batch, pool, has_stamps=False)
                 self._recorder.add_frames(frames)
         self._recorder.counts["shapes"] = float(len(self._captured))
+        if len(self._captured) == 1:
+            self._reads = read_captured(self._body, step.batch, "cuda", self._notes)
         return step
 
     def _checked(

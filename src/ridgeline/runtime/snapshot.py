@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from ridgeline.runtime.hybrid.calls.state import CallState, overlaps
+from ridgeline.runtime.copies import overlaps
+from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.random_state import HostGenerators
 
 Name = tuple[int, str]

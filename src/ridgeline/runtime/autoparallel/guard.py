@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.runtime.autoparallel.program import Program
+from ridgeline.runtime.casts import casting
 from ridgeline.runtime.hybrid.calls.state import CallState
 
 Refusal = Literal["other_shapes", "changed", "gradients"]
@@ -83,7 +84,6 @@ def _spec(leaf: Any) -> Any:
 def _settings() -> tuple[Any, ...]:
     """What decides which operators run, besides the function."""
     return (
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
+        *casting(),
         torch.are_deterministic_algorithms_enabled(),
     )

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import PlanError
+from ridgeline.errors import CaptureError, PlanError
 from ridgeline.execution import check_offered
 from ridgeline.plan import Execution
 from ridgeline.runtime.closing import Closing
+from ridgeline.runtime.copies import overlaps
 from ridgeline.runtime.hybrid.calls.dispatch import Dispatch
 from ridgeline.runtime.hybrid.calls.forms import capturing, name_of
+from ridgeline.runtime.hybrid.calls.reads import CallReads, check_shapes, device_of
 from ridgeline.runtime.hybrid.calls.report import HybridReport, ModeRow
 from ridgeline.runtime.hybrid.calls.search import search
+from ridgeline.runtime.hybrid.guards.reading import UnreadableError
 
 
 def hybridize(
@@ -36,11 +39,12 @@ def hybridize(
     An argument that requires gradients makes its call eager, with gradients; that is counted.
 
     Before a mode is used its results are compared with the callable's own over several calls with changed
-    inputs, parameters and random state. Parameters are read by reference: updates in place are seen at once,
-    and replaced parameters (`load_state_dict(assign=True)`, `.to(...)`), modules and hooks lead to a new
-    capture. So do Python values that the code reads, such as `training` or `self.scale`, also inside lists,
-    tuples and dictionaries: up to 512 elements, more are noted in the report. Not noticed are changes inside
-    other objects (a NumPy array), of attributes of classes, of methods, and of what the code writes itself.
+    inputs, parameters and random state. Before every call the guards of torch's compiler are compared: all
+    that decided what is computed, from attributes at any depth to autocast. Updates of parameters in place
+    are seen at once; parameters, modules, hooks or objects that were replaced lead to a new capture, other
+    values (`training`, `self.scale`, memory layouts) to a further one, see `max_shapes`. A callable that the
+    compiler cannot read in one piece, or that changes more than the values of tensors (a counter, a list),
+    is not captured.
 
     Args:
         fn_or_module: What to call; positional arguments, any nest of tensors and constants in and out.
@@ -67,14 +71,14 @@ def hybridize(
             f"wanted max_shapes >= 1, budget_s >= 0 and calls >= 0, got {max_shapes}, {budget_s} s and "
             f"{calls} for hybridize; change them"
         )
+    check_shapes(fn_or_module)
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    args = pytree.tree_map_only(Tensor, torch.detach, args)
+    args = pytree.tree_map_only(Tensor, _example, args)
     dispatch = Dispatch(fn_or_module, args, static_io=static_io, max_shapes=max_shapes)
     try:
-        with capturing():
-            if mode == "auto":
-                return _searched(dispatch, calls, budget_s)
-            return _asked_for(dispatch, mode, calls)
+        if mode == "auto":
+            return _searched(dispatch, calls, budget_s)
+        return _asked_for(dispatch, mode, calls)
     except BaseException:
         dispatch.close()
         raise
@@ -155,53 +159,83 @@ class Hybrid(Closing):
         self._dispatch.close()
 
 
+def _example(tensor: Tensor) -> Tensor:
+    """A tensor to capture around: without gradients, and with memory for each of its elements."""
+    tensor = tensor.detach()
+    is_dense = tensor.layout != torch.strided or not overlaps(tensor)
+    return tensor if is_dense else tensor.contiguous()
+
+
 def _asked_for(dispatch: Dispatch, mode: Execution, calls: int | None) -> Hybrid:
-    check_offered(mode, "callable", dispatch.device.type)
+    device = device_of(dispatch.fn, dispatch.args)
+    check_offered(mode, "callable", device.type)
     dispatch.mode = mode
     row = ModeRow(mode=mode, status="measured", reason="not timed")
-    entry = None
-    if mode != "eager" or dispatch.static_io:
-        entry = dispatch.make(dispatch.args)
+    if mode != "eager":
+        reads, refusal = _read(dispatch)
+        if reads is not None:
+            entry = dispatch.make(dispatch.args, reads)
+        elif mode == "compiled" and _is_left_to_compiler(refusal, dispatch):
+            entry = dispatch.make_unread(dispatch.args, str(refusal))
+        else:
+            raise refusal
         if not entry.comparison.is_equal:
             entry.close()
         entry.comparison.check(mode)
         row = msgspec.structs.replace(
             row, compile_s=entry.compile_s, difference=entry.comparison.difference
         )
-    dispatch.use(entry, dispatch.args)
-    return Hybrid(
-        dispatch,
-        HybridReport(
-            subject=name_of(dispatch.fn),
-            device=dispatch.device.type,
-            chosen=mode,
-            reason="asked for by name",
-            rows=(row,),
-            calls=calls,
-        ),
+        dispatch.use_unread(entry) if reads is None else dispatch.use(entry, reads)
+    else:
+        dispatch.use_eager()
+    report = HybridReport(
+        subject=name_of(dispatch.fn),
+        device=device.type,
+        chosen=mode,
+        reason="asked for by name",
+        rows=(row,),
+        calls=calls,
     )
+    return Hybrid(dispatch, report)
+
+
+def _read(dispatch: Dispatch) -> tuple[CallReads | None, CaptureError]:
+    """What the callable reads; or nothing, and why."""
+    try:
+        return dispatch.read(dispatch.args), CaptureError("nothing is in the way")
+    except CaptureError as error:
+        return None, error
+
+
+def _is_left_to_compiler(refusal: CaptureError, dispatch: Dispatch) -> bool:
+    """Whether `torch.compile` may run, in several pieces, what could not be read in one."""
+    return isinstance(refusal, UnreadableError) and not dispatch.static_io
 
 
 def _searched(dispatch: Dispatch, calls: int | None, budget_s: float) -> Hybrid:
-    with dispatch.running_code():
+    device = device_of(dispatch.fn, dispatch.args)
+    reads, refusal = _read(dispatch)
+    with capturing():
         found = search(
             dispatch.fn,
             dispatch.eager,
             dispatch.args,
-            dispatch.state,
-            dispatch.device,
+            reads,
+            device,
+            refusal=str(refusal),
+            is_left_to_compiler=_is_left_to_compiler(refusal, dispatch),
             calls=calls,
             budget_s=budget_s,
             static_io=dispatch.static_io,
         )
     dispatch.mode = found.decision.mode
-    entry = found.entry
-    if entry is None and dispatch.static_io:
-        entry = dispatch.make(dispatch.args)
-    dispatch.use(entry, dispatch.args)
+    if found.entry is not None:
+        dispatch.use_unread(found.entry) if reads is None else dispatch.use(found.entry, reads)
+    else:
+        dispatch.use_eager()
     report = HybridReport(
         subject=name_of(dispatch.fn),
-        device=dispatch.device.type,
+        device=device.type,
         chosen=found.decision.mode,
         reason=found.decision.reason,
         rows=found.rows,

@@ -13,6 +13,12 @@ FAILURES = (
 )  # fmt: skip
 """What tracing and compiling raise on programs that they cannot take; they have no common base class."""
 
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 Options = dict[str, str | int | bool | Callable[..., Any]]
 
 PLAIN: Options = {"fallback_random": True}

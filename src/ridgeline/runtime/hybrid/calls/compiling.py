@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.hybrid.calls.equivalence import check_results
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.lifted_constants import lift_constants
@@ -62,7 +63,7 @@ class TracedFunction:
                 self._names.append(name)
                 tensors.append(tensor.detach())
         # Clones, so that one tensor given twice does not become one input of the graph.
-        inputs = [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
+        inputs = [strided_copy(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
         self._result_leaves: list[Any] = []
         self._result_structure: Any = None
         table = {**select_decomp_table(), **MATRIX_VECTOR}

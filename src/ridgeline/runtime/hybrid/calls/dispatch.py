@@ -1,11 +1,10 @@
 """Where a call of a `Hybrid` goes: into a captured program that fits it, or to the program as written.
 
-`front` is a chain of quick tests, one a captured program. What passes none of them is looked at in full: it
-may fit after all (another memory layout), be worth a capture of its own, or run eagerly, counted and noted.
+`front` compares guards. What passes none of them is looked at in full: it may be worth a capture of its own,
+be the same program for arguments that lie otherwise in memory, or run eagerly, counted and noted.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,25 +12,38 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, CaptureError, PackageError, PlanError
+from ridgeline.execution import Form
 from ridgeline.plan import Execution
+from ridgeline.reach.undo import undone
 from ridgeline.runtime.batch import signature
-from ridgeline.runtime.hybrid.calls.entry import Entry, guarded
-from ridgeline.runtime.hybrid.calls.forms import capturing, without_gradients
-from ridgeline.runtime.hybrid.calls.state import CallState
+from ridgeline.runtime.casts import casting
+from ridgeline.runtime.hybrid.calls.entry import Entry
+from ridgeline.runtime.hybrid.calls.forms import (
+    CallableForm,
+    capturing,
+    compiled_with_guards,
+    without_gradients,
+)
+from ridgeline.runtime.hybrid.calls.front import front_of
+from ridgeline.runtime.hybrid.calls.reads import CallReads, device_of, tensors_of
 
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
 OTHER_KIND = "calls with arguments of another structure or dtype than the example ran eagerly"
 SPECIAL = "calls with subclasses of Tensor ran eagerly"
 REPLACED = "parameters, modules, hooks or objects were replaced after the capture: captured again"
+MOST_READINGS = 32
+"""After so many calls that were read anew, what changes changes all the time, and reading takes longer."""
 
 
 class Captured(NamedTuple):
-    """A captured program with the arguments and settings that it was made for."""
+    """A captured program, or None for calls that run eagerly, and what it takes for granted.
 
-    entry: Entry
-    args: tuple[Any, ...]
-    is_unchanged: Callable[[], bool]
-    is_casting: bool
+    `call` is how it is called: one that lies in memory as the example did needs no look at that.
+    """
+
+    entry: Entry | None
+    reads: CallReads
+    call: Callable[..., Any]
 
 
 class Dispatch:
@@ -56,71 +68,106 @@ class Dispatch:
         self.fn = fn
         self.args = args
         self.static_io = static_io
-        self.state = CallState(fn)
-        self.device = _device_of(args, self.state)
         self.mode: Execution = "eager"
         self.eager = without_gradients(fn)
         self.notes: list[str] = []
         self.counters = {"eager_calls": 0, "shapes": 0, "rebuilds": 0}
         self.front: Callable[..., Any] = self._as_written
         self._max_shapes = max_shapes
-        self._captured: dict[Any, Captured | None] = {}
+        self._captured: list[Captured] = []
+        self._unread: set[Any] = set()
+        self._num_readings = 0
+        self._static: Entry | None = None
+        self._unguarded: Entry | None = None
         self._kind = _kind(args)
-        self._references = self.state.references()
 
     @property
     def inputs(self) -> tuple[Any, ...]:
         """With `static_io`: what the next call reads."""
-        return next(c.entry.inputs for c in self._captured.values() if c is not None)
+        entries = [self._static, *(item.entry for item in self._captured)]
+        return next(entry.inputs for entry in entries if entry is not None)
 
-    def make(self, args: tuple[Any, ...]) -> Entry:
+    def read(self, args: tuple[Any, ...]) -> CallReads:
+        """What a call with such arguments reads, and takes for granted.
+
+        Raises:
+            CaptureError: see `CallReads`.
+        """
+        return CallReads(self.fn, args)
+
+    def make(self, args: tuple[Any, ...], reads: CallReads) -> Entry:
         """A captured program for such arguments; not yet used.
 
         Raises:
             CaptureError, PackageError: see `Entry`.
         """
-        with self.running_code():
+        with capturing():
             return Entry(
-                self.mode, self.fn, args, self.state, self.device, static_io=self.static_io
+                self.mode, self.fn, args, reads.tensors, reads.device, static_io=self.static_io
             )
 
-    @contextlib.contextmanager
-    def running_code(self) -> Iterator[None]:
-        """What the function's own code changes in here, a cache say, is no reason to capture again."""
-        before = self.state.contents()
-        try:
-            yield
-        finally:
-            if self.state.forget_written(before):
-                self._drop()
-                self._references = self.state.references()
-                self._link()
+    def make_unread(self, args: tuple[Any, ...], why: str) -> Entry:
+        """A program that `torch.compile` guards, of a callable that cannot be read in one piece.
 
-    def use(self, entry: Entry | None, args: tuple[Any, ...]) -> None:
-        """Send calls with such arguments to the program (None: only to the program as written)."""
-        if entry is not None:
-            self.counters["shapes"] += 1
-            for note in (*entry.notes, *self.state.notes):
-                self._note(note)
-            self._references = self.state.references()
-            self._captured[self._key(args)] = Captured(
-                entry, args, self.state.watch(), torch.is_autocast_enabled(self.device.type)
-            )
+        Raises:
+            CaptureError: it cannot be compiled.
+        """
+        with undone(self.fn, args), capturing():
+            forms: dict[Form, CallableForm] = {"compiled": compiled_with_guards(self.fn, args, why)}
+            device = device_of(self.fn, args)
+            return Entry("compiled", self.fn, args, tensors_of(self.fn), device, forms=forms)
+
+    def use_unread(self, entry: Entry) -> None:
+        """Send all calls without gradients to a program that looks after itself."""
+        for note in entry.notes:
+            self._note(note)
+        self.counters["shapes"] += 1
+        self._unguarded = entry
+
+        def front(*inputs: Any) -> Any:
+            if torch.is_grad_enabled() and _requires_gradients(inputs):
+                self._count_eager(GRADIENTS)
+                return self.fn(*inputs)
+            return entry.run(*inputs)
+
+        self.front = front
+
+    def use(self, entry: Entry, reads: CallReads) -> None:
+        """Send calls that fit to the program."""
+        self.counters["shapes"] += 1
+        for note in entry.notes:
+            self._note(note)
+        self._captured.append(Captured(entry, reads, entry.fast))
         self._link()
+
+    def use_eager(self) -> None:
+        """Send calls to the program as written, with `static_io` by way of inputs of its own."""
+        self.mode = "eager"
+        if not self.static_io:
+            self._link()
+            return
+        tensors, device = tensors_of(self.fn), device_of(self.fn, self.args)
+        with capturing():
+            self._static = Entry("eager", self.fn, self.args, tensors, device, static_io=True)
+        self.front = self._static.call_static
 
     def close(self) -> None:
         """Give up all captured programs; calls are errors from now on."""
-        self._drop()
+        self._drop(self._captured)
+        for entry in (self._static, self._unguarded):
+            if entry is not None:
+                entry.close()
         self.front = _closed
 
     def _link(self) -> None:
-        captured = [item for item in self._captured.values() if item is not None]
+        captured = [item for item in self._captured if item.entry is not None]
         if self.static_io and captured:
-            self.front = captured[0].entry.call_static
-            return
-        self.front = self._as_written if self.mode == "eager" else self._look_closely
-        for item in captured:
-            self.front = guarded(*item, miss=self.front)
+            self.front = captured[0].entry.call_static  # type: ignore[union-attr]
+        elif self.mode == "eager":
+            self.front = self._as_written
+        else:
+            table = [(item.reads.guards.holds, item.call) for item in self._captured]
+            self.front = front_of(self.fn, table, self._look_closely)
 
     def _as_written(self, *inputs: Any) -> Any:
         """Eager mode: without gradients, unless an argument asks for them."""
@@ -129,83 +176,101 @@ class Dispatch:
         return self.eager(*inputs)
 
     def _look_closely(self, *inputs: Any) -> Any:
-        """A call that passed no quick test."""
+        """A call that no guards let pass."""
         if torch.is_grad_enabled() and _requires_gradients(inputs):
             self._count_eager(GRADIENTS)
             return self.fn(*inputs)
-        if not self.state.refers_to(self._references):
-            self._renew()
-        item = self._captured_for(inputs)
-        if item is None:
-            with self.running_code():
-                return self.eager(*inputs)
-        _check_devices(item.args, inputs)
-        return item.entry.run(*inputs)
-
-    def _captured_for(self, inputs: tuple[Any, ...]) -> Captured | None:
-        """The captured program for such arguments, made now if need be; None for an eager call."""
         if any(map(_is_special, pytree.tree_leaves(inputs))):
             self._count_eager(SPECIAL)
-            return None
-        key = self._key(inputs)
-        if key not in self._captured and not self._capture(key, inputs):
-            return None
-        # A capture whose code changed what it reads stands under the key of what it left.
-        item = self._captured.get(key) or self._captured.get(self._key(inputs))
-        if item is None:
-            self.counters["eager_calls"] += 1
-        return item
-
-    def _capture(self, key: Any, inputs: tuple[Any, ...]) -> bool:
-        """Capture a further signature; False if this call has to run eagerly instead."""
-        if _kind(inputs) != self._kind:
+        elif _kind(inputs) != self._kind:
             self._count_eager(OTHER_KIND)
-            return False
-        if len(self._captured) >= self._max_shapes:
-            self._count_eager(
-                "calls with further shapes or settings ran eagerly: "
-                f"max_shapes={self._max_shapes} are captured"
-            )
-            return False
-        _check_devices(self.args, inputs)
+        else:
+            _check_devices(self.args, inputs)
+            self._forget_replaced(inputs)
+            item = self._capture(inputs)
+            if item is not None:
+                return item.call(*inputs)
+        return self.eager(*inputs)
+
+    def _capture(self, inputs: tuple[Any, ...]) -> Captured | None:
+        """A captured program for these arguments, made now; None if this call has to run eagerly."""
+        kind = self._signature(inputs)
+        if kind in self._unread or self._num_readings >= MOST_READINGS:
+            self._count_eager(self._most_shapes())
+            return None
+        self._num_readings += 1
         args = pytree.tree_map_only(Tensor, torch.detach, inputs)
         try:
-            with capturing():
-                entry = self.make(args)
-        except (CaptureError, PackageError) as error:
-            self._note(f"another shape or setting ran eagerly: {error}")
-            self._captured[key] = None
-            return True
-        if not entry.comparison.is_equal:
-            entry.close()
-            self._note(
-                f"another shape or setting ran eagerly: mode {self.mode!r} differs by "
-                f"{entry.comparison.difference:.3g} in {entry.comparison.where}"
-            )
-            self._captured[key] = None
-            return True
-        self.use(entry, args)
-        return True
-
-    def _renew(self) -> None:
-        """Forget what was captured around parameters, modules or hooks that are no longer the callable's."""
-        self.counters["rebuilds"] += 1
-        self._note(REPLACED)
-        self._drop()
-        self.state = CallState(self.fn)
-        self._references = self.state.references()
+            reads = self.read(args)
+        except CaptureError as error:
+            self._unread.add(kind)
+            self._count_eager(f"another shape or setting ran eagerly: {error}")
+            return None
+        same = next((c.entry for c in self._captured if c.entry and _serves(c.reads, reads)), None)
+        if same is not None:
+            item = Captured(same, reads, same.run)
+        elif len({id(item.entry) for item in self._captured}) >= self._max_shapes:
+            self._unread.add(kind)
+            self._count_eager(self._most_shapes())
+            return None
+        else:
+            item = self._entered(args, reads)
+        self._captured.append(item)
         self._link()
+        return item
 
-    def _drop(self) -> None:
-        for item in self._captured.values():
-            if item is not None:
+    def _entered(self, args: tuple[Any, ...], reads: CallReads) -> Captured:
+        """A new captured program; one without where that cannot be."""
+        entry = None
+        try:
+            entry = self.make(args, reads)
+            if entry.comparison.is_equal:
+                self.counters["shapes"] += 1
+                return Captured(entry, reads, entry.fast)
+            entry.close()
+            why = (
+                f"mode {self.mode!r} differs by {entry.comparison.difference:.3g} in "
+                f"{entry.comparison.where}"
+            )
+        except (CaptureError, PackageError) as error:
+            why = str(error)
+        self._note(f"another shape or setting ran eagerly: {why}")
+        return Captured(None, reads, self._eagerly)
+
+    def _eagerly(self, *inputs: Any) -> Any:
+        """A call that fits what could not be captured."""
+        self.counters["eager_calls"] += 1
+        return self.eager(*inputs)
+
+    def _forget_replaced(self, inputs: tuple[Any, ...]) -> None:
+        """Forget what was captured around parameters, modules or objects that were replaced."""
+        arguments = {"fn": self.fn, "args": inputs}
+        gone = [item for item in self._captured if not item.reads.guards.could_hold(arguments)]
+        if gone:
+            self.counters["rebuilds"] += 1
+            self._note(REPLACED)
+            self._drop(gone)
+            self._unread.clear()
+
+    def _drop(self, gone: list[Captured]) -> None:
+        kept = [item for item in self._captured if not any(item is other for other in gone)]
+        used = {id(item.entry) for item in kept}
+        for item in {id(item.entry): item for item in gone}.values():
+            if item.entry is not None and id(item.entry) not in used:
                 item.entry.close()
-        self._captured.clear()
+        self._captured = kept
 
-    def _key(self, inputs: tuple[Any, ...]) -> Any:
-        kind = self.device.type
-        casting = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        return signature(inputs), self.state.typed_values(), casting
+    def _signature(self, inputs: tuple[Any, ...]) -> Any:
+        """What arguments look like: calls that could not be read are known by it."""
+        leaves = pytree.tree_leaves(inputs)
+        strides = tuple(x.stride() if isinstance(x, Tensor) else None for x in leaves)
+        return signature(inputs), strides, casting(), torch.is_inference_mode_enabled()
+
+    def _most_shapes(self) -> str:
+        return (
+            "calls with further shapes or settings ran eagerly: "
+            f"max_shapes={self._max_shapes} are captured"
+        )
 
     def _count_eager(self, note: str) -> None:
         self.counters["eager_calls"] += 1
@@ -214,6 +279,16 @@ class Dispatch:
     def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
+
+
+def _serves(captured: CallReads, now: CallReads) -> bool:
+    """Whether a captured program is also that of arguments that lie otherwise in memory."""
+    mine, other = captured.guards, now.guards
+    return (
+        mine.graph == other.graph
+        and captured.settings == now.settings
+        and mine.places == other.places
+    )
 
 
 def _kind(args: tuple[Any, ...]) -> Any:
@@ -242,13 +317,6 @@ def _requires_gradients(inputs: tuple[Any, ...]) -> bool:
     if len(inputs) == 1 and isinstance(inputs[0], Tensor):
         return inputs[0].requires_grad
     return any(isinstance(x, Tensor) and x.requires_grad for x in pytree.tree_leaves(inputs))
-
-
-def _device_of(args: tuple[Any, ...], state: CallState) -> torch.device:
-    """The first GPU that an argument or a parameter lies on, or the CPU."""
-    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-    devices = [tensor.device for tensor in (*tensors, *state.tensors())]
-    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
 
 def _closed(*_: Any) -> Any:

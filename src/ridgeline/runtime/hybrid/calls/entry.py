@@ -1,4 +1,4 @@
-"""One captured program: a mode made for one signature, and the quick test that a call fits it."""
+"""One captured program: a mode made for one signature."""
 
 import time
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from ridgeline.errors import BatchError, CaptureError
 from ridgeline.execution import MODES, Form
 from ridgeline.plan import Execution
 from ridgeline.runtime.batch import signature
+from ridgeline.runtime.copies import overlaps, strided_copy
 from ridgeline.runtime.hybrid.calls.equivalence import Comparison, check_results, compare_calls
 from ridgeline.runtime.hybrid.calls.forms import (
     CallableForm,
@@ -20,7 +21,7 @@ from ridgeline.runtime.hybrid.calls.forms import (
     name_of,
     without_gradients,
 )
-from ridgeline.runtime.hybrid.calls.state import CallState, preserved
+from ridgeline.runtime.hybrid.calls.state import preserved
 from ridgeline.runtime.hybrid.inductor import FAILURES
 
 
@@ -31,7 +32,7 @@ class Entry:
         mode: The mode.
         fn: The callable as written.
         args: Example arguments.
-        state: What `fn` reads; put back bitwise after warm-up and check.
+        tensors: That `fn` reads besides; put back bitwise after warm-up and check.
         device: Where it runs.
         static_io: Read from `inputs`, and let the next call overwrite results.
         forms: Forms of the same callable and signature that exist already; made ones are added.
@@ -39,11 +40,13 @@ class Entry:
     Attributes:
         inputs: With `static_io` the tensors to write into, in the structure of the arguments.
         notes: What was done differently, and why.
+        run: Calls it with arguments of the example's shapes.
+        fast: The same for arguments that have its strides, too.
         comparison: Outcome of the check against `fn`.
         compile_s: Seconds to make it, up to the end of its first call.
 
     Raises:
-        CaptureError: the program cannot be captured or compiled.
+        CaptureError: the program cannot be captured or compiled, or an argument is expanded or unfolded.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Entry:
         mode: Execution,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
-        state: CallState,
+        tensors: list[Tensor],
         device: torch.device,
         *,
         static_io: bool = False,
@@ -63,7 +66,8 @@ class Entry:
         self._form_name, is_replayed = MODES[mode].form, MODES[mode].is_replayed
         forms = {} if forms is None else forms
         begin = time.perf_counter()
-        with preserved(state.tensors()):
+        _check_dense(args)
+        with preserved(tensors):
             self.notes = _inspected(fn, args, device) if is_replayed else ()
             if mode != "eager" and self._form_name not in forms:
                 check_results(without_gradients(fn)(*args))
@@ -78,7 +82,7 @@ class Entry:
         self.compile_s = time.perf_counter() - begin
         self.comparison = Comparison(0.0, 0.0, "the program as written")
         if mode != "eager":
-            self.comparison = compare_calls(fn, self.run, args, state)
+            self.comparison = compare_calls(fn, self.run, args, tensors)
 
     def call_static(self, *args: Any) -> Any:
         """With `static_io`: load the arguments, if there are any, and run.
@@ -124,15 +128,14 @@ class Entry:
         self.close_graph: Callable[[], None] = _nothing
         call = self.form.call
         self.run = call
-        self.strides: tuple[Any, ...] | None = None
         if self.form.needs_layout:
             leaves = pytree.tree_leaves(args)
-            self.strides = tuple(x.stride() if isinstance(x, Tensor) else None for x in leaves)
-            self.run = _with_layout(call, self.strides)
+            strides = tuple(x.stride() if isinstance(x, Tensor) else None for x in leaves)
+            self.run = _with_layout(call, strides)
         self.fast = call
         self.inputs: tuple[Any, ...] = ()
         if static_io:
-            self.inputs = inputs = pytree.tree_map_only(Tensor, _own, args)
+            self.inputs = inputs = pytree.tree_map_only(Tensor, strided_copy, args)
             self.replay: Callable[[], Any] = lambda: call(*inputs)
             self.run = self.fast = self.call_static
 
@@ -142,70 +145,10 @@ class Entry:
         graph = CallGraph(self.form.call, args, static_io=static_io)
         self.close_graph = graph.close
         self.run = self.fast = graph
-        self.strides = None
         self.inputs = graph.inputs
         if static_io:
             self.replay = graph.replay
             self.run = self.fast = self.call_static
-
-
-def guarded(
-    entry: Entry,
-    args: tuple[Any, ...],
-    is_unchanged: Callable[[], bool],
-    casting: bool,
-    *,
-    miss: Callable[..., Any],
-) -> Callable[..., Any]:
-    """A call that goes straight into the entry if it fits, and to `miss` if not.
-
-    Cost: 2 to 4 us for a small module with one tensor as its argument.
-    """
-    if not args or not all(type(arg) is Tensor for arg in args):
-        return miss
-    shapes = [arg.shape for arg in args]
-    dtypes = [arg.dtype for arg in args]
-    devices = [arg.device for arg in args]
-    strides = entry.strides or ()
-    has_strides, fast, num = entry.strides is not None, entry.fast, len(args)
-    kind = args[0].device.type
-    is_casting = torch.is_autocast_enabled
-
-    def call_one(*given: Any) -> Any:
-        if len(given) == 1:
-            x = given[0]
-            if (
-                type(x) is Tensor
-                and x.shape == shape
-                and x.dtype is dtype
-                and x.device == device
-                and not x.requires_grad
-                and (not has_strides or x.stride() == stride)
-                and is_casting(kind) is casting
-                and is_unchanged()
-            ):
-                return fast(x)
-        return miss(*given)
-
-    def call_several(*given: Any) -> Any:
-        if (
-            len(given) == num
-            and all(type(x) is Tensor and not x.requires_grad for x in given)
-            and [x.shape for x in given] == shapes
-            and [x.dtype for x in given] == dtypes
-            and [x.device for x in given] == devices
-            and (not has_strides or tuple([x.stride() for x in given]) == strides)
-            and is_casting(kind) is casting
-            and is_unchanged()
-        ):
-            return fast(*given)
-        return miss(*given)
-
-    if num > 1:
-        return call_several
-    shape, dtype, device = shapes[0], dtypes[0], devices[0]
-    stride = strides[0] if strides else None
-    return call_one
 
 
 def _with_layout(call: Callable[..., Any], strides: tuple[Any, ...]) -> Callable[..., Any]:
@@ -247,10 +190,15 @@ def _inspected(
     return (check_trial(outcome, lint.doubts),)
 
 
-def _own(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    ).copy_(tensor.detach())
+def _check_dense(args: tuple[Any, ...]) -> None:
+    """Refuse arguments in whose memory a captured program could not be given other values."""
+    for leaf in pytree.tree_leaves(args):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided and overlaps(leaf):
+            raise CaptureError(
+                "wanted arguments whose elements each have memory of their own, got a tensor of shape "
+                f"{tuple(leaf.shape)} and strides {leaf.stride()} (expanded or unfolded); give it as "
+                ".contiguous()"
+            )
 
 
 def _describe(args: tuple[Any, ...]) -> str:

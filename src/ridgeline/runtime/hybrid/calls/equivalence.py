@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, EquivalenceError
-from ridgeline.runtime.hybrid.calls.state import CallState, SavedState, preserved
+from ridgeline.runtime.copies import strided_copy
+from ridgeline.runtime.hybrid.calls.state import SavedState, preserved
 from ridgeline.runtime.random_state import seed_all
 
 TOLERANCES = {
@@ -72,7 +73,7 @@ def compare_calls(
     fn: Callable[..., Any],
     candidate: Callable[..., Any],
     args: tuple[Any, ...],
-    state: CallState,
+    tensors: list[Tensor],
 ) -> Comparison:
     """Call both several times with perturbed inputs, parameters and random state.
 
@@ -80,7 +81,7 @@ def compare_calls(
         fn: The callable as written.
         candidate: A form of it.
         args: Example arguments; left as they are.
-        state: What `fn` reads; its tensors and the random state are put back bitwise.
+        tensors: That `fn` reads besides; they and the random state are put back bitwise.
 
     Raises:
         CaptureError: the function writes into its arguments, which only eager execution can honour.
@@ -88,7 +89,6 @@ def compare_calls(
     Cost: Eight calls, two copies of the tensors, and a wait for the device.
     """
     worst = Comparison(0.0, 0.0, "nothing")
-    tensors = state.tensors()
     with torch.no_grad(), preserved(tensors) as saved:
         for index in range(NUM_CALLS):
             call_args = perturbed_inputs(args, index)
@@ -125,7 +125,7 @@ def _outcome(
     if index % 2:
         _perturb_tensors(saved.tensors)
     seed_all(index)
-    given = pytree.tree_map_only(Tensor, _copy, args)
+    given = pytree.tree_map_only(Tensor, strided_copy, args)
     versions = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
     result = pytree.tree_map_only(Tensor, torch.clone, run(*given))
     after = [leaf._version for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]  # noqa: SLF001
@@ -162,7 +162,10 @@ def perturbed_inputs(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
             tensor.device, tensor.dtype
         )
 
-    return pytree.tree_map_only(Tensor, change, args)
+    def changed(tensor: Tensor) -> Tensor:
+        return _laid_out_as(tensor, change(tensor))
+
+    return pytree.tree_map_only(Tensor, changed, args)
 
 
 def largest_difference(expected: Any, got: Any) -> tuple[float, str]:
@@ -226,6 +229,8 @@ def _perturb_tensors(tensors: Sequence[Tensor]) -> None:
         tensor.mul_(factors.view(tensor.shape).to(tensor.dtype))
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy with the same strides where they can be kept."""
-    return tensor.detach().clone()
+def _laid_out_as(example: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor with the strides of the example, which programs may ask for."""
+    if tensor.layout != torch.strided or tensor.stride() == example.stride():
+        return tensor
+    return strided_copy(example).copy_(tensor)

@@ -16,6 +16,7 @@ from torch.jit.frontend import FrontendError
 
 from ridgeline.errors import CaptureError
 from ridgeline.execution import Form
+from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.calls.compiling import TracedFunction
 from ridgeline.runtime.hybrid.calls.state import CallState
@@ -69,18 +70,9 @@ def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """Outside inference mode, whose tensors cannot be told apart once changed, and with fresh casts.
-
-    Autocast keeps the weights that it has cast; a program captured around those would keep old weights.
-    """
-    before = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with torch.inference_mode(False):
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
+    """Outside inference mode, whose tensors cannot be told apart once changed, and with fresh casts."""
+    with torch.inference_mode(False), fresh_casts():
+        yield
 
 
 def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
@@ -124,7 +116,21 @@ def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
     try:
         return CallableForm(TracedFunction(fn, args).compile(), needs_layout=True)
     except CaptureError as error:
-        note = f"compiled: by torch.compile with its guards at every call, since: {error}"
+        return compiled_with_guards(fn, args, str(error))
+
+
+def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str) -> CallableForm:
+    """By `torch.compile`, which compares its guards at every call, and may read in several pieces.
+
+    Args:
+        fn: The callable.
+        args: Example arguments.
+        why: Why it is not compiled as one graph.
+
+    Raises:
+        CaptureError: the compiler cannot take it.
+    """
+    note = f"compiled: by torch.compile with its guards at every call, since: {why}"
     inductor.ignore_advice()
     compiled = torch.compile(fn, **inductor.PLAIN_ARGUMENTS)
     call = without_gradients(compiled)
@@ -134,7 +140,7 @@ def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         raise CaptureError(
             f"wanted {name_of(fn)} compiled, got {brief(error)}; {note}; use another mode"
         ) from error
-    return CallableForm(call, needs_layout=True, notes=(note,))
+    return CallableForm(call, notes=(note,))
 
 
 def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.runtime.capturing import release
+from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.hybrid.calls.capture import CallCapture
 
 WARM_UP_CALLS = 3
@@ -52,7 +53,7 @@ class CallGraph:
         self, fn: Callable[..., Any], args: tuple[Any, ...], *, static_io: bool = False
     ) -> None:
         leaves, structure = pytree.tree_flatten(args)
-        static = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        static = [strided_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._tensors = [leaf for leaf in static if isinstance(leaf, Tensor)]
         self.inputs: tuple[Any, ...] = pytree.tree_unflatten(static, structure)
         self._is_flat = all(isinstance(arg, Tensor) for arg in args)
@@ -61,11 +62,13 @@ class CallGraph:
         self._last_stream = -1
         self._warm_up(fn)
         before = torch.cuda.memory_reserved(self._device)
-        self._spare = self._capture(fn, copies=not static_io)
+        # A graph's own copies are of bytes, so they need dense memory.
+        copies = not static_io and all(t.clone().stride() == t.stride() for t in self._tensors)
+        self._spare = self._capture(fn, copies=copies)
         num_bytes = torch.cuda.memory_reserved(self._device) - before
         self._turns: list[CallCapture] = []
         if not static_io and num_bytes <= MOST_TURN_BYTES and self._owns_results(self._spare):
-            self._turns = [self._capture(fn, copies=True) for _ in range(NUM_TURNS)]
+            self._turns = [self._capture(fn, copies=copies) for _ in range(NUM_TURNS)]
         graphs = [capture.graph for capture in (self._spare, *self._turns)]
         self._finalizer = weakref.finalize(self, release, graphs)
         self.replay: Callable[[], Any] = self._spare.replayer()

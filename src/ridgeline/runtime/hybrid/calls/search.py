@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ridgeline.errors import CaptureError, PackageError
 from ridgeline.execution import MODES, Form, offered
 from ridgeline.plan import Execution
-from ridgeline.runtime.hybrid.calls.entry import Entry, guarded
-from ridgeline.runtime.hybrid.calls.forms import CallableForm
+from ridgeline.runtime.hybrid.calls.entry import Entry
+from ridgeline.runtime.hybrid.calls.forms import CallableForm, compiled_with_guards
+from ridgeline.runtime.hybrid.calls.front import front_of
+from ridgeline.runtime.hybrid.calls.reads import CallReads, tensors_of
 from ridgeline.runtime.hybrid.calls.report import ModeRow
 from ridgeline.runtime.hybrid.calls.selection import (
     Decision,
@@ -20,7 +23,7 @@ from ridgeline.runtime.hybrid.calls.selection import (
     decide,
     why_not_worth,
 )
-from ridgeline.runtime.hybrid.calls.state import CallState, preserved
+from ridgeline.runtime.hybrid.calls.state import preserved
 
 ORDER: tuple[Execution, ...] = (
     "eager", "graph", "script", "compiled", "compiled+graph", "regional", "regional+graph", "packaged",
@@ -64,9 +67,11 @@ def search(
     fn: Callable[..., Any],
     eager: Callable[..., Any],
     args: tuple[Any, ...],
-    state: CallState,
+    reads: CallReads | None,
     device: torch.device,
     *,
+    refusal: str = "",
+    is_left_to_compiler: bool = False,
     calls: int | None,
     budget_s: float,
     static_io: bool,
@@ -77,8 +82,11 @@ def search(
         fn: The callable as written.
         eager: The same without gradients, as it would be called in eager mode.
         args: Example arguments.
-        state: What `fn` reads; afterwards as it was.
+        reads: What `fn` reads and takes for granted; its tensors are afterwards as they were. None: see
+            `refusal`.
         device: Where it runs.
+        refusal: Why nothing can be captured.
+        is_left_to_compiler: `torch.compile` may be tried nevertheless, with guards of its own.
         calls: Number of calls, if known.
         budget_s: No compilation starts that is expected to end after this many seconds.
         static_io: See `rl.hybridize`.
@@ -90,20 +98,25 @@ def search(
     runs: dict[Execution, Callable[[], Any]] = {"eager": lambda: eager(*args)}
     entries: dict[Execution, Entry] = {}
     forms: dict[Form, CallableForm] = {}
-    best_s = _time(runs, state, device)["eager"].median_s
+    why = refusal if reads is None else None
+    tensors = tensors_of(fn) if reads is None else reads.tensors
+    best_s = _time(runs, tensors, device)["eager"].median_s
     for mode in ORDER:
         if mode == "eager" or mode not in offered("callable", device.type):
+            continue
+        if reads is None and not (is_left_to_compiler and mode == "compiled"):
+            rows[mode] = ModeRow(mode=mode, status="refused", reason=refusal)
             continue
         reason = why_not_worth(_expected_s(mode, forms), end - time.perf_counter(), best_s, calls)
         if reason:
             rows[mode] = ModeRow(mode=mode, status="skipped", reason=reason)
             continue
-        rows[mode], entry = _try(mode, fn, args, state, device, static_io, forms)
+        rows[mode], entry = _try(mode, fn, args, tensors, device, static_io, forms, why)
         if entry is not None:
             entries[mode] = entry
-            runs[mode] = entry.replay if static_io else _as_called(entry, args, state, device)
-            best_s = min(best_s, _time({mode: runs[mode]}, state, device)[mode].median_s)
-    timings = _time(runs, state, device)
+            runs[mode] = entry.replay if static_io else _as_called(fn, entry, args, reads)
+            best_s = min(best_s, _time({mode: runs[mode]}, tensors, device)[mode].median_s)
+    timings = _time(runs, tensors, device)
     decision = decide([Measurement(mode, *timing) for mode, timing in timings.items()], calls)
     kept = entries.pop(decision.mode, None)
     for entry in entries.values():
@@ -118,15 +131,18 @@ def _try(
     mode: Execution,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
-    state: CallState,
+    tensors: list[Tensor],
     device: torch.device,
     static_io: bool,
     forms: dict[Form, CallableForm],
+    unread: str | None,
 ) -> tuple[ModeRow, Entry | None]:
-    """Make and check one mode."""
+    """Make and check one mode; where the callable could not be read, with guards of the compiler's."""
     begin = time.perf_counter()
     try:
-        entry = Entry(mode, fn, args, state, device, static_io=static_io, forms=forms)
+        if unread is not None:
+            forms["compiled"] = compiled_with_guards(fn, args, unread)
+        entry = Entry(mode, fn, args, tensors, device, static_io=static_io, forms=forms)
     except (CaptureError, PackageError) as error:
         spent_s = time.perf_counter() - begin
         return ModeRow(mode=mode, status="refused", compile_s=spent_s, reason=str(error)), None
@@ -163,14 +179,14 @@ def _expected_s(mode: Execution, forms: Mapping[Form, CallableForm]) -> float:
 
 
 def _time(
-    runs: Mapping[Execution, Callable[[], Any]], state: CallState, device: torch.device
+    runs: Mapping[Execution, Callable[[], Any]], tensors: list[Tensor], device: torch.device
 ) -> dict[Execution, Timing]:
     """Time calls of several modes in turns, so that a change of the machine's speed meets all alike.
 
     Cost: `TURNS` to `MOST_ROUNDS * TURNS` blocks a mode, each of `BLOCK_S` or one call; waits for the device
     after every block.
     """
-    with preserved(state.tensors()):
+    with preserved(tensors):
         counts = {mode: _calls_in_a_block(run, device) for mode, run in runs.items()}
         samples: dict[Execution, list[float]] = {mode: [] for mode in runs}
         timings: dict[Execution, Timing] = {}
@@ -230,9 +246,10 @@ def _timed(
 
 
 def _as_called(
-    entry: Entry, args: tuple[Any, ...], state: CallState, device: torch.device
+    fn: Callable[..., Any], entry: Entry, args: tuple[Any, ...], reads: CallReads | None
 ) -> Callable[[], Any]:
-    """A call of the entry with the test that goes before it, which is part of what a call costs."""
-    casting = torch.is_autocast_enabled(device.type)
-    call = guarded(entry, args, state.watch(), casting, miss=entry.run)
+    """A call of the entry with the guards that go before it, which are part of what a call costs."""
+    if reads is None:
+        return lambda: entry.run(*args)
+    call = front_of(fn, [(reads.guards.holds, entry.fast)], entry.run)
     return lambda: call(*args)

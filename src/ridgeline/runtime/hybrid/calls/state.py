@@ -22,6 +22,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.copies import overlaps
 from ridgeline.runtime.hybrid.calls.watching import Watched, is_plain
 from ridgeline.runtime.random_state import HostGenerators
 
@@ -237,12 +238,6 @@ class SavedState:
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
         self._host.restore()
-
-
-def overlaps(tensor: Tensor) -> bool:
-    """Whether elements share memory, as in an expanded tensor."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return any(size > 1 and stride == 0 for size, stride in pairs)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from torch._functorch import config as autograd_config
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
+from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.hybrid.capture.lint import check_capturable
 from ridgeline.runtime.hybrid.compiling import Form, LossFunction, many_variants
 from ridgeline.runtime.hybrid.model.captured import CapturedModel
@@ -154,10 +155,7 @@ def capture_on_gpu(
         ObstacleError: names what they cannot hold, or what cannot be judged by looking.
         CaptureError: the capture failed.
     """
-    casts = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # casts of weights outlive a capture and go stale
-    torch.clear_autocast_cache()
-    try:
+    with fresh_casts():
         lint = inspect_model(model, plain, tensors, device="cuda")
         check_capturable(lint.findings)
         if lint.doubts:
@@ -169,5 +167,3 @@ def capture_on_gpu(
         # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
         with model_kept(model), autograd_config.patch(force_non_lazy_backward_lowering=True):
             return CapturedModel(run, tensors, [*model.parameters()])
-    finally:
-        torch.set_autocast_cache_enabled(casts)

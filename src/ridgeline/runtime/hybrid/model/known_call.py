@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
+from ridgeline.runtime.casts import casting
 from ridgeline.runtime.model_guard import ModelGuard
 
 Captured = Callable[..., tuple[Tensor, ...]]
@@ -119,6 +120,4 @@ def _key(leaves: list[Any]) -> list[Any]:
 
 def _setting() -> tuple[Any, ...]:
     """What torch's operators look at besides their arguments."""
-    kinds = ("cuda", "cpu")
-    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
-    return (*casts, torch.are_deterministic_algorithms_enabled())
+    return (*casting(), torch.are_deterministic_algorithms_enabled())

@@ -1,4 +1,4 @@
-"""What a traced step takes for granted: settings, flags, modules, addresses; compared before every step."""
+"""What a traced step takes for granted of optimizer and model; compared before every step."""
 
 from typing import Any
 
@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.runtime.body import LossFunction
-from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.steps.hooks import HookGuard
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState
 from ridgeline.runtime.model_guard import ModelGuard
@@ -22,7 +20,6 @@ class StepGuards:
         model: Its modules, their training flags and hooks and its parameters' `requires_grad` are constants.
         optimizer: Its settings are constants, but for learning rates and tensors; it has no hooks.
         lifted: Its tensors' addresses are taken for granted.
-        loss_fn: What it reads is constant, but for the values of tensors.
         device: Where the step runs; autocast there is constant.
     """
 
@@ -31,15 +28,12 @@ class StepGuards:
         model: nn.Module,
         optimizer: Optimizer,
         lifted: LiftedState,
-        loss_fn: LossFunction,
         device: torch.device,
     ) -> None:
         self._optimizer = optimizer
         self._lifted = lifted
         self._device_type = device.type
-        reads = CallState(loss_fn)
-        self._reads_hold = reads.watch()
-        self._model = ModelGuard(model, *reads.modules)
+        self._model = ModelGuard(model)
         self._hooks = HookGuard(self._model.modules, model.parameters(), optimizer)
         self._settings = baked_settings(optimizer)
         self._autocast = _autocast(device.type)
@@ -65,8 +59,6 @@ class StepGuards:
             return "hooks were added or removed"
         if _autocast(self._device_type) != self._autocast:
             return "autocast around the step changed"
-        if not self._reads_hold():
-            return "something that the loss function reads was replaced"
         return None
 
 

@@ -30,6 +30,7 @@ from ridgeline.runtime.hybrid.steps.compiling import (
 from ridgeline.runtime.hybrid.steps.guards import StepGuards
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState, place_state
 from ridgeline.runtime.hybrid.steps.program import StepProgram, trace_body
+from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.hybrid.steps.saving import save_step
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
@@ -42,6 +43,7 @@ MOST_SHAPES = 2
 MOST_RECOMPILES = 3
 """After so many, some setting changes all the time, and compiling would cost more than it gains."""
 ONE_FRAME = f"forward, backward and optimizer run as one program: frame '{WHOLE_STEP}' is all of it"
+OTHERWISE = "batches that lie otherwise in memory than the compiled ones ran eagerly"
 SHORTER = "shorter batches than the compiled one ran eagerly"
 
 
@@ -49,6 +51,7 @@ class Prepared(NamedTuple):
     """A program for batches of one shape, ready to run."""
 
     pattern: BatchPattern
+    reads: StepReads
     program: StepProgram
     step: BoundStep | ReplayedStep
     file: ProgramFile | None
@@ -114,25 +117,40 @@ class StepGraphRunner:
         """
         begin = time.perf_counter_ns()
         self._forget_outdated()
+        found = self._find(batch)
         if self._num_eager < EAGER_STEPS:
             self._num_eager += 1
             return self._body(batch, self._recorder)
-        for prepared in self._prepared:
-            inputs = prepared.pattern.tensors(batch)
-            if inputs is not None:
-                break
-        else:
-            prepared = self._prepare(batch)
-            if prepared is None:
-                self._recorder.count("eager_steps")
-                return self._body(batch, self._recorder)
-            inputs = prepared.pattern.tensors(batch)
+        if found is None and self._prepare(batch):
             begin = time.perf_counter_ns()  # compiling happens once; it is no cost of a step
-        assert inputs is not None
+            self._forget_outdated()  # the check may have left buffers in other tensors
+            found = self._find(batch)
+        if found is None:
+            self._recorder.count("eager_steps")
+            return self._body(batch, self._recorder)
+        prepared, inputs = found
         prepared.program.lifted.rates.refresh()
         self._body.overhead_ns = time.perf_counter_ns() - begin
         self._recorder.mark(WHOLE_STEP)
         return prepared.step(inputs)
+
+    def _find(self, batch: Any) -> tuple[Prepared, list[Tensor]] | None:
+        """The program of this batch, and the batch's tensors.
+
+        A program is forgotten where what it takes for granted holds for no batch any more.
+        """
+        for prepared in self._prepared:
+            inputs = prepared.pattern.tensors(batch)
+            if inputs is None:
+                continue
+            if prepared.reads.fit(batch):
+                return prepared, inputs
+            why = prepared.reads.broken()
+            if why is not None:
+                self._forget(why)
+                return None
+            self._note(OTHERWISE)
+        return None
 
     def has_program(self) -> bool:
         """Whether there is a compiled program for model and optimizer as they are now, for `save`.
@@ -140,6 +158,10 @@ class StepGraphRunner:
         One that does not fit them any more is forgotten: its constants and its tensors are not theirs.
         """
         self._forget_outdated()
+        outdated = (prepared.reads.broken() for prepared in self._prepared)
+        why = next((reason for reason in outdated if reason is not None), None)
+        if why is not None:
+            self._forget(why)
         return bool(self._prepared)
 
     def save(self, path: str | Path) -> Path:
@@ -191,10 +213,12 @@ class StepGraphRunner:
         self._recorder.count("recaptures")
         self._note(f"compiled again because {why}")
 
-    def _prepare(self, batch: Any) -> Prepared | None:
-        """A program for this shape, or None where the batch is better run eagerly."""
+    def _prepare(self, batch: Any) -> bool:
+        """Make a program for this shape; False where the batch is better run eagerly."""
         if self._num_recompiles > MOST_RECOMPILES:
-            return None
+            return False
+        if any(prepared.pattern.tensors(batch) is not None for prepared in self._prepared):
+            return False  # a batch that lies otherwise in memory
         if self._prepared:
             signature = batches.signature(batch)
             batches.check_compatible(self._prepared[0].program.signature, signature)
@@ -202,11 +226,11 @@ class StepGraphRunner:
             is_known = signature in self._refused or len(self._prepared) == MOST_SHAPES
             if self._unusual[signature] < 2 or is_known:
                 self._note(SHORTER)
-                return None
+                return False
         try:
             prepared = self._compiled(batch)
             if prepared is None:
-                return None
+                return False
             self._prepared.append(prepared)
             self._check(prepared)
         except BaseException:  # a program that was not checked to the end must not run
@@ -214,7 +238,7 @@ class StepGraphRunner:
             raise
         self._recorder.counts["shapes"] = float(len(self._prepared))
         self._note(ONE_FRAME)
-        return prepared
+        return True
 
     def _compiled(self, batch: Any) -> Prepared | None:
         """The program; None where one of the usual shape runs, and this shape can have none."""
@@ -233,9 +257,9 @@ class StepGraphRunner:
             for note in place_state(body.optimizer, self._world.device):
                 self._note(note)
             self._lifted = LiftedState(body.model, body.optimizer, self._world.device)
-            self._guards = StepGuards(
-                body.model, body.optimizer, self._lifted, body.loss_fn, self._world.device
-            )
+            self._guards = StepGuards(body.model, body.optimizer, self._lifted, self._world.device)
+        reads = StepReads(body, batch, self._world.device.type, is_lifted=True)
+        reads.check_writes()
         program = trace_body(body, batch, self._lifted)
         file = None
         if self._packaged:
@@ -249,7 +273,7 @@ class StepGraphRunner:
             step = bind(call, [entry.tensor for entry in program.state], program.inputs)
         seconds = time.perf_counter() - begin
         self._recorder.counts["compile_s"] = self._recorder.counts.get("compile_s", 0.0) + seconds
-        return Prepared(BatchPattern(program.batch), program, step, file)
+        return Prepared(BatchPattern(program.batch), reads, program, step, file)
 
     def _check(self, prepared: Prepared) -> None:
         program = prepared.program

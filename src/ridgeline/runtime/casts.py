@@ -1,0 +1,30 @@
+"""Autocast's cache of the weights that it has cast, kept out of what is traced or captured."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def fresh_casts() -> Iterator[None]:
+    """No cast is taken from the cache inside, and none that is made inside stays in it.
+
+    A program captured around a cached cast would keep old weights, and a trace leaves casts without data.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def casting() -> tuple[Any, ...]:
+    """What autocast computes in on each kind of device; False where it is off."""
+    return tuple(
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        for kind in ("cpu", "cuda")
+    )

@@ -1,0 +1,234 @@
+"""What torch's compiler finds when it reads a program: what that takes for granted, and what it writes.
+
+TorchDynamo interprets bytecode through every call and records each thing that decided what is computed:
+attributes at any depth, inherited methods and properties, closures, globals, defaults, dictionaries, hooks,
+shapes, strides and dtypes of tensors, autocast and other modes. Captured programs take these guards.
+"""
+
+import builtins
+import re
+import threading
+import types
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._dynamo import config
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.guards import _get_closure_vars
+from torch._dynamo.side_effects import AttributeMutationNew
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._guards import TracingContext
+
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.inductor import FAILURES, first_line
+
+SETTINGS: dict[str, Any] = {
+    # Hooks, defaults and tensors in dictionaries that stayed the same: all are looked at.
+    "skip_nnmodule_hook_guards": False,
+    "skip_guards_on_constant_func_defaults": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "skip_no_tensor_aliasing_guards_on_parameters": False,
+    "use_recursive_dict_tags_for_guards": False,
+    # Numbers are what they are, and each other one is another program.
+    "specialize_float": True,
+    "specialize_int": True,
+    "automatic_dynamic_shapes": False,
+    "side_effect_replay_policy": "silent",
+}
+"""Of TorchDynamo, while it reads. What a version of torch does not have is left out."""
+_lock = threading.Lock()
+_PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+class UnreadableError(CaptureError):
+    """A program that torch's compiler cannot read in one piece."""
+
+
+class Write(NamedTuple):
+    """Something that a program changes besides the elements of tensors.
+
+    Attributes:
+        what: An attribute, list, dictionary or variable, as the program gets at it.
+        kind: Its type.
+    """
+
+    what: str
+    kind: str
+
+
+class Reading(NamedTuple):
+    """What was found in a program.
+
+    Attributes:
+        manager: The compiler's guards: `check(locals)`, and `check_verbose(locals)`, which says what differs.
+        tensors: Expressions of the tensors that it reads, in terms of `L`, its arguments by name, and `G`.
+        expressions: Of everything that is compared.
+        zeros: Those of numbers that are zero, whose sign no guard compares.
+        scope: The names in these expressions but for `L`.
+        classes: Of the objects that it looks into.
+        code: Of every function that was read.
+        writes: What it changes in Python.
+        graph: The operators that it comes to, with the shapes and strides of its results, as text.
+        kept: Objects that are compared by identity, held so that none gives its place to another.
+    """
+
+    manager: Any
+    tensors: tuple[str, ...]
+    expressions: tuple[str, ...]
+    zeros: tuple[str, ...]
+    scope: dict[str, Any]
+    classes: tuple[type, ...]
+    code: frozenset[types.CodeType]
+    writes: tuple[Write, ...]
+    graph: str
+    kept: tuple[Any, ...]
+
+
+def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> Reading:
+    """Read `program(**arguments)` under the modes in force; it does not run.
+
+    Args:
+        program: A function without a closure whose parameters are the names of the arguments.
+        arguments: Their values.
+
+    Raises:
+        UnreadableError: the compiler cannot read it in one piece; says what stopped it, and where.
+
+    Cost: Tenths of a second, seconds for large networks.
+    """
+    scope = {**program.__globals__, "__builtins__": builtins.__dict__}
+    # The compiler files what it knows under the code object: each reading has one of its own.
+    code = program.__code__.replace(co_name=program.__code__.co_name)
+    entry = types.FunctionType(code, scope)
+    found: list[dict[str, Any]] = []
+
+    def backend(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        found.append(_found(graph))
+        return _end
+
+    settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
+    compiled = torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)
+    with _lock, config.patch(settings):
+        try:
+            compiled(**arguments)
+        except _Read:
+            pass
+        except FAILURES as error:
+            raise UnreadableError(
+                f"wanted a program that torch's compiler can read in one piece, got {_obstacle(error)}"
+            ) from error
+        finally:
+            torch.clear_autocast_cache()  # where the reading left casts without data
+    entries = _debug_get_cache_entry_list(code)
+    if not found or not entries:
+        raise UnreadableError(
+            "wanted a program that torch's compiler can read in one piece, got one that it passed over"
+        )
+    constants = [part for part in entries[0].code.co_consts if not isinstance(part, types.CodeType)]
+    found[0]["graph"] += repr(constants)
+    return _made(entries[0].guard_manager, found[0], scope, dict(arguments))
+
+
+class _Read(BaseException):
+    """Ends the call of a program that was to be read only."""
+
+
+def _end(*_: Any) -> Any:
+    raise _Read
+
+
+def _obstacle(error: BaseException) -> str:
+    """What stopped the compiler: the first line of its error, and the line of the program."""
+    text = str(error)
+    what = "a branch on the value of a tensor" if "data-dependent" in text else first_line(error)
+    places = [match for match in _PLACE.findall(text) if match[0] != __file__]
+    where = f" ({Path(places[-1][0]).name}:{places[-1][1]} in {places[-1][2]})" if places else ""
+    return what.rstrip(".") + where
+
+
+def _found(graph: fx.GraphModule) -> dict[str, Any]:
+    """What the compiler knows at the end of its reading, before anything is compiled or written."""
+    output = InstructionTranslator.current_tx().output
+    effects = output.side_effects
+    modified = effects._get_modified_vars()  # noqa: SLF001 - nothing public says what a program writes
+    writes = [
+        Write(name, _kind_of(variable))
+        for variable in modified
+        if not isinstance(variable.mutation_type, AttributeMutationNew)
+        for name in _names_of(variable, effects.store_attr_mutations)
+    ]
+    if effects.tensor_hooks:
+        writes.append(Write("hooks of tensors", "dict"))
+    if output.random_calls:
+        writes.append(Write("Python's random numbers", "random.Random"))
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
+    return {
+        "writes": tuple(dict.fromkeys(writes)),
+        "tensors": tuple(_expression(argument.source) for argument in arguments),
+        "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
+        "code": frozenset(TracingContext.get().traced_code),
+        "graph": f"{graph.code}\n{_results(graph)}",
+    }
+
+
+def _results(graph: fx.GraphModule) -> list[Any]:
+    """Shapes, strides and dtypes of what a graph gives."""
+    output = next(iter(reversed(graph.graph.nodes)))
+    values = [node.meta.get("example_value") for node in output.all_input_nodes]
+    return [(v.shape, v.stride(), v.dtype) for v in values if isinstance(v, torch.Tensor)]
+
+
+def _made(
+    wrapper: Any, found: dict[str, Any], scope: dict[str, Any], arguments: dict[str, Any]
+) -> Reading:
+    names = {"G": scope, **_get_closure_vars()}
+    sources = dict.fromkeys(_expression(source) for _, source in found["guards"])
+    values = {name: v for name in sources for v in _evaluated(name, names, arguments)}
+    objects = [value for value in values.values() if not isinstance(value, (int, float, str))]
+    zeros = [name for name, value in values.items() if type(value) is float and value == 0.0]
+    return Reading(
+        manager=wrapper.root,
+        tensors=found["tensors"],
+        expressions=tuple(values),
+        zeros=tuple(zeros),
+        scope=names,
+        classes=tuple(dict.fromkeys(map(type, objects))),
+        code=found["code"],
+        writes=found["writes"],
+        graph=found["graph"],
+        kept=(wrapper, *objects),
+    )
+
+
+def _evaluated(name: str, names: dict[str, Any], arguments: dict[str, Any]) -> Iterable[Any]:
+    """The value of an expression of the compiler's, if it is one."""
+    if not name:
+        return []
+    try:
+        return [eval(name, names, {"L": arguments})]
+    except (NameError, SyntaxError, LookupError, AttributeError, TypeError):
+        return []
+
+
+def _expression(source: Any) -> str:
+    name = source.name  # a method before torch 2.12
+    return str(name() if callable(name) else name)
+
+
+def _names_of(variable: Any, attributes: Mapping[Any, Mapping[str, Any]]) -> list[str]:
+    """What the program calls something that it changes, with the attributes that it assigns."""
+    own = getattr(variable, "local_name", None) or getattr(variable, "name", None) or "a variable"
+    name = _expression(variable.source) if variable.source is not None else str(own)
+    assigned = [key for key in attributes.get(variable, ()) if key.isidentifier()]
+    return [f"{name}.{key}" for key in assigned if key != "cell_contents"] or [name]
+
+
+def _kind_of(variable: Any) -> str:
+    try:
+        return str(variable.python_type_name())
+    except NotImplementedError:
+        return type(variable).__name__

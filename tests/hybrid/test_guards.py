@@ -1,0 +1,153 @@
+"""Guards notice whatever decides what a program computes, and nothing else."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import guarded_programs as programs
+import pytest
+import torch
+from guarded_programs import CHANGES, OFFSETS, REMOVED, Base, Derived, Part, Plain
+from torch import Tensor, nn
+
+from ridgeline.errors import CaptureError
+from ridgeline.plan import Execution
+from ridgeline.runtime.hybrid.calls.reads import CallReads
+from ridgeline.runtime.hybrid.hybridize import hybridize
+
+CLASSES = (Base, Derived, Part, Plain, nn.Linear)
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Classes, globals and settings of the process are put back."""
+    kept = [(kind, name, value) for kind in CLASSES for name, value in [*vars(kind).items()]]
+    functions = [value for _, _, value in kept if inspect.isfunction(value)]
+    functions.append(Part.of_nobody)
+    details = [(function, function.__defaults__, function.__code__) for function in functions]
+    factor, offsets = programs.FACTOR, dict(OFFSETS)
+    yield
+    for kind in CLASSES:
+        for name in [*vars(kind)]:
+            if not any(kind is other and name == known for other, known, _ in kept):
+                delattr(kind, name)
+    for kind, name, value in kept:
+        if vars(kind)[name] is not value:
+            setattr(kind, name, value)
+    for function, defaults, code in details:
+        function.__defaults__, function.__code__ = defaults, code
+    programs.FACTOR = factor
+    OFFSETS.update(offsets)
+    torch.set_default_dtype(torch.float32)
+    for handle in REMOVED:
+        handle.remove()
+    REMOVED.clear()
+
+
+def made() -> Derived:
+    torch.manual_seed(0)
+    return Derived()
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_every_change_is_noticed(change: Callable[[Base], Any]) -> None:
+    """Guards fail after it, not before; those that are made then hold, and say what had changed."""
+    model, x = made(), torch.randn(2, 4)
+    with torch.no_grad():
+        guards = CallReads(model, (x,)).guards
+        assert guards.holds({"fn": model, "args": (torch.randn(2, 4),)})
+        change(model)
+        arguments = {"fn": model, "args": (x,)}
+        assert not guards.holds(arguments)
+        assert guards.difference(arguments)
+        assert CallReads(model, (x,)).guards.holds(arguments)
+
+
+@pytest.mark.parametrize(
+    "name", ["inherited forward", "negative zero", "transposed in place", "method of an object"]
+)
+@pytest.mark.parametrize("mode", ["script", "compiled"])
+def test_results_follow_the_changes(mode: Execution, name: str) -> None:
+    """What a captured program gives is what the model gives, before and after."""
+    model, x = made(), torch.randn(2, 4)
+    with hybridize(model, x, mode) as hybrid:
+        for _ in range(2):
+            torch.testing.assert_close(hybrid(x), model(x).detach())
+            CHANGES[name](model)
+        torch.testing.assert_close(hybrid(x), model(x).detach())
+
+
+def test_modes_of_the_caller_count() -> None:
+    """Autocast with its dtype, inference mode and deterministic algorithms; not whether gradients are on."""
+    model, x = made(), torch.randn(2, 4)
+    with hybridize(model, x, "compiled", max_shapes=5) as hybrid:
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype=dtype):
+                assert hybrid(x).dtype == model(x).dtype
+                torch.testing.assert_close(hybrid(x), model(x).detach(), rtol=0.05, atol=0.05)
+        with torch.inference_mode():
+            torch.testing.assert_close(hybrid(x), model(x))
+        with torch.no_grad():
+            torch.testing.assert_close(hybrid(x), model(x))
+        assert hybrid.report.counters["shapes"] == 4
+
+
+def test_layouts_of_arguments_count_where_they_decide() -> None:
+    """A model that asks for the layout has two programs, another one for both."""
+    model, wide = made(), torch.randn(4, 8)
+    with hybridize(model, torch.randn(2, 4), "compiled") as hybrid:
+        for x in (wide[:2, :4], wide[:2, ::2], torch.randn(2, 4), torch.randn(1, 4).expand(2, 4)):
+            torch.testing.assert_close(hybrid(x), model(x).detach())
+        assert hybrid.report.counters["shapes"] == 2
+        assert hybrid.report.counters["eager_calls"] == 0
+    linear = nn.Linear(4, 4)
+    with hybridize(linear, wide[:1, :4].expand(2, 4), "compiled") as hybrid:
+        for x in (wide[:2, :4], wide[:2, ::2], torch.randn(2, 4)):
+            torch.testing.assert_close(hybrid(x), linear(x).detach())
+        assert hybrid.report.counters == {"eager_calls": 0, "shapes": 1, "rebuilds": 0}
+
+
+class Averaging(nn.Module):
+    """Assigns a buffer anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean * 0.9 + x.mean() * 0.1
+        return x - self.mean
+
+
+def test_what_a_captured_program_would_not_write_is_refused_by_name() -> None:
+    """Buffers that are assigned, lists, closures and attributes; the callable is left as it was."""
+    seen: list[float] = []
+    count = 0
+
+    def appending(x: Tensor) -> Tensor:
+        seen.append(1.0)
+        return x
+
+    def counting(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return x * count
+
+    model = Averaging()
+    cases = ((model, "Averaging"), (appending, "seen (a list)"), (counting, "count"))
+    for fn, name in cases:
+        with pytest.raises(CaptureError) as caught:
+            hybridize(fn, torch.randn(3), "script")
+        assert name in str(caught.value)
+        assert "which a captured program would never do again" in str(caught.value)
+    assert (seen, count, float(model.mean)) == ([], 0, 0.0)
+
+
+def test_a_copy_of_a_model_has_guards_of_its_own() -> None:
+    """What one model was captured around says nothing about another, however equal."""
+    model, x = made(), torch.randn(2, 4)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        guards = CallReads(model, (x,)).guards
+        assert not guards.holds({"fn": twin, "args": (x,)})

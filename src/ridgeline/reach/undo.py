@@ -85,14 +85,18 @@ class Undo:
                 leaf.grad = grad
             if leaf.requires_grad != requires_grad:
                 leaf.requires_grad_(requires_grad)
+        self.restore_values()
+        for put, state in self._generators:
+            put(state)
+        self._random.restore()
+
+    def restore_values(self) -> None:
+        """Put the elements of tensors and arrays back, and nothing else."""
         for values in self._tensors:
             self.notes += values.restore()
         for array, saved in self._arrays:
             if array.flags.writeable:
                 numpy.copyto(array, saved)
-        for put, state in self._generators:
-            put(state)
-        self._random.restore()
 
 
 @contextlib.contextmanager

@@ -126,10 +126,14 @@ class _Start:
     def begin(self) -> None:
         """Go back for another run; the optimizer's settings stay.
 
+        What is kept outside of the model in tensors (an average, a teacher) begins anew as well: programs read
+        it where it lies. Python's own counters and names do not, see `check_replay`.
         What an optimizer of the user's own counts is never baked in: it steps in Python in every mode.
         """
         if self._repeats_python:
             self._outside.restore()
+        else:
+            self._outside.restore_values()
         self._optimizer.restore()
         self._snapshot.restore(keep_settings=True)
 

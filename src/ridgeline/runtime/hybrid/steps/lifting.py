@@ -137,6 +137,10 @@ class LiftedState:
         count = len(self._originals)
         return [*self._originals, *(entry.tensor for entry in self.entries[count:])]
 
+    def tensors(self) -> list[Tensor]:
+        """The model's and the optimizer's tensors that are listed."""
+        return list(self._originals)
+
     def is_current(self) -> bool:
         """Whether the model's and the optimizer's tensors are still those listed, at their addresses.
 

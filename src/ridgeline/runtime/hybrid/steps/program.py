@@ -163,7 +163,9 @@ def trace_step(
         inner_batch = pytree.tree_unflatten(inner, structure)
         return [lifted.run_substituted(state, lambda: body()(inner_batch, Recorder(HostClock())))]
 
-    before, host = Undo(model, loss_fn, optimizer, values=False), HostGenerators.now()
+    # Operators on tensors outside that need nothing of the trace are executed while it is made.
+    before = Undo(model, loss_fn, optimizer, spared=lifted.tensors())
+    host = HostGenerators.now()
     try:
         with loss.kept(), unchecked():
             graph = trace_graph(step, [*lifted.examples(), *tensors_of(example)])

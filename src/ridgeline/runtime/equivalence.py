@@ -6,7 +6,6 @@ between them, and must agree. Other settings (weight decay, momentum) are watche
 capture again when one changes.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,13 +22,14 @@ from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.random_state import seed_all
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
+from ridgeline.runtime.step_difference import Noise, Outcome, difference, noise_of, outcome
 from ridgeline.runtime.world import World
 
 LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0)
 PARAMETER_FACTORS = (1.0, 1.01, 0.99)
-TOLERANCE = 0.02
-"""Largest accepted difference, relative to the size of the parameters' change. Kernels that add in
-another order stay below 1e-3 of it; a baked-in learning rate or input is off by 0.5 and more."""
+TOLERANCE = 0.008
+"""Largest accepted difference, see `step_difference`. Kernels that add in another order stay below 1e-3; a
+learning rate or a factor of the loss that is wrong by 1 % is above it."""
 NARROW_TOLERANCE = 0.25
 """The same for parameters of 16 bits, whose every update is rounded."""
 ROUNDING_FACTOR = 1.5
@@ -42,11 +42,11 @@ with different draws are from each other: a baked-in constant adds to that dista
 DRAWN = 1e-3
 """Two eager steps that differ by less have drawn nothing: what is between them is the order of additions."""
 _OTHER_DRAWS = 10_000
-SENSITIVITY_FACTOR = 4.0
-"""A step may differ by this multiple of what a change of the parameters' last bit does to the eager step:
-gradients that are nothing but rounding (a bias before batch norm) grow to whole steps under Adam."""
+NUDGES = (1.0, -2.0)
+"""Multiples of the last bit by which parameters are changed to find what is rounding."""
 LAST_BIT = 2.0**-22
 _SEED = 20_000
+MOST_NAMED = 3
 
 Step = Callable[[], Tensor]
 
@@ -88,7 +88,7 @@ def check_replay(
     """
     originals = [tensor.clone() for tensor in inputs]
     start = _Start(body, inputs, repeats_python=runs_python)
-    trial = _Trial(body, batch, start, rates, replay, stream, world)
+    trial = _Trial(body, batch, start, rates, replay, stream, world, notes)
     try:
         gaps = []
         for shift in range(len(LEARNING_RATE_FACTORS)):
@@ -126,9 +126,9 @@ class _Start:
     def begin(self) -> None:
         """Go back for another run; the optimizer's settings stay.
 
-        What is kept outside of the model in tensors (an average, a teacher) begins anew as well: programs read
-        it where it lies. Python's own counters and names do not, see `check_replay`.
-        What an optimizer of the user's own counts is never baked in: it steps in Python in every mode.
+        What is kept outside of the model in tensors (an average, a teacher) begins anew as well: programs
+        read it where it lies. Python's own counters and names do not, see `check_replay`. What an optimizer
+        of the user's own counts is never baked in: it steps in Python in every mode.
         """
         if self._repeats_python:
             self._outside.restore()
@@ -162,6 +162,7 @@ class _Trial(NamedTuple):
     replay: Step
     stream: "torch.cuda.Stream | None"
     world: World
+    notes: list[str]
 
     def gap(self, shift: int) -> _Gap:
         """The difference under perturbation number `shift`."""
@@ -182,30 +183,42 @@ class _Trial(NamedTuple):
             if again > allowed:
                 name = f"the eager step in distribution (which differs by {again:.1e} from itself)"
                 return _Gap(size, max(allowed, DRAWS_FACTOR * again), name)
+        noise = None
         if size > allowed and not narrow:
-            nudged = self._run_nudged(shift)
-            allowed = max(allowed, SENSITIVITY_FACTOR * self._difference(before, eager, nudged))
-            allowed = min(allowed, NARROW_TOLERANCE)
+            nudged = [self._run_nudged(shift, bits) for bits in NUDGES]
+            noise = noise_of(before, eager, nudged)
+            size = self._difference(before, eager, got, noise)
+            self._name_noise(noise)
         if not self._may_round_elsewhere():
             return _Gap(size, allowed, "the eager step")
         with self.body.as_written(precision="as-is"):
             exact = self._run(self._eager, shift)
-        rounding = self._difference(before, exact, eager)
+        rounding = self._difference(before, exact, eager, noise)
         allowed = max(allowed, ROUNDING_FACTOR * rounding)
         name = f"the float32 step (from which the eager one is {rounding:.1e} away)"
-        return _Gap(self._difference(before, exact, got), allowed, name)
+        return _Gap(self._difference(before, exact, got, noise), allowed, name)
 
-    def _difference(self, before: list[Tensor], wanted: "_Outcome", got: "_Outcome") -> float:
+    def _difference(
+        self, before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None = None
+    ) -> float:
         """The largest of the workers': what follows from it, steps with collectives too, they do together."""
-        return largest_of_workers(_difference(before, wanted, got), self.world)
+        return largest_of_workers(difference(before, wanted, got, noise, TOLERANCE), self.world)
 
-    def _apart(self, before: list[Tensor], eager: "_Outcome", shift: int) -> float:
+    def _name_noise(self, noise: Noise) -> None:
+        names = noise.names(self.body.model)
+        if names:
+            shown = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+            note = f"rounding alone decides the update of {shown}, so this was not compared"
+            if note not in self.notes:
+                self.notes.append(note)
+
+    def _apart(self, before: Outcome, eager: Outcome, shift: int) -> float:
         """How far an eager step with other random numbers is from the eager step."""
         with self.body.as_written():
             other = self._run(self._eager, shift, seed=_OTHER_DRAWS)
         return self._difference(before, eager, other)
 
-    def _repeated(self, before: list[Tensor], eager: "_Outcome", shift: int) -> float:
+    def _repeated(self, before: Outcome, eager: Outcome, shift: int) -> float:
         """How far the eager step is from itself: libraries draw numbers that no seed of torch sets.
 
         Source: cuDNN's recurrent layers keep the state of their dropout to themselves.
@@ -232,13 +245,13 @@ class _Trial(NamedTuple):
         torch.cuda.current_stream().wait_stream(self.stream)
         return loss
 
-    def _run_nudged(self, shift: int) -> "_Outcome":
-        """The eager step from parameters that differ in their last bit."""
+    def _run_nudged(self, shift: int, bits: float) -> Outcome:
+        """The eager step from parameters that differ in their last bits."""
         with self.body.as_written():
-            return self._run(self._eager, shift, nudge=1.0 + LAST_BIT)
+            return self._run(self._eager, shift, nudge=1.0 + bits * LAST_BIT)
 
-    def _run(self, step: Step, shift: int, *, nudge: float = 1.0, seed: int = 0) -> "_Outcome":
-        """Loss and parameters after one step from the perturbed start."""
+    def _run(self, step: Step, shift: int, *, nudge: float = 1.0, seed: int = 0) -> Outcome:
+        """What one step from the perturbed start leaves."""
         factor = LEARNING_RATE_FACTORS[shift]
         _perturbed_parameters(self.body, self.start, shift, nudge=nudge)
         torch.clear_autocast_cache()  # inside autocast it holds casts of the weights of the last step
@@ -246,10 +259,7 @@ class _Trial(NamedTuple):
         self.rates.scale(factor)
         loss = float(step())
         self.rates.scale(1.0 / factor)
-        return loss, _parameters(self.body)
-
-
-_Outcome = tuple[float, list[Tensor]]
+        return outcome(loss, self.body.model, self.body.optimizer)
 
 
 def _perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift: int) -> None:
@@ -272,7 +282,7 @@ def _perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift
 
 def _perturbed_parameters(
     body: StepBody, start: "_Start", shift: int, *, nudge: float = 1.0
-) -> list[Tensor]:
+) -> Outcome:
     start.begin()
     factor = PARAMETER_FACTORS[shift] * nudge
     if factor != 1.0:
@@ -280,24 +290,4 @@ def _perturbed_parameters(
             for parameter in body.model.parameters():
                 if parameter.requires_grad:  # so it is floating point, or complex
                     parameter.mul_(factor)
-    return _parameters(body)
-
-
-def _parameters(body: StepBody) -> list[Tensor]:
-    return [p.detach().clone() for p in body.model.parameters() if p.requires_grad]
-
-
-def _difference(before: list[Tensor], wanted: _Outcome, got: _Outcome) -> float:
-    """Norm of the difference over the norm of the update, or the losses' relative difference."""
-    change = _squared_distance(wanted[1], before)
-    gap = _squared_distance(wanted[1], got[1])
-    losses = abs(wanted[0] - got[0]) / max(abs(wanted[0]), 1e-12)
-    update = (gap / change) ** 0.5 if change else gap**0.5
-    worst = max(losses, update)
-    return math.inf if math.isnan(worst) or math.isnan(losses) else worst
-
-
-def _squared_distance(first: list[Tensor], second: list[Tensor]) -> float:
-    pairs = zip(first, second, strict=True)
-    parts = [(a - b).abs().double().square().sum() for a, b in pairs]  # complex ones too
-    return float(torch.stack(parts).sum()) if parts else 0.0
+    return outcome(0.0, body.model, body.optimizer)

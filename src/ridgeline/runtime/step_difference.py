@@ -1,0 +1,143 @@
+"""How far two ways of running one training step are apart.
+
+Three things are compared: the loss, the update of the parameters, and the change of the optimizer's state.
+
+An optimizer like Adam makes whole steps of gradients that are nothing but rounding (a bias before batch norm,
+the bias of attention's keys): such elements of an update differ from run to run, and tell nothing. They are
+found by runs from parameters that differ in their last bit, and left out; the optimizer's state holds the
+gradients as they are, so that nothing else can hide behind them.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+NOISE = 0.01
+"""An element of an update is rounding if a change of the parameters' last bit moves it by more of itself."""
+NAMED_SHARE = 0.1
+"""A parameter of whose elements more than this are rounding is left out, and named."""
+SENSITIVITY_FACTOR = 4.0
+"""What is left may differ by this multiple of what the last bit does to it: next to nothing, as a rule."""
+MOST_MOVED = 0.05
+"""A parameter whose update or state the last bit moves by more is left out, and named, too."""
+RESOLUTION = 1e-6
+"""Of a tensor's norm: changes below that are as small as the rounding of single precision."""
+
+
+class Outcome(NamedTuple):
+    """What a step leaves: its loss, the parameters that are trained, and the optimizer's state of each."""
+
+    loss: float
+    parameters: list[Tensor]
+    state: list[list[Tensor]]
+
+
+def outcome(loss: float, model: nn.Module, optimizer: Optimizer) -> Outcome:
+    """Copies of what there is after a step."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    kept = [optimizer.state.get(p, {}) for p in trained]
+    state = [
+        [v.detach().clone() for v in values.values() if isinstance(v, Tensor) and v.dim()]
+        for values in kept
+    ]
+    return Outcome(loss, [p.detach().clone() for p in trained], state)
+
+
+class Noise(NamedTuple):
+    """What rounding decides: elements of each parameter's update, and how far all else moves.
+
+    Attributes:
+        masks: The elements, one mask for each trained parameter.
+        moves: What `differences` gives for the runs that were nudged, the largest of them.
+    """
+
+    masks: list[Tensor]
+    moves: list[float]
+
+    def is_left_out(self, index: int) -> bool:
+        """Whether a parameter is mostly rounding: its elements, or its gradient as a whole."""
+        mask = self.masks[index]
+        share = float(mask.float().mean()) if mask.numel() else 0.0
+        return share > NAMED_SHARE or (bool(self.moves) and self.moves[1 + index] > MOST_MOVED)
+
+    def names(self, model: nn.Module) -> list[str]:
+        """The parameters that are left out."""
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        return [name for index, name in enumerate(trained) if self.is_left_out(index)]
+
+
+def noise_of(before: Outcome, wanted: Outcome, nudged: Sequence[Outcome]) -> Noise:
+    """What runs from parameters with another last bit do otherwise."""
+    masks = []
+    for index, (old, new) in enumerate(zip(before.parameters, wanted.parameters, strict=True)):
+        update = (new - old).abs()
+        moved = torch.zeros_like(update, dtype=torch.bool)
+        for other in nudged:
+            moved |= (other.parameters[index] - new).abs() > NOISE * update
+        masks.append(moved & (update > 0))
+    quiet = Noise(masks, [])
+    found = [differences(before, wanted, other, quiet) for other in nudged]
+    return Noise(masks, [max(values) for values in zip(*found, strict=True)])
+
+
+def differences(
+    before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None = None
+) -> list[float]:
+    """The losses' relative difference, and for each parameter that of its update and of its state.
+
+    Args:
+        before: Where both began.
+        wanted: The reference.
+        got: What is compared.
+        noise: Elements to leave out. As many others that are furthest apart are left out as well: rounding
+            that no nudge has shown.
+    """
+    found = [abs(wanted.loss - got.loss) / max(abs(wanted.loss), 1e-12)]
+    for index, (old, mine, theirs) in enumerate(
+        zip(before.parameters, wanted.parameters, got.parameters, strict=True)
+    ):
+        mask = None if noise is None else noise.masks[index]
+        if noise is not None and noise.is_left_out(index):
+            found.append(0.0)
+            continue
+        states = zip(before.state[index], wanted.state[index], got.state[index], strict=False)
+        found.append(
+            max([_relative(old, mine, theirs, mask), *(_relative(*parts) for parts in states)])
+        )
+    return found
+
+
+def difference(
+    before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None, tolerance: float
+) -> float:
+    """The largest difference, as it is or in units in which `tolerance` is what rounding allows.
+
+    Returns:
+        Infinity where something is no number.
+    """
+    found = differences(before, wanted, got, noise)
+    if any(map(math.isnan, found)):
+        return math.inf
+    if noise is None:
+        return max(found)
+    allowed = [max(tolerance, SENSITIVITY_FACTOR * min(m, MOST_MOVED)) for m in noise.moves]
+    return max(value * tolerance / limit for value, limit in zip(found, allowed, strict=True))
+
+
+def _relative(before: Tensor, wanted: Tensor, got: Tensor, mask: Tensor | None = None) -> float:
+    """Norm of the gap over that of the change."""
+    if not before.shape == wanted.shape == got.shape:
+        return 0.0 if wanted.shape == got.shape and torch.equal(wanted, got) else math.inf
+    gap, change = (wanted - got).abs().double(), (wanted - before).abs().double()
+    if mask is not None and bool(mask.any()):
+        gap, change = gap[~mask], change[~mask]
+        most = min(int(mask.sum()), gap.numel())
+        gap = gap.clone()
+        gap[gap.topk(most).indices] = 0.0
+    size = max(float(change.norm()), RESOLUTION * float(wanted.abs().double().norm()))
+    distance = float(gap.norm())
+    return distance / size if size else distance

@@ -74,6 +74,10 @@ class EngineError(RidgelineError):
     """The engine was used wrongly, or was closed while tasks were still wanted."""
 
 
+class AbsentWorkerError(EngineError):
+    """A worker did not come to a collective; names who, at which step, and what is known of it."""
+
+
 class ScheduleError(RidgelineError, ValueError):
     """A schedule would let a node run before one that it waits for, or describes another graph."""
 

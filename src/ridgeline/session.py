@@ -18,6 +18,7 @@ from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.expectation import expected
 from ridgeline.probe.measure import measure
+from ridgeline.runtime import attendance
 from ridgeline.runtime.agree import largest_of_workers, share_bytes
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.compiling import CompiledForms
@@ -94,6 +95,7 @@ class TrainStep(Closing):
         name: str = "step",
     ) -> None:
         self.world = World.join(device=device)
+        attendance.of(self.world)  # a worker that waits for this one learns that it is there
         self.model = move(model, self.world.device)
         self.loss_fn = loss_fn
         self.optimizer = optimizer
@@ -141,7 +143,8 @@ class TrainStep(Closing):
         Raises:
             WorkloadError: the loss is not a scalar that depends on the parameters.
             BatchError: the batch does not fit the step.
-            EngineError: a collective failed, most likely because another worker died.
+            AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
+            EngineError: a collective failed otherwise.
             PlanError: the step was closed, or its process group destroyed.
 
         Cost: Does not wait for a GPU. With `plan="auto"` the first call measures and tries plans, which
@@ -167,7 +170,8 @@ class TrainStep(Closing):
         self.world.check_open()
         self._example = batch
         if self._step is None:
-            plan, notes = self._choose()
+            with attendance.phase("the choice of a plan", self.world):
+                plan, notes = self._choose()
             self._step = self._planned(plan)
             self._step.notes.extend(notes)
             self._forms.forget()

@@ -14,7 +14,13 @@ from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.told_trials import ToldTrials, doing_words
 from ridgeline.decision.trial import LONGEST_S, run_trial
-from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, RidgelineError
+from ridgeline.errors import (
+    AbsentWorkerError,
+    LaunchError,
+    MachineError,
+    OutOfTimeError,
+    RidgelineError,
+)
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
@@ -173,6 +179,8 @@ class PlanChoice:
                 return None
             self._tell(f"there is no time to try it ({error}): taken as remembered")
             return remembered.noted(ranking, best, "and not tried again, since there was no time")
+        except AbsentWorkerError:
+            raise
         except RidgelineError as error:
             self._tell(f"it fails now ({error}): choosing anew")
             return None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ridgeline.errors import ObstacleError, OutOfTimeError, RidgelineError
+from ridgeline.errors import AbsentWorkerError, ObstacleError, OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import Request
@@ -143,12 +143,13 @@ def _try(
 
     Raises:
         OutOfTimeError: no step of it could be measured in the seconds that are left.
+        AbsentWorkerError: another worker is missing, so that no further trial can succeed either.
     """
     plan = candidate.plan
     try:
         measured = trial(plan)
         verify(candidate.timeline, measured)
-    except OutOfTimeError:
+    except (OutOfTimeError, AbsentWorkerError):
         raise
     except Exception as error:
         is_ours = isinstance(error, RidgelineError)

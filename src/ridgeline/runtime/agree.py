@@ -1,13 +1,14 @@
 """How the workers agree: small collectives on numbers and bytes, at moments all of them reach.
 
 A world of one answers at once, without a process group. Every call is collective: all workers make it
-in the same order, or all of them wait for ever.
+in the same order; where one fails because a worker did not come, `AbsentWorkerError` says who.
 """
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.runtime import attendance
 from ridgeline.runtime.world import World
 
 
@@ -21,7 +22,8 @@ def sum_over_workers(values: Tensor, world: World) -> Tensor:
     Cost: One all-reduce; on CUDA it is only enqueued.
     """
     if world.size > 1:
-        dist.all_reduce(values)
+        with attendance.meeting("a sum over the workers", world):
+            dist.all_reduce(values)
     return values
 
 
@@ -33,8 +35,9 @@ def largest_of_workers(value: float, world: World) -> float:
     if world.size == 1:
         return value
     largest = torch.tensor([value], dtype=torch.float64, device=world.device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return float(largest)
+    with attendance.meeting("a maximum over the workers", world):
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return float(largest)
 
 
 def gather_bytes(data: bytes, world: World) -> list[bytes]:
@@ -46,12 +49,13 @@ def gather_bytes(data: bytes, world: World) -> list[bytes]:
         return [data]
     length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
     lengths = [torch.empty_like(length) for _ in range(world.size)]
-    dist.all_gather(lengths, length)
-    sizes = [int(size) for size in lengths]
-    longest = max(*sizes, 1)
-    mine = _to_tensor(data, longest, world.device)
-    gathered = [torch.empty_like(mine) for _ in range(world.size)]
-    dist.all_gather(gathered, mine)
+    with attendance.meeting("an exchange between all workers", world):
+        dist.all_gather(lengths, length)
+        sizes = [int(size) for size in lengths]
+        longest = max(*sizes, 1)
+        mine = _to_tensor(data, longest, world.device)
+        gathered = [torch.empty_like(mine) for _ in range(world.size)]
+        dist.all_gather(gathered, mine)
     return [_to_bytes(part, size) for part, size in zip(gathered, sizes, strict=True)]
 
 
@@ -63,10 +67,11 @@ def share_bytes(data: bytes, world: World) -> bytes:
     if world.size == 1:
         return data
     length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
-    dist.broadcast(length, 0)
-    size = int(length)
-    content = _to_tensor(data if world.rank == 0 else b"", max(size, 1), world.device)
-    dist.broadcast(content, 0)
+    with attendance.meeting("a broadcast from rank 0", world):
+        dist.broadcast(length, 0)
+        size = int(length)
+        content = _to_tensor(data if world.rank == 0 else b"", max(size, 1), world.device)
+        dist.broadcast(content, 0)
     return _to_bytes(content, size)
 
 
@@ -97,7 +102,8 @@ def share_tensors(
             carrier = torch.empty(shape, dtype=getattr(torch, dtype), device=world.device)
         if carrier.numel():
             # As bytes: the backends do not reduce to one list of dtypes, and none is changed here.
-            dist.broadcast(carrier.reshape(-1).view(torch.uint8), 0)
+            with attendance.meeting(f"the broadcast of {name}", world):
+                dist.broadcast(carrier.reshape(-1).view(torch.uint8), 0)
         shared[name] = carrier.cpu()
     return shared
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.runtime.attendance import Attendance
 from ridgeline.runtime.clocks import DeviceClock
 from ridgeline.runtime.engine import Engine, Task, Variable
 from ridgeline.runtime.recorder import Recorder
@@ -20,13 +21,17 @@ class Collectives:
     Args:
         engine: Its `communication` lane runs them.
         on_device: NCCL on a stream, or gloo.
+        present: Told of each collective.
 
     Attributes:
         overhead_ns: Host time of the pushes since `begin`, without the collective calls themselves.
     """
 
-    def __init__(self, engine: Engine, *, on_device: bool) -> None:
+    def __init__(
+        self, engine: Engine, *, on_device: bool, present: Attendance | None = None
+    ) -> None:
         self._engine = engine
+        self._present = present
         self._on_device = on_device
         self._tasks: list[Task] = []
         self._call_ns = 0
@@ -55,6 +60,8 @@ class Collectives:
 
     def _push(self, name: str, fn: Callable[[], Any], variable: Variable) -> None:
         begin = time.perf_counter_ns()
+        if self._present is not None:
+            self._present.call()
         timed = partial(self._timed, name, fn)
         task = self._engine.push(timed, writes=(variable,), lane="communication", name=name)
         self._tasks.append(task)

@@ -38,6 +38,7 @@ class Recorder:
     """Frames of the last steps; `timeline()` makes the measured `Timeline` of the median step.
 
     Attributes:
+        frame: The frame that began last in the present step.
         listener: Called with a frame's name when it begins (for the black box), or None.
         costs: What steps cost besides, such as `overhead_ns`; the timeline has the medians, because a
             step in which another thread held the interpreter says nothing about the others.
@@ -47,6 +48,7 @@ class Recorder:
     def __init__(self, clock: Clock, *, starts: bool = True) -> None:
         self.clock = clock
         self.listener: Callable[[str], None] | None = None
+        self.frame = ""
         self.costs: dict[str, deque[float]] = {}
         self.counts: dict[str, float] = {}
         self.overhead_ns = 0
@@ -60,6 +62,7 @@ class Recorder:
     def begin_step(self) -> None:
         """The next batch is there: `input` (since the last step's end) is over."""
         self.overhead_ns = 0
+        self.frame = ""
         if self.current.is_sampled:
             self.current.marks.append(("input", "host", self.current.begin))
             self.current.marks.append(("", "host", self.clock.stamp()))
@@ -78,6 +81,7 @@ class Recorder:
         begin = time.perf_counter_ns()
         if self.current.is_sampled:
             self.current.marks.append((name, lane, self.clock.stamp()))
+        self.frame = name
         if self.listener is not None:
             self.listener(name)
         self.overhead_ns += time.perf_counter_ns() - begin

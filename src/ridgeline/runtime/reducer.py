@@ -22,13 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.errors import EngineError, PlanError, WorkloadError
+from ridgeline.runtime import attendance
 from ridgeline.runtime.arrangement import arrange, expected_order
 from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.collectives import Collectives
 from ridgeline.runtime.departures import Departures, by_readiness
-from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.engine import Engine, Variable
 from ridgeline.runtime.hooks import GradientHooks, Sent, last_of_each
 from ridgeline.runtime.ready import Ready
 from ridgeline.runtime.recorder import Recorder
@@ -74,7 +75,8 @@ class Reducer:
         self._engine = engine
         self._bucket_bytes = tuple(bucket_bytes)
         self._on_device = world.device.type == "cuda"
-        self._collectives = Collectives(engine, on_device=self._on_device)
+        self._present = attendance.of(world)
+        self._collectives = Collectives(engine, on_device=self._on_device, present=self._present)
         self._scale = 0.5 ** (world.size - 1).bit_length()
         self._excess = world.size * self._scale  # above 1/2, and exact
         self._is_armed = False
@@ -137,7 +139,8 @@ class Reducer:
 
         Raises:
             WorkloadError: a buffer changed its shape.
-            EngineError: a collective failed, most likely because another worker died.
+            AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
+            EngineError: a collective failed otherwise.
 
         Cost: On the CPU, blocks until the means are there; on GPUs, only the stream waits.
         """
@@ -146,15 +149,15 @@ class Reducer:
         self._is_armed = False
         self._departures.end()
         if self._buffers.flats and self._buffers.versions != self._sent_versions:
-            self._engine.wait(self._buffers_done)
+            self._wait("broadcast_buffers", self._buffers_done)
             self._broadcast_buffers()  # recomputed activations wrote them again during backward
         self._recorder.mark("wait")
         for bucket in self.buckets:
-            self._engine.wait(self._done[bucket.index])
+            self._wait(self._layout.all_reduce_names[bucket.index], self._done[bucket.index])
             if not self._on_device and self._excess != 1.0:
                 bucket.flat.div_(self._excess)
         if self._buffers.flats:
-            self._engine.wait(self._buffers_done)
+            self._wait("broadcast_buffers", self._buffers_done)
             if self._world.rank:
                 self._buffers.unpack()
         self._departures.join()
@@ -164,6 +167,14 @@ class Reducer:
             self._settle_missing(self.buckets[bucket], positions)
         if not self._order_is_measured:
             self._measure_order()
+
+    def _wait(self, name: str, done: Variable) -> None:
+        try:
+            self._engine.wait(done)
+        except EngineError as error:
+            if self._present is None:
+                raise
+            self._present.explain(name, error)
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -340,7 +351,8 @@ class Reducer:
         seen = set(arrived)
         order = [*arrived, *(i for i in self._layout.order if i not in seen)]
         agreed = torch.tensor(order, dtype=torch.int64, device=self._world.device)
-        dist.broadcast(agreed, src=0)
+        with attendance.meeting("the broadcast of the order of gradients", self._world):
+            dist.broadcast(agreed, src=0)
         order = [int(index) for index in agreed.tolist()]
         if order != list(self._layout.order):
             self._arrange(order)

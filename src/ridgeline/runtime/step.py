@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from ridgeline.errors import PlanError
 from ridgeline.execution import MODES, check_alone
 from ridgeline.plan import Plan
+from ridgeline.runtime import attendance
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.buffers import FlatBuffers
@@ -134,6 +135,8 @@ class TrainStep(Closing):
             self.notes.extend(make_fused(optimizer, self.world.device))
         on_device = self.world.device.type == "cuda"
         self.recorder = Recorder(DeviceClock() if on_device else HostClock())
+        self._attendance = attendance.of(self.world)
+        self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
         self._engine = self._make_engine()
         self._reducer = self._make_reducer(order)
         if self._reducer is not None:
@@ -163,7 +166,8 @@ class TrainStep(Closing):
             CaptureError: the plan captures or compiles, and the step cannot be.
             EquivalenceError: the planned execution gives other results than the eager step.
             WorkloadError: the loss is not a scalar that depends on the parameters.
-            EngineError: a collective failed, most likely because another worker died.
+            AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
+            EngineError: a collective failed otherwise.
             PlanError: the step was closed, or its process group destroyed.
 
         Cost: Does not synchronise the host with a GPU, once the first calls have compiled, captured and
@@ -177,7 +181,7 @@ class TrainStep(Closing):
         recorder.begin_step()
         batch = self._laid_out(batches.to_device(batch, self.world.device))
         overhead = time.perf_counter_ns() - begin
-        loss = self._runner(batch)
+        loss = self._runner(batch) if self._attendance is None else self._run_among_others(batch)
         begin = time.perf_counter_ns()
         is_warmup = self.num_steps < self._num_warmup
         self.num_steps += 1
@@ -186,6 +190,19 @@ class TrainStep(Closing):
             overhead += self._body.overhead_ns + recorder.overhead_ns
             overhead += time.perf_counter_ns() - begin
             recorder.add_cost("overhead_ns", overhead)
+        return loss
+
+    def _run_among_others(self, batch: Any) -> Tensor:
+        """The step, where others wait for this worker: they learn what keeps it from coming."""
+        present = self._attendance
+        assert present is not None
+        present.begin_step(self._enrolled, self.recorder)
+        try:
+            loss = self._runner(batch)
+        except BaseException as error:
+            present.stopped(error)
+            raise
+        present.end_step(self._enrolled)
         return loss
 
     def begin_warm_up(self) -> None:
@@ -235,6 +252,8 @@ class TrainStep(Closing):
         """
         if not self._is_closed and torch.get_num_threads() == self.plan.threads:
             torch.set_num_threads(self._threads_before)
+        if self._attendance is not None and not self._is_closed:
+            self._attendance.closed(self._enrolled)
         self._is_closed = True
         self._runner.close()
         if self._reducer is not None:
@@ -294,7 +313,7 @@ def take_initial_state(model: nn.Module, buffers: FlatBuffers, world: World) -> 
 
     Cost: One broadcast a parameter, and one for the buffers.
     """
-    with torch.no_grad():
+    with torch.no_grad(), attendance.meeting("the broadcast of the initial parameters", world):
         for parameter in model.parameters():
             carrier = parameter.detach().contiguous()
             dist.broadcast(carrier, src=0)
@@ -302,8 +321,9 @@ def take_initial_state(model: nn.Module, buffers: FlatBuffers, world: World) -> 
                 parameter.copy_(carrier)
     if not world.rank:
         buffers.pack()
-    for flat in buffers.flats:
-        dist.broadcast(flat, src=0)
+    with attendance.meeting("the broadcast of the initial buffers", world):
+        for flat in buffers.flats:
+            dist.broadcast(flat, src=0)
     if world.rank:
         buffers.unpack()
 

@@ -1,0 +1,166 @@
+"""Who did not come to a collective, decided from what the workers say of themselves; pure functions.
+
+Every worker counts the steps (and other rounds) that it has begun, and the collectives in the present one.
+These are the same on all workers in the same order, so whoever stands furthest behind is waited for.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ridgeline.codec import Value
+
+
+class Row(Value, frozen=True, kw_only=True):
+    """What a worker says of itself.
+
+    `rounds` and `calls` are its place: rounds begun, and collectives begun in the present round. `completed`
+    are the steps that ended, by the name of their `TrainStep`. `end` says how it stopped, empty until
+    then. `is_waiting` tells that it lost others itself. `serial` grows with every word.
+    """
+
+    rank: int
+    rounds: int = 0
+    calls: int = 0
+    completed: dict[str, int] = {}
+    doing: str = ""
+    end: str = ""
+    has_raised: bool = False
+    is_waiting: bool = False
+    serial: int = 0
+    pid: int = 0
+    host: str = ""
+
+
+class Absence(Value, frozen=True, kw_only=True):
+    """One worker that is waited for: what is known of it, and what to do; its last word may be old."""
+
+    rank: int
+    what: str
+    advice: str
+    is_silent: bool = False
+
+
+_BATCHES = (
+    "give every worker as many batches (a DistributedSampler, drop_last=True, or a common number of "
+    "steps)"
+)
+
+
+def absent(
+    mine: Row, rows: Mapping[int, Row], size: int, silent: Mapping[int, str]
+) -> list[Absence]:
+    """The workers for which `mine` waits, in order; empty where all stand where it stands.
+
+    Those that raised an error of their own are told alone, being the cause of all else; then those that ended
+    or fell silent; then those furthest behind, which others may wait for that are behind themselves.
+
+    Args:
+        mine: Of the worker that asks.
+        rows: The last word of each worker, by rank.
+        size: Number of workers.
+        silent: Ranks that give no answer any more, and how that shows.
+    """
+    others = [rank for rank in range(size) if rank != mine.rank]
+    raised = [r for r in others if r in rows and rows[r].has_raised]
+    if raised:
+        return [_absence(rank, rows[rank], "") for rank in raised]
+    waiting = [r for r in others if r in rows and rows[r].is_waiting]
+    # One that ended ahead of this worker had come to all that it waits for.
+    gone = [
+        r
+        for r in others
+        if r not in waiting
+        and (r not in rows or r in silent or (rows[r].end and _place(rows[r]) <= _place(mine)))
+    ]
+    if gone:
+        return [_absence(rank, rows.get(rank), silent.get(rank, "")) for rank in gone]
+    places = {r: _place(rows[r]) for r in others if r not in waiting}
+    least = min(places.values(), default=_place(mine))
+    behind = [r for r, place in places.items() if place == least < _place(mine)]
+    # Those that gave up come last: whatever they had waited for is the cause, if it is known.
+    behind = behind or [r for r in waiting if rows[r].end]
+    return [_absence(rank, rows[rank], "") for rank in behind]
+
+
+def absence_text(
+    what: str, mine: Row, absences: Sequence[Absence], rows: Mapping[int, Row], size: int
+) -> str:
+    """The message for a worker that waited in vain.
+
+    Args:
+        what: The collective, and where.
+        mine: Of the worker that waited.
+        absences: At least one; see `absent`.
+        rows: By rank.
+        size: Number of workers.
+    """
+    got = "; ".join(f"none from rank {a.rank}: {a.what}" for a in absences[:4])
+    if len(absences) > 4:
+        got += f"; and none from {len(absences) - 4} more"
+    advice = "; ".join(dict.fromkeys(a.advice for a in absences))
+    lost = {a.rank for a in absences if a.is_silent}
+    counts = _counts({**rows, mine.rank: mine}, lost)
+    return (
+        f"wanted all {size} workers in {what}, got {got}. Completed: {counts}. "
+        f"{advice[:1].upper()}{advice[1:]}"
+    )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0 to 2 and 5`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words: list[str] = []
+    for run in runs:
+        words += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    joined = " and ".join(([", ".join(words[:-1])] if words[:-1] else []) + words[-1:])
+    return f"rank{'s' * (len(ranks) > 1)} {joined}"
+
+
+def _place(row: Row) -> tuple[int, int]:
+    return row.rounds, row.calls
+
+
+def _absence(rank: int, row: Row | None, silence: str) -> Absence:
+    if row is None:
+        what = "it made no TrainStep"
+        return Absence(rank=rank, what=what, advice="make the same steps on all workers")
+    where = f"process {row.pid} on {row.host}"
+    if row.has_raised:
+        return Absence(rank=rank, what=row.end, advice=f"see the traceback of rank {rank}")
+    if silence:
+        return Absence(
+            rank=rank,
+            what=f"{silence} ({where}; last heard {row.doing})",
+            advice=f"see its log, its exit status, and whether {row.host} ran out of memory",
+            is_silent=True,
+        )
+    if row.is_waiting:
+        what = "it had waited for other workers in vain, and left"
+        return Absence(
+            rank=rank,
+            what=what,
+            advice="see its message, or raise the timeout of the process group",
+        )
+    if row.end:
+        return Absence(rank=rank, what=row.end, advice=_BATCHES)
+    what, look = f"it runs ({where}), {row.doing}", f"py-spy dump --pid {row.pid}"
+    if row.doing.startswith("in "):
+        return Absence(rank=rank, what=what, advice=f"see where it hangs: {look}")
+    return Absence(rank=rank, what=what, advice=f"{_BATCHES}, or see what it does: {look}")
+
+
+def _counts(rows: Mapping[int, Row], lost: Collection[int]) -> str:
+    """Completed steps, ranks with equal counts together; those that were lost may have completed more."""
+    alike: dict[str, list[int]] = {}
+    for rank, row in sorted(rows.items()):
+        parts = [
+            f"{count} step{'s' * (count != 1)}{f' of {name!r}' * (len(row.completed) > 1)}"
+            for name, count in row.completed.items()
+        ]
+        text = ("at least " if rank in lost else "") + (", ".join(parts) or "no step")
+        alike.setdefault(text, []).append(rank)
+    return "; ".join(f"{text} on {ranks_text(ranks)}" for text, ranks in alike.items())

@@ -1,0 +1,157 @@
+"""Worker script: rank 1 stops coming, in each way; rank 0 writes what it is told.
+
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python absent_workers.py OUTPUT
+
+Started by hand, since a launcher would end the other worker. Every case has a process group of its own.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import ridgeline as rl
+from ridgeline.errors import AbsentWorkerError
+
+TIMEOUT = timedelta(seconds=3)
+"""Of collectives: what a case lasts, since all but the last one wait for its end."""
+PATIENCE = timedelta(seconds=90)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(8, 16), torch.randint(0, 4, (8,))
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def make(loss: Callable[[nn.Module, Any], Tensor] = loss_fn, **settings: Any) -> rl.TrainStep:
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    settings = {"plan": rl.Plan(workers=2), "device": "cpu", **settings}
+    return rl.TrainStep(model, loss, optimizer, **settings)
+
+
+def ends_early(rank: int, wait: Callable[[], None]) -> None:
+    """One loop is shorter, and the worker does something else then."""
+    with make() as step:
+        for _ in range(3 if rank else 5):
+            step(batch())
+        wait()
+
+
+def closes_early(rank: int, wait: Callable[[], None]) -> None:
+    """Where a step is several micro-batches."""
+    with make(plan=rl.Plan(workers=2, accumulate=2)) as step:
+        for _ in range(3 if rank else 5):
+            step(batch())
+    wait()
+
+
+def raises(rank: int, wait: Callable[[], None]) -> None:
+    """Its loss raises, in the third step."""
+    calls = []
+
+    def losing(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(1)
+        if rank and len(calls) == 3:
+            raise ValueError("boom")
+        return loss_fn(model, batch)
+
+    step = make(losing)
+    with contextlib.suppress(ValueError):
+        for _ in range(5):
+            step(batch())
+    wait()
+
+
+def hangs(rank: int, wait: Callable[[], None]) -> None:
+    """In the forward pass of the third step."""
+    calls = []
+
+    def losing(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(1)
+        if rank and len(calls) == 3:
+            wait()
+        return loss_fn(model, batch)
+
+    step = make(losing)
+    with contextlib.suppress(AbsentWorkerError if rank else ()):
+        for _ in range(5):
+            step(batch())
+
+
+def two_steps(rank: int, wait: Callable[[], None]) -> None:
+    """A generator and a discriminator."""
+    first, second = make(name="generator"), make(name="discriminator")
+    for number in range(5):
+        if rank and number == 3:
+            wait()
+            break
+        first(batch())
+        second(batch())
+
+
+def chooses_alone(rank: int, wait: Callable[[], None]) -> None:
+    """It never calls the step whose plan is chosen."""
+    step = make(plan="auto", seconds=20.0, progress=lambda line: None)
+    wait() if rank else step(batch())
+
+
+def trains_alone(rank: int, wait: Callable[[], None]) -> None:
+    wait() if rank else make()
+
+
+def is_killed(rank: int, wait: Callable[[], None]) -> None:
+    """In its third step; the last case."""
+    with make() as step:
+        for number in range(5):
+            if rank and number == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(batch())
+
+
+CASES = (
+    ends_early,
+    closes_early,
+    raises,
+    hangs,
+    two_steps,
+    chooses_alone,
+    trains_alone,
+    is_killed,
+)
+
+
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, 2, is_master=rank == 0, timeout=PATIENCE)
+    told = {}
+    for case in CASES:
+        name = case.__name__
+        own = dist.PrefixStore(name, store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=2, timeout=TIMEOUT)
+        try:
+            case(rank, functools.partial(store.wait, [f"told/{name}"], PATIENCE))
+        except AbsentWorkerError as error:
+            told[name] = {"message": str(error), "pid": os.getpid()}
+        store.set(f"told/{name}", "1") if rank == 0 else None
+        dist.destroy_process_group()
+    Path(sys.argv[1]).write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""A worker that does not come is named: which, how far it is, what was waited for, and what to do."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.runtime.roll_call import Row, absence_text, absent, ranks_text
+
+SCRIPT = Path(__file__).parent / "absent_workers.py"
+BATCHES = "Give every worker as many batches (a DistributedSampler, drop_last=True, or a common number of steps)"
+RUNS = "it runs (process PID on HOST), "
+LOOK = ", or see what it does: py-spy dump --pid PID"
+WANTED = {
+    "ends_early": (
+        f"wanted all 2 workers in all_reduce/0 of step 4, got none from rank 1: {RUNS}between two steps. "
+        f"Completed: 3 steps on ranks 0 and 1. {BATCHES}{LOOK}"
+    ),
+    "closes_early": (
+        f"wanted all 2 workers in all_reduce/0 of step 4, got none from rank 1: {RUNS}after closing its "
+        f"TrainStep 'step'. Completed: 3 steps on ranks 0 and 1. {BATCHES}{LOOK}"
+    ),
+    "raises": (
+        "wanted all 2 workers in all_reduce/0 of step 3, got none from rank 1: it raised ValueError: boom. "
+        "Completed: 2 steps on ranks 0 and 1. See the traceback of rank 1"
+    ),
+    "hangs": (
+        f"wanted all 2 workers in all_reduce/0 of step 3, got none from rank 1: {RUNS}in step 3, forward. "
+        "Completed: 2 steps on ranks 0 and 1. See where it hangs: py-spy dump --pid PID"
+    ),
+    "two_steps": (
+        f"wanted all 2 workers in all_reduce/0 of step 4 of 'generator', got none from rank 1: {RUNS}between "
+        "two steps. Completed: 3 steps of 'generator', 3 steps of 'discriminator' on ranks 0 and 1. "
+        f"{BATCHES}{LOOK}"
+    ),
+    "chooses_alone": (
+        "wanted all 2 workers in a broadcast from rank 0 of the choice of a plan, got none from rank 1: "
+        f"{RUNS}before its first step. Completed: no step on ranks 0 and 1. {BATCHES}{LOOK}"
+    ),
+    "trains_alone": (
+        "wanted all 2 workers in an exchange between all workers of step 1, got none from rank 1: it made no "
+        "TrainStep. Completed: 0 steps on rank 0. Make the same steps on all workers"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What rank 0 was told in each case; rank 1 ends by a signal in the last."""
+    output = tmp_path_factory.mktemp("absent") / "told.json"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "XDG_CACHE_HOME": str(output.parent),
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(output)],
+            env={**environment, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [worker.communicate()[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, -9], "\n".join(errors)[-3000:]
+    return json.loads(output.read_text())
+
+
+@pytest.mark.parametrize("case", WANTED)
+def test_the_worker_that_does_not_come_is_named(told: dict[str, Any], case: str) -> None:
+    """With the steps that each has completed, what is waited for, and what to do."""
+    text = re.sub(r"process \d+ on [^);]+", "process PID on HOST", told[case]["message"])
+    assert re.sub(r"--pid \d+", "--pid PID", text) == WANTED[case]
+
+
+def test_a_killed_worker_is_named(told: dict[str, Any]) -> None:
+    """How far it was is known from its last word."""
+    assert re.fullmatch(
+        r"wanted all 2 workers in (all_reduce/0|broadcast_buffers) of step 3, got none from rank 1: its "
+        r"process is gone \(process \d+ on .+; last heard .+\)\. Completed: 2 steps on rank 0; at least "
+        r"(\d steps?|no step) on rank 1\. See its log, its exit status, and whether .+ ran out of memory",
+        told["is_killed"]["message"],
+    )
+
+
+places = st.tuples(st.integers(0, 3), st.integers(0, 3))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[Row, dict[int, Row], int]:
+    size = draw(st.integers(2, 6))
+    rows = {}
+    for rank in range(size):
+        rounds, calls = draw(places)
+        rows[rank] = Row(rank=rank, rounds=rounds, calls=calls, doing="in step 1")
+    return rows.pop(draw(st.integers(0, size - 1))), rows, size
+
+
+@given(worlds())
+def test_those_furthest_behind_are_absent(world: tuple[Row, dict[int, Row], int]) -> None:
+    """Of workers that all run, those that nobody is behind, and nobody where all are as far."""
+    mine, rows, size = world
+    found = {absence.rank for absence in absent(mine, rows, size, {})}
+    places = {rank: (row.rounds, row.calls) for rank, row in rows.items()}
+    least = min(places.values())
+    assert found == {
+        r for r, place in places.items() if place == least and place < (mine.rounds, mine.calls)
+    }
+
+
+@given(worlds(), st.data())
+def test_who_raised_is_the_cause(
+    world: tuple[Row, dict[int, Row], int], data: st.DataObject
+) -> None:
+    """Whatever else is missing: the others may have stopped because of it. Then those that fell silent."""
+    mine, rows, size = world
+    rank = data.draw(st.sampled_from(sorted(rows)))
+    silent = {other: "gone" for other in rows if other != rank}
+    raised = Row(rank=rank, end="it raised X", has_raised=True)
+    assert [a.rank for a in absent(mine, {**rows, rank: raised}, size, silent)] == [rank]
+    assert [a.rank for a in absent(mine, rows, size, {rank: "gone"})] == [rank]
+    del rows[rank]
+    assert [a.rank for a in absent(mine, rows, size, {})] == [rank]
+
+
+@given(worlds())
+def test_who_waits_is_not_missing(world: tuple[Row, dict[int, Row], int]) -> None:
+    """Workers that lost another one themselves did come, until they leave for it."""
+    mine, rows, size = world
+    waiting = {
+        rank: Row(rank=rank, rounds=row.rounds, calls=row.calls, is_waiting=True)
+        for rank, row in rows.items()
+    }
+    assert absent(mine, waiting, size, {}) == []
+    rank = next(iter(waiting))
+    waiting[rank] = Row(rank=rank, is_waiting=True, end="it left the process group")
+    (absence,) = absent(mine, waiting, size, {})
+    assert (absence.rank, absence.what) == (
+        rank,
+        "it had waited for other workers in vain, and left",
+    )
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_ranks_are_told_in_runs(ranks: set[int]) -> None:
+    """And every one of them, and no other."""
+    found: set[int] = set()
+    for part in re.findall(r"\d+ to \d+|\d+", ranks_text(sorted(ranks))):
+        first, _, last = part.partition(" to ")
+        found |= set(range(int(first), int(last or first) + 1))
+    assert found == ranks
+
+
+def test_many_are_counted() -> None:
+    """The message stays short where a whole host is lost."""
+    rows = {
+        rank: Row(
+            rank=rank, rounds=3, completed={"step": 2}, doing="in step 3, forward", pid=7, host="h"
+        )
+        for rank in range(1, 16)
+    }
+    mine = Row(rank=0, rounds=3, calls=1, completed={"step": 2})
+    text = absence_text("all_reduce/0 of step 3", mine, absent(mine, rows, 16, {}), rows, 16)
+    assert text == (
+        "wanted all 16 workers in all_reduce/0 of step 3, got "
+        + "; ".join(
+            f"none from rank {r}: it runs (process 7 on h), in step 3, forward" for r in range(1, 5)
+        )
+        + "; and none from 11 more. Completed: 2 steps on ranks 0 to 15. See where it hangs: py-spy dump "
+        "--pid 7"
+    )

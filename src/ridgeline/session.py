@@ -23,6 +23,7 @@ from ridgeline.runtime.agree import largest_of_workers, share_bytes
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_seconds
+from ridgeline.runtime.same_state import check_same_state
 from ridgeline.runtime.step import CLOSED, move
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
@@ -141,7 +142,8 @@ class TrainStep(Closing):
         """Train on one batch; the mean loss of this worker's batch, detached and 0-d.
 
         Raises:
-            WorkloadError: the loss is not a scalar that depends on the parameters.
+            WorkloadError: the loss is not a scalar that depends on the parameters, or several workers hold
+                different state, since one of them alone loaded a checkpoint or wrote into the model.
             BatchError: the batch does not fit the step.
             AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
             EngineError: a collective failed otherwise.
@@ -171,6 +173,8 @@ class TrainStep(Closing):
         self._example = batch
         if self._step is None:
             with attendance.phase("the choice of a plan", self.world):
+                # Parameters and buffers will be rank 0's; nobody sends the optimizer's state.
+                check_same_state(None, self.optimizer, self.world, when="before a plan is chosen")
                 plan, notes = self._choose()
             self._step = self._planned(plan)
             self._step.notes.extend(notes)

@@ -166,3 +166,43 @@ def test_what_cannot_be_synchronised_is_refused(listens: str, two_workers: dict[
             "sent; use checkpoint(..., use_reentrant=False), or run the layer in one checkpoint"
         ),
     }
+
+
+@pytest.mark.parametrize("listens", ["each", "last"])
+def test_state_that_differs_between_workers_is_refused(
+    listens: str, two_workers: dict[str, Any]
+) -> None:
+    """At the first step, and in the step after somebody wrote into it on one worker; by name."""
+    what = "load a checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
+    first = "wanted the same state on all 2 workers at its first step, got"
+    later = "wanted the same state on all 2 workers after step 3, before which it was written, got"
+    assert two_workers[listens]["states"] == {
+        "model loaded first": (
+            f"{first} another parameter 0.weight on rank 1 than on rank 0 (9 of 20 tensors and settings "
+            f"differ); {what}"
+        ),
+        "optimizer loaded first": (
+            f"{first} optimizer state step of 0.weight on rank 1 and none on rank 0 (18 of 38 tensors and "
+            f"settings differ); {what}"
+        ),
+        "buffer written first": (
+            f"{first} another buffer 1.running_mean on rank 1 than on rank 0 (1 of 20 tensors and settings "
+            f"differ); {what}"
+        ),
+        "both loaded first, by all": "ran",
+        "model loaded later": (
+            f"{later} another parameter 0.weight on rank 1 than on rank 0 (6 of 35 tensors and settings "
+            f"differ); {what}"
+        ),
+        "optimizer loaded later": (
+            f"{later} another optimizer state step of 0.weight on rank 1 than on rank 0 (24 of 35 tensors "
+            f"and settings differ); {what}"
+        ),
+        "both loaded later, by all": "ran",
+        "learning rate set later": (
+            f"{later} the setting lr of group 0 as 0.01 on rank 0, 0.5 on rank 1 (7 of 35 tensors and "
+            f"settings differ); {what}"
+        ),
+        "learning rate scheduled, by all": "ran",
+        "written in every step, by all": "ran, compared after 2, 3, 5, 9, 17, 33",
+    }

@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 two_workers.py OUTPUT
 
-Worker 0 writes the results of `parity_cases.py` and the messages of `refused_cases.py`, with a reducer that
-listens to each gradient, and with one that listens to the last of a bucket only, as it does on GPUs.
+Worker 0 writes the results of `parity_cases.py`, and the messages of `refused_cases.py` and `state_cases.py`,
+with a reducer that listens to each gradient, and with one that listens to the last of a bucket only, as it does
+on GPUs.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from parity_cases import results_of
 from refused_cases import messages_of
+from state_cases import told_of
 
 from ridgeline.runtime import step as step_module
 from ridgeline.runtime.reducer import Reducer
@@ -27,6 +29,7 @@ def main() -> None:
         found[listens] = {
             "results": results_of(world, "eager"),
             "messages": messages_of(world),
+            "states": told_of(world),
         }
     if world.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))

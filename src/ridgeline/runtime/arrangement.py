@@ -10,6 +10,8 @@ from ridgeline.runtime.buckets import Bucket
 from ridgeline.simulator.frames import step_frames
 
 Named = tuple[str, nn.Parameter]
+NUM_SIGNALS = 10
+"""Of the first bucket; see `outside_writes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,10 @@ def arrange(
     named = [parameters[index] for index in order]
     sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in named]
     cuts = cut_buckets(sizes, tuple(bucket_bytes))
-    buckets = tuple(Bucket(n, [named[place] for place in cut]) for n, cut in enumerate(cuts))
+    buckets = tuple(
+        Bucket(n, [named[place] for place in cut], 0 if n else NUM_SIGNALS)
+        for n, cut in enumerate(cuts)
+    )
     places = {
         order[place]: (buckets[number], position)
         for number, cut in enumerate(cuts)

@@ -6,7 +6,8 @@ where the collective left it and nothing is copied back.
 
 The last elements of a bucket are *flags*, one a parameter, set to 1 when this worker has a gradient.
 They are summed with the rest: a parameter whose flag is 0 afterwards was used by nobody, and keeps
-`grad = None`, as in a plain step. A worker that used all of its parameters need not look.
+`grad = None`, as in a plain step. A worker that used all of its parameters need not look. Behind them
+there is room for *signals*, by which workers tell each other what else they must know, without a collective.
 """
 
 from collections.abc import Sequence
@@ -27,12 +28,16 @@ class Bucket:
         index: Launch order.
         names: Parameter names.
         parameters: The parameters, in ready order.
-        flat: One tensor [elements of all views, padding, one flag a parameter].
+        flat: One tensor [elements of all views, padding, one flag a parameter, signals].
+        signals: What the workers' signals amount to: their sum, scaled as gradients are when it is read.
+        sent_signals: What this worker says in every coming step; written by whoever has something to say.
         views: The gradients' places in `flat`, each of its parameter's shape and strides.
         ready: When the gradients are ready that tell so.
     """
 
-    def __init__(self, index: int, members: Sequence[tuple[str, nn.Parameter]]) -> None:
+    def __init__(
+        self, index: int, members: Sequence[tuple[str, nn.Parameter]], num_signals: int = 0
+    ) -> None:
         self.index = index
         self.names = tuple(name for name, _ in members)
         self.parameters = tuple(parameter for _, parameter in members)
@@ -43,11 +48,15 @@ class Bucket:
         for parameter in self.parameters:
             offsets.append(end)
             end += -(-parameter.numel() // step) * step
+        num_flags = len(self.parameters)
         self.flat = torch.zeros(
-            end + len(self.parameters), dtype=first.dtype, device=first.device, requires_grad=False
+            end + num_flags + num_signals, dtype=first.dtype, device=first.device
         )
-        self.flags = self.flat[end:]
-        self._ones = torch.ones_like(self.flags)
+        self._behind = self.flat[end:]
+        self.flags, self.signals = self._behind[:num_flags], self._behind[num_flags:]
+        self._said = torch.ones_like(self._behind)
+        self.sent_signals = self._said[num_flags:]
+        self.sent_signals.zero_()
         self.views = tuple(
             _view(self.flat, parameter, offset)
             for parameter, offset in zip(self.parameters, offsets, strict=True)
@@ -89,7 +98,7 @@ class Bucket:
             )
             if arrived and (gradient := parameter.grad) is not None and not is_at(gradient, view)
         ]
-        gradients, views = zip(*pairs, (self._ones, self.flags), strict=True)
+        gradients, views = zip(*pairs, (self._said, self._behind), strict=True)
         torch._foreach_copy_(list(views), list(gradients))
         for i in missing:
             self.flags[i].zero_()
@@ -105,8 +114,8 @@ class Bucket:
         return missing
 
     def raise_flags(self, missing: Sequence[int]) -> None:
-        """Say which gradients this worker has."""
-        self.flags.fill_(1)
+        """Say which gradients this worker has, and its signals."""
+        self._behind.copy_(self._said)
         for i in missing:
             self.flags[i].zero_()
 

@@ -30,6 +30,7 @@ from ridgeline.runtime.engine.lanes import WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.memory_format import ChannelsLast
+from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_supported
@@ -139,8 +140,10 @@ class TrainStep(Closing):
         self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
         self._engine = self._make_engine()
         self._reducer = self._make_reducer(order)
+        self._writes: OutsideWrites | None = None
         if self._reducer is not None:
             self._reducer.check_covers(optimizer.param_groups)
+            self._writes = OutsideWrites(self.model, optimizer, self._reducer, self.world)
         self._body = StepBody(
             self.model,
             loss_fn,
@@ -165,7 +168,8 @@ class TrainStep(Closing):
                 while the plan captures graphs, or has no samples.
             CaptureError: the plan captures or compiles, and the step cannot be.
             EquivalenceError: the planned execution gives other results than the eager step.
-            WorkloadError: the loss is not a scalar that depends on the parameters.
+            WorkloadError: the loss is not a scalar that depends on the parameters, or the workers hold
+                different state, since one of them alone loaded or wrote some; see `outside_writes`.
             AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
             EngineError: a collective failed otherwise.
             PlanError: the step was closed, or its process group destroyed.
@@ -181,7 +185,7 @@ class TrainStep(Closing):
         recorder.begin_step()
         batch = self._laid_out(batches.to_device(batch, self.world.device))
         overhead = time.perf_counter_ns() - begin
-        loss = self._runner(batch) if self._attendance is None else self._run_among_others(batch)
+        loss = self._runner(batch) if self._writes is None else self._run_among_others(batch)
         begin = time.perf_counter_ns()
         is_warmup = self.num_steps < self._num_warmup
         self.num_steps += 1
@@ -194,11 +198,14 @@ class TrainStep(Closing):
 
     def _run_among_others(self, batch: Any) -> Tensor:
         """The step, where others wait for this worker: they learn what keeps it from coming."""
-        present = self._attendance
+        present, writes = self._attendance, self._writes
         assert present is not None
+        assert writes is not None
         present.begin_step(self._enrolled, self.recorder)
         try:
+            writes.before_step()
             loss = self._runner(batch)
+            writes.after_step()
         except BaseException as error:
             present.stopped(error)
             raise

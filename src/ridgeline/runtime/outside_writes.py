@@ -1,0 +1,174 @@
+"""State that a script writes between steps, on some workers only, found without a collective more.
+
+At its first step the workers compare all of their state. From then on each watches what a script can do
+between two steps: write into a parameter (the tensors' version counters tell), load the optimizer, change a
+setting of it. That something was written, and eight bits that depend on the settings, travel behind the
+gradients of the first bucket. Where a worker wrote, or the settings' bits differ, all compare again.
+
+On the CPU that is seen in the same step. On GPUs what arrived is read every 64 steps, without waiting. A
+script that writes in every step, on all workers, is compared ever more rarely, at last every 64 steps. What
+no counter tells, such as a write through `parameter.data`, is found when something else has all compare.
+"""
+
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ridgeline.runtime.arrangement import NUM_SIGNALS
+from ridgeline.runtime.buckets import Bucket
+from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.same_state import check_same_state
+from ridgeline.runtime.world import World
+
+MOST_APART = 64
+"""Most steps between two comparisons where a script writes all the time, and between two looks on a GPU."""
+_NUM_BITS = NUM_SIGNALS - 2
+_version = attrgetter("_version")
+"""Of a tensor: how often it was written; torch has no other tally."""
+
+
+class OutsideWrites:
+    """Watches the state of one worker between its steps.
+
+    Args:
+        model: Its parameters.
+        optimizer: Its state, and its settings.
+        reducer: Carries the signals.
+        world: This worker's place; size at least 2.
+
+    Cost: On the host about 3 us a step, 0.2 us a parameter, and 4 us where a scheduler changes settings.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, reducer: Reducer, world: World
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._reducer, self._world = reducer, world
+        self._on_device = world.device.type == "cuda"
+        self._parameters = tuple(model.parameters())
+        self._num_steps = 0
+        self._next, self._apart = 0, 1
+        self._has_written = False
+        self._settings: list[Any] = []
+        self._code = 0
+        self._said: tuple[Bucket, int] | None = None
+        self._staged: tuple[Tensor, torch.cuda.Event] | None = None
+        self._note()
+
+    def before_step(self) -> None:
+        """A step begins: say what was written since the last one.
+
+        Raises:
+            WorkloadError: it is the first one, and the workers hold different state.
+        """
+        if not self._num_steps:
+            self._compare("at its first step", has_buffers=True)
+        self._has_written = self._has_written or self._is_written()
+        if not self._on_device or self._num_steps % MOST_APART == 0:
+            self._code_settings()
+        self._say(self._code + (self._has_written << _NUM_BITS))
+
+    def after_step(self) -> None:
+        """The step is over: hear what the others said, and compare if there is a reason.
+
+        Raises:
+            WorkloadError: the workers hold different state.
+        """
+        self._num_steps += 1
+        heard = self._hear()
+        if heard is not None and is_reason(heard) and self._num_steps >= self._next:
+            self._compare(f"after step {self._num_steps}, before which it was written")
+            self._has_written = False
+            self._next = self._num_steps + self._apart
+            self._apart = min(2 * self._apart, MOST_APART)
+        self._note()
+
+    def _compare(self, when: str, *, has_buffers: bool = False) -> None:
+        check_same_state(
+            self._model, self._optimizer, self._world, when=when, has_buffers=has_buffers
+        )
+
+    def _note(self) -> None:
+        """What this step left is no writing of the script's."""
+        self._versions = sum(map(_version, self._parameters))  # each of them only grows
+        self._state, self._groups = self._optimizer.state, self._optimizer.param_groups
+
+    def _is_written(self) -> bool:
+        return (
+            self._versions != sum(map(_version, self._parameters))
+            or self._state is not self._optimizer.state
+            or self._groups is not self._optimizer.param_groups
+        )
+
+    def _code_settings(self) -> None:
+        """Bits that depend on the settings; a scheduler changes them in every step, on all workers alike."""
+        now = [value for group in self._optimizer.param_groups for value in group.values()]
+        if len(now) == len(self._settings) and all(map(is_, now, self._settings)):
+            return
+        self._settings = now
+        # Hashes of numbers are the same in every process, those of strings are not.
+        self._code = hash(tuple(map(_number, now))) % 2**_NUM_BITS
+
+    def _say(self, message: int) -> None:
+        bucket = self._reducer.buckets[0]
+        if self._said is None or self._said[0] is not bucket:
+            self._messages = _messages(bucket.sent_signals)
+        elif self._said[1] == message:
+            return
+        bucket.sent_signals.copy_(self._messages[message])
+        self._said = (bucket, message)
+
+    def _hear(self) -> list[float] | None:
+        """What the workers said; None where that is not looked at, or has not come to the host yet."""
+        signals = self._reducer.buckets[0].signals
+        if not self._on_device:
+            return signals.tolist()
+        if self._num_steps % MOST_APART:
+            return None
+        before, self._staged = self._staged, self._copied(signals)
+        if before is None:
+            return None
+        before[1].synchronize()  # of 64 steps ago
+        return before[0].tolist()
+
+    @staticmethod
+    def _copied(signals: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        host = torch.empty(signals.shape, dtype=signals.dtype, pin_memory=True)
+        host.copy_(signals, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return host, event
+
+
+def is_reason(heard: list[float]) -> bool:
+    """Whether what the workers said is a reason to compare their state.
+
+    Args:
+        heard: Sums over the workers, to one scale: of 1, of whether one wrote, of each bit of the settings.
+    """
+    all_of_them, written, *bits = heard
+    if not all_of_them:  # a step that ended before its gradients were exchanged
+        return False
+    # A tenth of one among a hundred workers is still told from none, and from rounding.
+    slack = all_of_them * 1e-3
+    return written > slack or any(slack < bit < all_of_them - slack for bit in bits)
+
+
+def _number(value: Any) -> float | tuple[float, ...]:
+    """A setting, if it is of numbers."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, tuple) and all(isinstance(part, int | float) for part in value):
+        return value
+    return 0
+
+
+def _messages(like: Tensor) -> Tensor:
+    """All messages, one a row: a 1, whether something was written, and the bits of the settings."""
+    numbers = torch.arange(2 ** (_NUM_BITS + 1))
+    places = [_NUM_BITS, *range(_NUM_BITS)]
+    columns = [torch.ones_like(numbers), *(numbers >> place & 1 for place in places)]
+    return torch.stack(columns, 1).to(like)

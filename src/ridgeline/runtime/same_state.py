@@ -1,0 +1,162 @@
+"""Workers hold the same state: parameters, buffers, optimizer state and settings, compared bit by bit.
+
+Data-parallel workers exchange gradients only. What differs once, say because one of them alone loaded a
+checkpoint, differs from then on, and nothing fails.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ridgeline.errors import WorkloadError
+from ridgeline.runtime.agree import gather_bytes
+from ridgeline.runtime.roll_call import ranks_text
+from ridgeline.runtime.world import World
+
+_ROW = 4096
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def check_same_state(
+    model: nn.Module | None,
+    optimizer: Optimizer,
+    world: World,
+    *,
+    when: str,
+    has_buffers: bool = True,
+) -> None:
+    """Every worker must have the same bits in what it trains.
+
+    Args:
+        model: Its parameters, and buffers if `has_buffers`; None: the optimizer alone.
+        optimizer: Its state tensors, and its settings by group, such as the learning rate.
+        world: This worker's place.
+        when: For the message, e.g. `at its first step`.
+        has_buffers: Whether the buffers of all workers are those of worker 0 at this moment.
+
+    Raises:
+        WorkloadError: on all workers, with the first tensor or setting that differs, and where.
+
+    Cost: Reads everything once, at the rate of the memory; one small exchange. Waits for the device.
+    """
+    if world.size == 1:
+        return
+    names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
+    # Once a step is done what differs above makes what is below differ, too: the first is the cause.
+    found = [*_optimizer_entries(optimizer, names), *_model_entries(model, has_buffers)]
+    told = [(name, _text(value)) for name, value in found if not isinstance(value, Tensor)]
+    tensors = [(name, value) for name, value in found if isinstance(value, Tensor)]
+    sums = checksums([tensor for _, tensor in tensors])
+    told += [(name, f"{value:016x}") for (name, _), value in zip(tensors, sums, strict=True)]
+    order = {name: place for place, (name, _) in enumerate(found)}
+    mine = dict(sorted(told, key=lambda pair: order[pair[0]]))
+    digest = hashlib.sha256(repr(mine).encode()).digest()
+    if len(set(gather_bytes(digest, world))) == 1:
+        return
+    everyone = [
+        msgspec.json.decode(data, type=dict[str, str])
+        for data in gather_bytes(msgspec.json.encode(mine), world)
+    ]
+    raise WorkloadError(
+        f"wanted the same state on all {world.size} workers {when}, got {difference(everyone)}; load a "
+        "checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
+    )
+
+
+def difference(everyone: Sequence[dict[str, str]]) -> str:
+    """The first entry in which workers differ, in words, and how many do.
+
+    Args:
+        everyone: By rank, entries by name; tensors as checksums.
+    """
+    names = list(dict.fromkeys(name for entries in everyone for name in entries))
+    differing = [n for n in names if len({entries.get(n) for entries in everyone}) > 1]
+    first = differing[0]
+    values: dict[str | None, list[int]] = {}
+    for rank, entries in enumerate(everyone):
+        values.setdefault(entries.get(first), []).append(rank)
+    mine, others = everyone[0].get(first), [r for v, ranks in values.items() for r in ranks]
+    others = sorted(r for r in others if everyone[r].get(first) != mine)
+    if first.startswith("setting "):
+        parts = [
+            f"{v or 'nothing'} on {ranks_text(ranks)}" for v, ranks in list(values.items())[:4]
+        ]
+        text = f"the {first} as {', '.join(parts)}"
+    elif mine is None:
+        text = f"{first} on {ranks_text(others)} and none on rank 0"
+    elif set(values) == {mine, None}:
+        text = f"{first} on rank 0 and none on {ranks_text(others)}"
+    else:
+        text = f"another {first} on {ranks_text(others)} than on rank 0"
+    return f"{text} ({len(differing)} of {len(names)} tensors and settings differ)"
+
+
+def checksums(tensors: Sequence[Tensor]) -> list[int]:
+    """64 bits of each tensor that change with its bits, their places, and its shape as a line.
+
+    Cost: Two passes over each; waits for the device once.
+    """
+    by_device: dict[torch.device, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(place)
+    found = [0] * len(tensors)
+    for places in by_device.values():
+        values = torch.stack([_checksum(tensors[place]) for place in places]).tolist()
+        for place, value in zip(places, values, strict=True):
+            found[place] = value % 2**64
+    return found
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    flat = (torch.view_as_real(flat) if flat.is_complex() else flat).contiguous().view(-1)
+    bits = flat.view(_BITS[flat.element_size()])
+    # Sums wrap, as integers do. Odd weights, so that no change of one element is lost.
+    weights = 2 * torch.arange(_ROW, device=bits.device) + 1
+    end = bits.numel() // _ROW * _ROW
+    rest = bits[end:]
+    total = (rest.long() * weights[: rest.numel()]).sum()
+    if end:
+        rows = bits[:end].view(-1, _ROW)
+        numbers = 2 * torch.arange(rows.shape[0], device=bits.device) + 1
+        by_row, by_column = rows.sum(1, dtype=torch.int64), rows.sum(0, dtype=torch.int64)
+        total = total + (by_column * weights).sum() + 0x9E3779B1 * (by_row * numbers).sum()
+    return total
+
+
+def _model_entries(model: nn.Module | None, has_buffers: bool) -> Iterator[tuple[str, Any]]:
+    if model is None:
+        return
+    for name, parameter in model.named_parameters():
+        yield f"parameter {name}", parameter
+    if has_buffers:
+        for name, buffer in model.named_buffers():
+            yield f"buffer {name}", buffer
+
+
+def _optimizer_entries(optimizer: Optimizer, names: dict[int, str]) -> Iterator[tuple[str, Any]]:
+    if type(optimizer).__module__.startswith("torch.distributed."):
+        return  # it parts its state among the workers on purpose
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key != "params":
+                yield f"setting {key} of group {number}", value
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            whose = names.get(id(parameter), f"parameter {place} of group {number}")
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, (Tensor, *_PLAIN)):
+                    yield f"optimizer state {key} of {whose}", value
+
+
+def _text(value: Any) -> str:
+    """A setting as text that is the same in every process."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"({', '.join(map(_text, value))})"
+    return repr(value) if isinstance(value, _PLAIN) else type(value).__name__

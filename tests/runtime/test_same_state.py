@@ -1,0 +1,102 @@
+"""What tells that workers hold different state: checksums, signals, and the words for it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.runtime.outside_writes import is_reason
+from ridgeline.runtime.same_state import checksums, difference
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
+
+
+@given(
+    st.sampled_from([1, 7, 4095, 4096, 4097, 9000]),
+    st.sampled_from(DTYPES),
+    st.data(),
+)
+def test_a_checksum_tells_of_each_element(
+    size: int, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """One element with other bits changes it; a copy in other memory does not."""
+    tensor = torch.arange(size).to(dtype)
+    place = data.draw(st.integers(0, size - 1))
+    other = tensor.clone()
+    other[place] = (
+        ~other[place] if dtype == torch.bool else other[place] + 256 * (dtype != torch.uint8) + 3
+    )
+    strided = torch.stack([tensor, tensor], 1)[:, 0]
+    mine, same, changed = checksums([tensor, strided, other])
+    assert mine == same
+    assert (mine == changed) == torch.equal(tensor, other)
+
+
+@given(st.sampled_from([2, 4096, 8192, 9000]), st.data())
+def test_a_checksum_tells_of_places(size: int, data: st.DataObject) -> None:
+    """Two elements exchanged change it."""
+    tensor = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    places = data.draw(st.lists(st.integers(0, size - 1), min_size=2, max_size=2, unique=True))
+    other = tensor.clone()
+    other[places] = tensor[places[::-1]]
+    mine, changed = checksums([tensor, other])
+    assert mine != changed
+
+
+@given(st.integers(2, 200), st.data())
+def test_one_worker_that_wrote_is_heard(size: int, data: st.DataObject) -> None:
+    """And settings in which workers differ; nothing where all are quiet and have the same."""
+    scale = data.draw(st.sampled_from([1.0, 1.0 / size, 0.5]))
+    bits = data.draw(st.lists(st.booleans(), min_size=8, max_size=8))
+    quiet = [size * scale, 0.0, *(size * scale * bit for bit in bits)]
+    assert not is_reason(quiet)
+    number = data.draw(st.integers(1, size - 1))
+    assert is_reason([quiet[0], number * scale, *quiet[2:]])
+    place = data.draw(st.integers(2, 9))
+    assert is_reason([*quiet[:place], number * scale, *quiet[place + 1 :]])
+
+
+def test_a_step_without_an_exchange_says_nothing() -> None:
+    assert not is_reason([0.0] * 10)
+
+
+@pytest.mark.parametrize(
+    ("everyone", "wanted"),
+    [
+        (
+            [{"parameter a": "1", "parameter b": "2"}, {"parameter a": "1", "parameter b": "3"}],
+            "another parameter b on rank 1 than on rank 0 (1 of 2 tensors and settings differ)",
+        ),
+        (
+            [
+                {"parameter a": "1"},
+                {"parameter a": "1"},
+                {"parameter a": "2"},
+                {"parameter a": "3"},
+            ],
+            "another parameter a on ranks 2 and 3 than on rank 0 (1 of 1 tensors and settings differ)",
+        ),
+        (
+            [{"x": "1", "optimizer state m": "1"}, {"x": "1"}, {"x": "1"}],
+            "optimizer state m on rank 0 and none on ranks 1 and 2 (1 of 2 tensors and settings differ)",
+        ),
+        (
+            [{"x": "1"}, {"x": "1", "optimizer state m": "1"}],
+            "optimizer state m on rank 1 and none on rank 0 (1 of 2 tensors and settings differ)",
+        ),
+        (
+            [{"setting lr of group 0": "1"}, {"setting lr of group 0": "2"}, {}],
+            "the setting lr of group 0 as 1 on rank 0, 2 on rank 1, nothing on rank 2 (1 of 1 tensors and settings differ)",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(everyone: list[dict[str, str]], wanted: str) -> None:
+    assert difference(everyone) == wanted

@@ -18,6 +18,7 @@ PARTS = (
     "launch gaps",
     "exposed communication",
     "input wait",
+    "between steps",
     "other",
 )
 MS = 1_000_000
@@ -114,6 +115,7 @@ def test_the_waterfall_of_a_prediction() -> None:
         "launch gaps": 3_000_000,
         "exposed communication": 0,
         "input wait": 0,
+        "between steps": 0,
         "other": 0,
     }
     assert verdict.share_of_ceiling == pytest.approx(21 / 29)
@@ -264,7 +266,7 @@ def test_notes_of_the_run_come_first() -> None:
             [("wait", "compute", 0, 90), ("forward", "compute", 90, 100)],
             "COMMUNICATION-BOUND: 90.0 %",
         ),
-        ([("input", "host", 0, 90), ("forward", "compute", 90, 100)], "INPUT-BOUND: 90.0 %"),
+        ([("input", "host", 0, 90), ("forward", "compute", 90, 100)], "BETWEEN STEPS: 90.0 %"),
         ([("forward", "compute", 0, 100)], "UNEXPLAINED: 100.0 %"),
     ],
 )
@@ -274,18 +276,54 @@ def test_the_largest_part_names_the_verdict(spans: list, head: str) -> None:
     assert verify(timeline, timeline).verdict.startswith(head)
 
 
-def test_time_between_steps_may_be_the_users_own() -> None:
+@pytest.mark.parametrize(
+    ("waited_ns", "head", "advice", "gain"),
+    [
+        (
+            90.0,
+            "INPUT-BOUND: 90.0 % of the step is spent waiting for input",
+            "prepare input faster or further ahead (more loader workers, a deeper feed)",
+            "at most 10.0 x if all of it went away",
+        ),
+        (
+            10.0,
+            "BETWEEN STEPS: 80.0 % of the step is spent from a step's end to the next call",
+            "do less between steps, or less often: the feed waited for less than that",
+            "at most 5.00 x if all of it went away",
+        ),
+        (
+            None,
+            "BETWEEN STEPS: 90.0 % of the step is spent from a step's end to the next call",
+            "iterate over rl.feed(loader), which measures how long it waits, to tell waiting for input from code of your own",
+            "no gain is claimed: nothing measured what passed there",
+        ),
+    ],
+)
+def test_time_between_steps_is_input_where_a_feed_waited(
+    waited_ns: float | None, head: str, advice: str, gain: str
+) -> None:
     """Nobody but the feed knows who was waited for; and it was measured, however wrong the prediction is."""
-    measured = make_timeline([("input", "host", 0, 90), ("forward", "compute", 90, 100)])
+    counters = {} if waited_ns is None else {"waited_ns": waited_ns}
+    spans = [("input", "host", 0, 90), ("forward", "compute", 90, 100)]
     predicted = make_timeline([("forward", "compute", 0, 3)], origin="predicted")
-    verdict = verify(predicted, measured)
-    assert verdict.verdict == (
-        "INPUT-BOUND: 90.0 % of the step is spent between steps, waiting for input or in code of your own"
+    verdict = verify(predicted, make_timeline(spans, counters=counters))
+    assert verdict.verdict == head
+    assert verdict.next == f"{advice}; {gain}"
+
+
+def test_idle_time_is_told_apart() -> None:
+    """It is in no step; nor are other steps of the process, between two of these."""
+    spans = [("forward", "compute", 0, 100)]
+    idle = {"idle_ns": 12e9, "idle_gaps": 2.0}
+    fed = verify(make_timeline(spans), make_timeline(spans, counters=idle | {"waited_ns": 0.0}))
+    assert fed.notes[0] == "idle between steps: 12.0 s in 2 gaps, not counted"
+    unfed = verify(
+        make_timeline(spans),
+        make_timeline(spans, counters=idle | {"others_ns": 3e6, "idle_gaps": 1}),
     )
-    assert verdict.next == (
-        "see in the feed's report() how long it waited: if for most of that time, prepare input faster or further "
-        "ahead (more loader workers, a deeper feed); if not, do less between steps, or less often; at most 10.0 x "
-        "if all of it went away"
+    assert unfed.notes[:2] == (
+        "idle between steps: 12.0 s in 1 gap, not counted; rl.feed(loader) tells waiting for batches apart",
+        "other steps of this process ran between these, 3.00 ms before each, not counted",
     )
 
 

@@ -8,7 +8,7 @@ from ridgeline.reporting.sections import Bar, as_sentence, bars, bound_units, se
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, step_drift, step_spread
 from ridgeline.verdict.verify import hides_overhead
-from ridgeline.verdict.waterfall import EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
+from ridgeline.verdict.waterfall import BETWEEN, EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
 from ridgeline.workload import Workload
 
 MOST_NOTES = 5
@@ -134,6 +134,7 @@ WATERFALL_COLOURS = {
     LAUNCH: "@optimizer",
     EXPOSED: "@wait",
     INPUT: "@input",
+    BETWEEN: "@input",
 }
 
 

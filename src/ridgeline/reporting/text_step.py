@@ -12,7 +12,7 @@ from ridgeline.reporting.chart_timeline import kind
 from ridgeline.reporting.text import table, title
 from ridgeline.timeline import LANES, Span, Timeline
 from ridgeline.verdict import Verdict
-from ridgeline.verdict.waterfall import EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
+from ridgeline.verdict.waterfall import BETWEEN, EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
 
 LANE_WIDTH = 72
 BAR_WIDTH = 40
@@ -24,6 +24,7 @@ _PART_STYLES = {
     LAUNCH: "magenta",
     EXPOSED: "red",
     INPUT: "yellow",
+    BETWEEN: "bright_yellow",
 }
 _STYLES = {
     "input": "white",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ridgeline.runtime.clocks import Clock, DeviceClock, Stamp
+from ridgeline.runtime.gaps import Gap, GapMeter, Gaps, judge
 from ridgeline.timeline import Lane, Span, Timeline
 
 WINDOW = 200
@@ -23,7 +24,7 @@ DEVICE_SAMPLING = 8
 class StepRecord:
     """Raw stamps of one step: marks (a lane's frame begins) and closed spans."""
 
-    __slots__ = ("begin", "closed", "end", "is_sampled", "is_warmup", "marks")
+    __slots__ = ("begin", "closed", "end", "gap", "is_sampled", "is_warmup", "marks")
 
     def __init__(self, begin: Stamp) -> None:
         self.begin = begin
@@ -32,6 +33,7 @@ class StepRecord:
         self.closed: list[tuple[str, Lane, Stamp, Stamp]] = []
         self.is_warmup = False
         self.is_sampled = True
+        self.gap = Gap(0)
 
 
 class Recorder:
@@ -57,12 +59,14 @@ class Recorder:
         self._is_on_device = isinstance(clock, DeviceClock)
         self._sampling = DEVICE_SAMPLING if self._is_on_device else 1
         self._num_ended = 0
+        self._gaps = GapMeter()
         self.current = StepRecord(clock.stamp() if starts else 0)
 
     def begin_step(self) -> None:
         """The next batch is there: `input` (since the last step's end) is over."""
         self.overhead_ns = 0
         self.frame = ""
+        self.current.gap = self._gaps.begin(time.perf_counter_ns())
         if self.current.is_sampled:
             self.current.marks.append(("input", "host", self.current.begin))
             self.current.marks.append(("", "host", self.clock.stamp()))
@@ -96,6 +100,7 @@ class Recorder:
             self._forget(self._steps.popleft())
         self._steps.append(record)
         self._num_ended += 1
+        self._gaps.end(time.perf_counter_ns())
         self.current = StepRecord(stamp)
         self.current.is_sampled = self._num_ended % self._sampling == 0
 
@@ -134,7 +139,9 @@ class Recorder:
         Cost: Waits for the device when it records by events.
         """
         records = [record for record in self._steps if not record.is_warmup] or list(self._steps)
-        resolved = [(self.clock.resolve((r.begin, r.end))[1], r) for r in records]
+        resolved, gaps = self._without_idle(
+            [(self.clock.resolve((r.begin, r.end))[1], r) for r in records]
+        )
         steps_ns = tuple(duration for duration, _ in resolved)
         if not resolved:
             return Timeline(
@@ -148,8 +155,37 @@ class Recorder:
             steps_ns=steps_ns,
             notes=tuple(notes),
             counters=self.counts
-            | {name: statistics.median(values) for name, values in self.costs.items()},
+            | {name: statistics.median(values) for name, values in self.costs.items()}
+            | _counters(gaps),
         )
+
+    def _without_idle(
+        self, steps: list[tuple[int, StepRecord]]
+    ) -> tuple[list[tuple[int, StepRecord]], Gaps]:
+        """The steps without what of the gaps before them is no part of them, and how much that is."""
+        works = [max(0, duration - r.gap.length_ns) for duration, r in steps]
+        gaps = judge([r.gap for _, r in steps], works)
+        cut = [
+            duration - self._cut(r, cut_ns)
+            for (duration, r), cut_ns in zip(steps, gaps.cuts_ns, strict=True)
+        ]
+        if self._is_on_device:
+            # How long the device had nothing to do is known of the sampled steps alone.
+            unknown = [
+                c > 0 and not r.is_sampled for (_, r), c in zip(steps, gaps.cuts_ns, strict=True)
+            ]
+            known = [duration for duration, u in zip(cut, unknown, strict=True) if not u]
+            if known:
+                usual = statistics.median_low(known)
+                cut = [min(d, usual) if u else d for d, u in zip(cut, unknown, strict=True)]
+        return [(d, r) for d, (_, r) in zip(cut, steps, strict=True)], gaps
+
+    def _cut(self, record: StepRecord, cut_ns: int) -> int:
+        """Nanoseconds at the begin of a recorded step that are left out of it."""
+        if not self._is_on_device or not cut_ns:
+            return cut_ns
+        # The device waited for less than the host did, and worked for other steps meanwhile: it tells itself.
+        return self.clock.resolve((record.begin, record.marks[1][2]))[1] if record.is_sampled else 0
 
     def _median_spans(self, resolved: Sequence[tuple[int, StepRecord]]) -> tuple[Span, ...]:
         """Frames of the step with the (lower) median duration, of those whose frames are known."""
@@ -164,10 +200,32 @@ class Recorder:
                 for s in frames
             ]
             return (Span(name="input", lane="host", start_ns=0, end_ns=wait), *moved)
-        sampled = [record for _, record in ordered if record.is_sampled]
+        sampled = [
+            (self.clock.resolve((record.begin, record.end))[1] - duration, record)
+            for duration, record in ordered
+            if record.is_sampled
+        ]
         if not sampled:
             return ()
-        return step_spans(sampled[(len(sampled) - 1) // 2], self.clock)
+        cut_ns, record = sampled[(len(sampled) - 1) // 2]
+        return tuple(
+            msgspec.structs.replace(
+                s, start_ns=max(0, s.start_ns - cut_ns), end_ns=max(0, s.end_ns - cut_ns)
+            )
+            for s in step_spans(record, self.clock)
+        )
+
+
+def _counters(gaps: Gaps) -> dict[str, float]:
+    """What the timeline says of the time between steps."""
+    found: dict[str, float] = {}
+    if gaps.waited_ns is not None:
+        found["waited_ns"] = gaps.waited_ns
+    if gaps.num_idle:
+        found |= {"idle_ns": gaps.idle_ns, "idle_gaps": gaps.num_idle}
+    if gaps.others_ns:
+        found["others_ns"] = gaps.others_ns
+    return found
 
 
 def step_spans(record: StepRecord, clock: Clock) -> tuple[Span, ...]:

@@ -28,6 +28,7 @@ from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.lanes import WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
+from ridgeline.runtime.gaps import TALLY
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.outside_writes import OutsideWrites
@@ -180,7 +181,7 @@ class TrainStep(Closing):
         if self._is_closed:
             raise PlanError(CLOSED)
         self.world.check_open()
-        begin = time.perf_counter_ns()
+        begin = called = time.perf_counter_ns()
         recorder = self.recorder
         recorder.begin_step()
         batch = self._laid_out(batches.to_device(batch, self.world.device))
@@ -189,6 +190,7 @@ class TrainStep(Closing):
         begin = time.perf_counter_ns()
         is_warmup = self.num_steps < self._num_warmup
         self.num_steps += 1
+        TALLY.stepping_ns += time.perf_counter_ns() - called
         recorder.end_step(is_warmup=is_warmup)
         if not is_warmup:
             overhead += self._body.overhead_ns + recorder.overhead_ns

@@ -9,7 +9,7 @@ from ridgeline.errors import VerificationError
 from ridgeline.machine import Machine
 from ridgeline.timeline import LANES, Lane, Timeline
 from ridgeline.verdict.text import verdict_lines
-from ridgeline.verdict.waterfall import Part, waterfall
+from ridgeline.verdict.waterfall import Part, is_fed, waterfall
 from ridgeline.verdict.words import counted_words, outlook_words, words_for
 from ridgeline.workload import Workload
 
@@ -153,6 +153,7 @@ def verify(
         steps=len(measured.steps_ns),
         is_compiled="compile_s" in predicted.counters,
         is_full=machine is not None and measured.workers >= _most_workers(machine),
+        is_fed=is_fed(measured),
     )
     overhead = measured.counters.get("overhead_ns")
     notes = (*measured.notes, *counted_words(measured.counters), *judged.notes, *fall.notes)

@@ -1,8 +1,9 @@
 """The way from the physical limit to the measured step, in parts that add up.
 
-The measured step is first divided by what its lanes did, by priority: computing, then communication,
-then waiting for input, then the rest. The computing is divided further by the operators of the
-prediction: what the FLOP need at the ceiling, what memory adds, what kernels lose, what launching costs.
+The measured step is first divided by what its lanes did, by priority: computing, then communication, then
+waiting for input and other time between steps, then the rest. The computing is divided further by the
+operators of the prediction: what the FLOP need at the ceiling, what memory adds, what kernels lose, what
+launching costs.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ KERNEL = "kernel inefficiency"
 LAUNCH = "launch gaps"
 EXPOSED = "exposed communication"
 INPUT = "input wait"
+BETWEEN = "between steps"
 OTHER = "other"
 
 Interval = tuple[int, int]
@@ -76,6 +78,8 @@ def waterfall(
     Source: priority breakdown as in the TensorBoard profiler plugin, so that parts sum to wall time.
     """
     compute, communication, waiting, rest = divide(measured)
+    waited = _waited(measured, waiting)
+    whose = "code of your own" if is_fed(measured) else "nothing measured what passed there"
     notes: list[str] = []
     estimate = estimate_of(predicted) or _priced(measured, machine, workload, notes)
     if estimate is None:
@@ -94,11 +98,8 @@ def waterfall(
         Part(name=KERNEL, ns=fitted[2], why="kernels below the roofline"),
         Part(name=LAUNCH, ns=fitted[3], why="issuing operators while nothing computes"),
         Part(name=EXPOSED, ns=communication, why="communication that computing does not hide"),
-        Part(
-            name=INPUT,
-            ns=waiting,
-            why="from a step's end to the next call: no batch yet, or code of your own",
-        ),
+        Part(name=INPUT, ns=waited, why="no batch yet"),
+        Part(name=BETWEEN, ns=waiting - waited, why=f"from a step's end to the next call: {whose}"),
         Part(name=OTHER, ns=rest + unexplained, why=why_other if slowed > 0 else ""),
     )
     if limit is not None:
@@ -125,6 +126,18 @@ def divide(timeline: Timeline) -> tuple[int, int, int, int]:
     second = _length(both) - first
     third = _length(all_three) - first - second
     return first, second, third, timeline.step_ns - first - second - third
+
+
+def is_fed(measured: Timeline) -> bool:
+    """Whether the waiting for batches was measured, by a feed."""
+    return measured.origin == "predicted" or "waited_ns" in measured.counters
+
+
+def _waited(measured: Timeline, waiting_ns: int) -> int:
+    """What of the time between steps is waiting for input, as far as anything tells."""
+    if measured.origin == "predicted" or not any(s.lane == "host" for s in measured.frames):
+        return waiting_ns
+    return min(waiting_ns, round(measured.counters.get("waited_ns", 0.0)))
 
 
 def estimate_of(predicted: Timeline) -> Estimate | None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ridgeline import units
 from ridgeline.verdict.waterfall import (
+    BETWEEN,
     EXPOSED,
     IDEAL,
     INPUT,
@@ -34,6 +35,8 @@ class _Kind(NamedTuple):
     """What is left to advise where the step is compiled already; empty: the same."""
     advice_full: str = ""
     """What is left to advise where every device, or every core, has a worker; empty: the same."""
+    advice_fed: str = ""
+    """What to advise where a feed measured its waiting, without which no gain is claimed; empty: the same."""
     is_measured: bool = False
     """Whether it stands between the measured steps, so that no error of the prediction touches it."""
 
@@ -76,10 +79,19 @@ _KINDS = (
     _Kind(
         "INPUT-BOUND",
         (INPUT,),
-        "spent between steps, waiting for input or in code of your own",
+        "spent waiting for input",
         (INPUT,),
-        "see in the feed's report() how long it waited: if for most of that time, prepare input faster or "
-        "further ahead (more loader workers, a deeper feed); if not, do less between steps, or less often",
+        "prepare input faster or further ahead (more loader workers, a deeper feed)",
+        is_measured=True,
+    ),
+    _Kind(
+        "BETWEEN STEPS",
+        (BETWEEN,),
+        "spent from a step's end to the next call",
+        (BETWEEN,),
+        "iterate over rl.feed(loader), which measures how long it waits, to tell waiting for input from code "
+        "of your own",
+        advice_fed="do less between steps, or less often: the feed waited for less than that",
         is_measured=True,
     ),
     _Kind(
@@ -102,6 +114,7 @@ def words_for(
     drift: float | None = None,
     is_compiled: bool = False,
     is_full: bool = False,
+    is_fed: bool = True,
 ) -> Words:
     """Three lines about a measured step.
 
@@ -114,6 +127,7 @@ def words_for(
         drift: Second half of the steps over the first, minus 1, if known.
         is_compiled: Whether its elementwise operators are fused already.
         is_full: Whether the machine has no room for a further worker.
+        is_fed: Whether the waiting for batches was measured.
     """
     length = {part.name: part.ns for part in parts}
     kind = max(_KINDS, key=lambda k: sum(length[name] for name in k.parts))
@@ -131,11 +145,19 @@ def words_for(
             f"{units.percent(worst.ns / step_ns)}"
         )
     doubt = spread if kind.is_measured else max(abs(error), spread)
-    advice = (is_compiled and kind.advice_compiled) or (is_full and kind.advice_full) or kind.advice
+    advice = (
+        (is_compiled and kind.advice_compiled)
+        or (is_full and kind.advice_full)
+        or (is_fed and kind.advice_fed)
+        or kind.advice
+    )
+    gain = _gain(kind, length, step_ns, doubt)
+    if kind.advice_fed and not is_fed:
+        gain = "no gain is claimed: nothing measured what passed there"
     return Words(
         f"{kind.name}: {units.percent(share)} of the step is {kind.what}",
         why,
-        f"{advice}; {_gain(kind, length, step_ns, doubt)}",
+        f"{advice}; {gain}",
     )
 
 
@@ -197,6 +219,21 @@ def counted_words(counters: Mapping[str, float]) -> tuple[str, ...]:
     shapes = round(counters.get("shapes", 0.0))
     if shapes > 1:
         words.append(f"{shapes} batch shapes were captured, each a program of its own")
+    idle_gaps = round(counters.get("idle_gaps", 0.0))
+    if idle_gaps:
+        idle = units.nanoseconds(counters.get("idle_ns", 0.0))
+        hint = (
+            "" if "waited_ns" in counters else "; rl.feed(loader) tells waiting for batches apart"
+        )
+        words.append(
+            f"idle between steps: {idle} in {_times(idle_gaps, 'gap', 'gaps')}, not counted{hint}"
+        )
+    others_ns = counters.get("others_ns", 0.0)
+    if others_ns:
+        words.append(
+            f"other steps of this process ran between these, {units.nanoseconds(others_ns)} before each, not "
+            "counted"
+        )
     prepared_s = counters.get("compile_s", 0.0)
     if prepared_s > 0.0:
         words.append(

@@ -23,6 +23,7 @@ from ridgeline.runtime.feeding.report import CopyReport, bounding_stage, hidden_
 from ridgeline.runtime.feeding.slots import Carrier, Slot
 from ridgeline.runtime.feeding.source import Source, shut_down
 from ridgeline.runtime.feeding.stream import Stream
+from ridgeline.runtime.gaps import TALLY
 
 
 def feed(
@@ -152,6 +153,8 @@ class Feed(Stream):
             self._engine.wait(slot.variable)
         waited_s = time.perf_counter() - begin
         self._waited_s += waited_s
+        TALLY.waited_ns += round(waited_s * 1e9)
+        TALLY.batches += 1
         self._ahead.popleft()
         if slot.error is not None:
             self._stop(slot)

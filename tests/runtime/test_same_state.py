@@ -1,12 +1,18 @@
 """What tells that workers hold different state: checksums, signals, and the words for it."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.runtime.outside_writes import is_reason
+from ridgeline.runtime import outside_writes
+from ridgeline.runtime.buckets import Bucket
+from ridgeline.runtime.outside_writes import MOST_APART, OutsideWrites, is_reason
 from ridgeline.runtime.same_state import checksums, difference
+from ridgeline.runtime.world import World
 
 DTYPES = (
     torch.float32,
@@ -100,3 +106,34 @@ def test_a_step_without_an_exchange_says_nothing() -> None:
 )
 def test_the_first_difference_is_named(everyone: list[dict[str, str]], wanted: str) -> None:
     assert difference(everyone) == wanted
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_on_a_gpu_what_arrived_is_read_without_waiting(
+    on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every 64 steps, 64 steps later; on the CPU at once. What one worker wrote is said until then."""
+    compared: list[int] = []
+    number = 0
+
+    def compare(*_: Any, **__: Any) -> None:
+        compared.append(number)
+
+    monkeypatch.setattr(outside_writes, "check_same_state", compare)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    bucket = Bucket(0, list(model.named_parameters()), outside_writes.NUM_SIGNALS)
+    reducer: Any = SimpleNamespace(buckets=(bucket,))
+    world = World(0, 2, 0, torch.device("cpu"))
+    writes = OutsideWrites(model, optimizer, reducer, world)
+    event = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(writes, "_on_device", on_device)
+    monkeypatch.setattr(writes, "_copied", lambda signals: (signals.clone(), event))
+    for number in range(4 * MOST_APART):
+        if number == 70:
+            with torch.no_grad():
+                model.weight.zero_()
+        writes.before_step()
+        bucket.raise_flags(())
+        writes.after_step()
+    assert compared == [0, 3 * MOST_APART - 1 if on_device else 70]

@@ -203,7 +203,8 @@ class Attendance:
         self._thread.join(EVERY_S if wait else 0.0)
         last = getattr(sys, "last_value", None)
         if last is not None and not isinstance(last, RidgelineError):
-            self._end, self._has_raised = _raised(last), True
+            # A collective of the script's own that failed is no cause: others may have been elsewhere.
+            self._end, self._has_raised = _raised(last), not _is_of_collective(last)
         self._end = self._end or "it left the process group"
         self.publish()
 
@@ -316,7 +317,7 @@ def _raised(error: BaseException) -> str:
     return f"it raised {first_line(error)}"
 
 
-def _is_of_collective(error: Exception) -> bool:
+def _is_of_collective(error: BaseException) -> bool:
     """Whether torch's collectives raised it: gloo's errors have no type of their own."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 

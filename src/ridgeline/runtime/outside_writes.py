@@ -81,7 +81,7 @@ class OutsideWrites:
         heard = self._hear()
         if heard is not None and is_reason(heard) and self._num_steps >= self._next:
             self._compare(f"after step {self._num_steps}, before which it was written")
-            self._has_written = False
+            self._has_written, self._staged = False, None
             self._next = self._num_steps + self._apart
             self._apart = min(2 * self._apart, MOST_APART)
         self._note()

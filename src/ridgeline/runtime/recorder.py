@@ -127,6 +127,7 @@ class Recorder:
         self.costs.clear()
         self.counts.clear()
         self.current = StepRecord(self.clock.stamp())
+        self._gaps.end(time.perf_counter_ns())
 
     @property
     def num_steps(self) -> int:
@@ -166,7 +167,7 @@ class Recorder:
         works = [max(0, duration - r.gap.length_ns) for duration, r in steps]
         gaps = judge([r.gap for _, r in steps], works)
         cut = [
-            duration - self._cut(r, cut_ns)
+            max(0, duration - self._cut(r, cut_ns))
             for (duration, r), cut_ns in zip(steps, gaps.cuts_ns, strict=True)
         ]
         if self._is_on_device:

@@ -6,13 +6,18 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.runtime.attendance import Attendance
+from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.roll_call import Row, absence_text, absent, ranks_text
 
 SCRIPT = Path(__file__).parent / "absent_workers.py"
@@ -185,3 +190,60 @@ def test_many_are_counted() -> None:
         + "; and none from 11 more. Completed: 2 steps on ranks 0 to 15. See where it hangs: py-spy dump "
         "--pid 7"
     )
+
+
+@pytest.fixture
+def both() -> Iterator[tuple[Attendance, Attendance]]:
+    """Two workers in one process, each after its first step."""
+    store = dist.HashStore()
+    workers = Attendance(store, 0, 2), Attendance(store, 1, 2)
+    for worker in workers:
+        name = worker.enroll("step")
+        worker.begin_step(name, Recorder(HostClock()))
+        worker.end_step(name)
+        worker.publish()
+    yield workers
+    for worker in workers:
+        worker.close()
+
+
+def test_no_progress_is_told_before_anything_fails(
+    both: tuple[Attendance, Attendance], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a worker that waits, as collectives on GPUs never raise; by nobody while all are as far."""
+    mine, other = both
+    mine._tell_of_absent(30.0)
+    assert capsys.readouterr().err == ""
+    mine.begin_step("step", Recorder(HostClock()))
+    mine.publish()
+    other.publish()
+    other._tell_of_absent(30.0)
+    assert capsys.readouterr().err == ""
+    mine._tell_of_absent(30.0)
+    text = re.sub(r"process \d+ on [^);]+", "process PID on HOST", capsys.readouterr().err)
+    assert re.sub(r"--pid \d+", "--pid PID", text) == (
+        "ridgeline: no progress for 30.0 s: wanted all 2 workers in step 2, got none from rank 1: "
+        f"{RUNS}between two steps. Completed: 1 step on ranks 0 and 1. {BATCHES}{LOOK}\n"
+    )
+
+
+def test_other_errors_stay_what_they_are(both: tuple[Attendance, Attendance]) -> None:
+    """Those that no collective raised, and those of a collective to which all came."""
+    mine, other = both
+    with pytest.raises(RuntimeError, match="out of memory"), mine.meeting("a sum"):
+        raise RuntimeError("out of memory")
+    other.call()
+    other.call()
+    with pytest.raises(RuntimeError, match="gloo"), mine.meeting("a sum"):
+        raise RuntimeError("gloo/transport: unreachable")
+
+
+def test_steps_of_one_name_are_counted_apart(both: tuple[Attendance, Attendance]) -> None:
+    mine, _ = both
+    assert [mine.enroll("step"), mine.enroll("step"), mine.enroll("other")] == [
+        "step (2)",
+        "step (3)",
+        "other",
+    ]
+    with mine.phase("the choice of a plan"):
+        assert mine.enroll("step") == ""

@@ -234,7 +234,8 @@ class Attendance:
             absences = absent(mine, rows, self._size, silent)
             missing = {absence.rank for absence in absences}
             if absences and not set(range(self._rank)) - missing:
-                text = absence_text(mine.doing, mine, absences, rows, self._size)
+                where = mine.doing.removeprefix("in ")
+                text = absence_text(where, mine, absences, rows, self._size)
                 sys.stderr.write(f"ridgeline: no progress for {units.seconds(waited_s)}: {text}\n")
                 sys.stderr.flush()
 

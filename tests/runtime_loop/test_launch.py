@@ -14,7 +14,14 @@ import msgspec
 import psutil
 import pytest
 
-from ridgeline.errors import EngineError, LaunchError, NonFiniteError, PlanError, RidgelineError
+from ridgeline.errors import (
+    AbsentWorkerError,
+    EngineError,
+    LaunchError,
+    NonFiniteError,
+    PlanError,
+    RidgelineError,
+)
 from ridgeline.runtime import worker_process
 from ridgeline.runtime.launch import failure_of, launch
 
@@ -120,6 +127,8 @@ def last_words(run_dir: Path, rank: int, error: Exception) -> None:
         ({0: -15, 1: -15, 2: 3}, {}, "exit status 3 in rank 2"),
         ({0: 1, 1: -15}, {0: LOST}, "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed"),
         ({0: 1, 1: 1}, {0: EngineError("Connection closed by peer"), 1: KeyError("x")}, "KeyError: 'x'"),
+        ({0: 1, 1: 1}, {0: AbsentWorkerError("none from rank 1"), 1: KeyError("x")}, "KeyError: 'x'"),
+        ({0: 1, 1: -15}, {0: AbsentWorkerError("none from rank 1")}, "none from rank 1"),
         ({0: 1}, {0: LOST, 2: PlanError("wanted a, got b")}, "wanted a, got b"),
     ],
 )  # fmt: skip

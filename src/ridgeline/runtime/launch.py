@@ -32,7 +32,8 @@ from ridgeline.runtime.worker_process import (
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _POLL_S = 0.1
 _LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "EngineError", "NCCL",
-              "DistBackendError", "DistNetworkError", "recvValue", "Timed out waiting")  # fmt: skip
+              "AbsentWorkerError", "DistBackendError", "DistNetworkError", "recvValue",
+              "Timed out waiting")  # fmt: skip
 """Texts of errors that say no more than that another worker is gone.
 
 Source: gloo's transport/tcp/pair.cc and torch's ProcessGroupNCCL and TCPStore, as seen in their messages.

@@ -47,8 +47,8 @@ WANTED = {
         f"{BATCHES}{LOOK}"
     ),
     "chooses_alone": (
-        "wanted all 2 workers in a broadcast from rank 0 of the choice of a plan, got none from rank 1: "
-        f"{RUNS}before its first step. Completed: no step on ranks 0 and 1. {BATCHES}{LOOK}"
+        "wanted all 2 workers in an exchange between all workers of the choice of a plan, got none from rank "
+        f"1: {RUNS}before its first step. Completed: no step on ranks 0 and 1. {BATCHES}{LOOK}"
     ),
     "trains_alone": (
         "wanted all 2 workers in an exchange between all workers of step 1, got none from rank 1: it made no "

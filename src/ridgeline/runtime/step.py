@@ -142,6 +142,7 @@ class TrainStep(Closing):
         self._engine = self._make_engine()
         self._reducer = self._make_reducer(order)
         self._writes: OutsideWrites | None = None
+        self._watching_ns = 0
         if self._reducer is not None:
             self._reducer.check_covers(optimizer.param_groups)
             self._writes = OutsideWrites(self.model, optimizer, self._reducer, self.world)
@@ -193,7 +194,7 @@ class TrainStep(Closing):
         TALLY.stepping_ns += time.perf_counter_ns() - called
         recorder.end_step(is_warmup=is_warmup)
         if not is_warmup:
-            overhead += self._body.overhead_ns + recorder.overhead_ns
+            overhead += self._body.overhead_ns + recorder.overhead_ns + self._watching_ns
             overhead += time.perf_counter_ns() - begin
             recorder.add_cost("overhead_ns", overhead)
         return loss
@@ -204,14 +205,18 @@ class TrainStep(Closing):
         assert present is not None
         assert writes is not None
         present.begin_step(self._enrolled, self.recorder)
+        begin = time.perf_counter_ns()
         try:
             writes.before_step()
+            spent_ns = time.perf_counter_ns() - begin
             loss = self._runner(batch)
+            begin = time.perf_counter_ns()
             writes.after_step()
         except BaseException as error:
             present.stopped(error)
             raise
         present.end_step(self._enrolled)
+        self._watching_ns = spent_ns + time.perf_counter_ns() - begin
         return loss
 
     def begin_warm_up(self) -> None:

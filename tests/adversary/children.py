@@ -1,0 +1,115 @@
+"""Child processes that run programs: killed when one takes too long, replaced when one dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from adversary.judging import Verdict
+from adversary.program import Program, from_json, to_json
+
+TESTS = Path(__file__).resolve().parents[1]
+PROGRAMS_EACH = 200
+"""Programs that a child runs before a new one takes over: the compiler keeps some memory of each."""
+
+
+class Child:
+    """One process that runs one program after the other.
+
+    Args:
+        limit_s: Seconds for one program in one mode, with making it small.
+        interprets: Nothing is compiled, see `interpreting`.
+    """
+
+    def __init__(self, limit_s: float, *, interprets: bool) -> None:
+        self._limit_s = limit_s
+        self._interprets = interprets
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_run = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def examine(self, program: Program, mode: str, *, shrinks: bool) -> tuple[Verdict, Program]:
+        """The verdict on a program; a hang and a dead process are failures too."""
+        process = self._ready()
+        assert process.stdin is not None
+        request = {"program": json.loads(to_json(program)), "mode": mode, "shrinks": shrinks}
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.flush()
+        line, is_late = self._line(process)
+        if line.endswith(b"\n"):
+            self._num_run += 1
+            reply: dict[str, Any] = json.loads(line)
+            return Verdict(**reply["verdict"]), from_json(json.dumps(reply["program"]))
+        self._end()
+        if is_late:
+            detail = f"no answer in {self._limit_s:.0f} s"
+            return Verdict(mode, "failed", "hangs", detail=detail), program
+        return Verdict(
+            mode, "failed", "crashes", detail=f"exit status {process.returncode}"
+        ), program
+
+    def _line(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
+        """What it answers, and whether it took too long."""
+        assert process.stdout is not None
+        end, line = time.monotonic() + self._limit_s, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    return line, True
+                part = os.read(process.stdout.fileno(), 1 << 16)
+                if not part:
+                    return line, False
+                line += part
+        return line, False
+
+    def _ready(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._num_run >= PROGRAMS_EACH:
+            self._end()
+        if self._process is None:
+            paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "CUDA_VISIBLE_DEVICES": "",
+            }
+            environment["TORCHINDUCTOR_COMPILE_THREADS"] = (
+                "1"  # a pool would outlive a killed child
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "adversary.worker", *(["--interpret"] * self._interprets)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+            self._num_run = 0
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()

@@ -1,0 +1,89 @@
+"""Two portraits side by side: what differs, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from adversary.portraits import TensorLeaf
+
+TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+"""Largest difference relative to the largest value of the tensor: compiled forms add in another order. What a
+changed number, branch or hook does to a program is some hundred times more."""
+NARROW = 5e-2
+"""The same for wide results of a program that computed in 16 bits somewhere."""
+LEAST = 1e-2
+"""Values below this are compared absolutely: a sum that cancels is nothing but rounding."""
+
+
+class Difference(NamedTuple):
+    """One leaf that differs; `what` is the kind of difference."""
+
+    path: str
+    what: str
+    detail: str
+
+
+def differences(
+    wanted: Mapping[str, Any], got: Mapping[str, Any], *, is_narrow: bool, limit: int = 5
+) -> list[Difference]:
+    """The first differing leaves, in the order in which they were drawn."""
+    found = []
+    for path in dict.fromkeys([*wanted, *got]):
+        if path not in wanted:
+            found.append(Difference(path, "appeared", f"{_short(got[path])}, not there in eager"))
+        elif path not in got:
+            found.append(Difference(path, "missing", f"{_short(wanted[path])} in eager, not there"))
+        else:
+            found += _leaf(path, wanted[path], got[path], is_narrow=is_narrow)
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _leaf(path: str, wanted: Any, got: Any, *, is_narrow: bool) -> list[Difference]:
+    if not (isinstance(wanted, TensorLeaf) and isinstance(got, TensorLeaf)):
+        if wanted == got:
+            return []
+        return [Difference(path, "value", f"{_short(wanted)} in eager, got {_short(got)}")]
+    for what in ("shape", "dtype", "kind", "requires_grad"):
+        if getattr(wanted, what) != getattr(got, what):
+            detail = f"{getattr(wanted, what)} in eager, got {getattr(got, what)}"
+            return [Difference(path, what, detail)]
+    if gap := _gap(wanted, got, is_narrow=is_narrow):
+        return [Difference(path, "value", gap)]
+    for what in ("stride", "shares"):
+        if getattr(wanted, what) != getattr(got, what):
+            detail = f"{getattr(wanted, what) or 'nothing'} in eager, got {getattr(got, what) or 'nothing'}"
+            return [Difference(path, what, detail)]
+    return []
+
+
+def _gap(wanted: TensorLeaf, got: TensorLeaf, *, is_narrow: bool) -> str:
+    """What is said of values that differ by more than rounding; empty where they do not."""
+    mine, theirs = wanted.value, got.value
+    if torch.equal(mine, theirs):
+        return ""
+    if not mine.is_floating_point():
+        return f"{_short(wanted)} in eager, got {_short(got)}"
+    tolerance = TOLERANCES.get(mine.dtype, 0.0)
+    if is_narrow:
+        tolerance = max(tolerance, NARROW)
+    a, b = mine.double(), theirs.double()
+    is_finite = a.isfinite()
+    is_alike = torch.allclose(a[~is_finite], b[~is_finite], equal_nan=True)
+    if is_alike and (not bool(is_finite.any()) or bool(b[is_finite].isfinite().all())):
+        a, b = a[is_finite], b[is_finite]
+        size = max(float(a.abs().max()) if a.numel() else 0.0, LEAST)
+        if a.numel() == 0 or float((a - b).abs().max()) <= tolerance * size:
+            return ""
+    return f"{_short(wanted)} in eager, got {_short(got)}"
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, TensorLeaf):
+        return str(value[1] if isinstance(value, tuple) and len(value) == 2 else value)[:80]
+    numbers = ", ".join(f"{float(v):.4g}" for v in value.value.flatten()[:3])
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} of {numbers} ..."

@@ -1,0 +1,87 @@
+"""Programs of the compiler run operator by operator: what it takes in is as always, only no code is made.
+
+Captures, guards, re-captures and checks are what they are with the compiler, at a hundredth of its time: a
+compiled program differs from an interpreted one in rounding, not in what it was told is constant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._functorch import config as autograd_config
+from torch._inductor import compile_fx
+from torch._inductor import config as inductor_config
+from torch._inductor.output_code import OutputCode
+from torch.fx import GraphModule
+
+from ridgeline.runtime.hybrid.packages import aot, package
+
+_packages: dict[Path, GraphModule] = {}
+
+
+class Interpreted(OutputCode):
+    """What the compiler returns for a graph: here the graph itself."""
+
+    _boxed_call = True
+
+    def __init__(self, graph: GraphModule, example: Sequence[Any]) -> None:
+        super().__init__()
+        self.current_callable = self._run
+        self._graph = graph
+        self._example = example
+
+    def __call__(self, *inputs: Any) -> Any:
+        is_boxed = len(inputs) == 1 and isinstance(inputs[0], list)
+        return self._run(inputs[0] if is_boxed else list(inputs))
+
+    def post_compile(self, *_: Any) -> None:
+        """Nothing is put around it."""
+
+    def set_triton_bundle(self, _bundle: Any) -> None:
+        """There is none."""
+
+    def _run(self, inputs: list[Any]) -> list[Any]:
+        given = list(inputs)
+        inputs.clear()  # the compiler's programs empty the list, so that inputs can be freed
+        return list(self._graph(*given))
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """No code is generated inside, in this process, for compiled functions, steps and packages."""
+    settings = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    with (
+        inductor_config.patch(settings),
+        autograd_config.patch(enable_autograd_cache=False),
+        mock.patch.object(compile_fx, "fx_codegen_and_compile", _codegen),
+        mock.patch.object(aot, "aoti_compile_and_package", _compile_package),
+        mock.patch.object(package, "aoti_load_package", _load_package),
+    ):
+        yield
+    _packages.clear()
+
+
+def _codegen(graph: GraphModule, example: Sequence[Any], *_: Any, **_more: Any) -> Interpreted:
+    return Interpreted(graph, example)
+
+
+def _compile_package(exported: Any, *, package_path: str, **_: Any) -> str:
+    _packages[Path(package_path)] = exported.run_decompositions().module(check_guards=False)
+    return package_path
+
+
+def _load_package(path: str, **_: Any) -> Any:
+    graph = _packages[Path(path)]
+
+    def run(inputs: Sequence[Tensor]) -> list[Any]:
+        with torch.no_grad():
+            return list(graph(*inputs))
+
+    return types.SimpleNamespace(loader=types.SimpleNamespace(run=run))

@@ -1,0 +1,170 @@
+"""A program in one mode beside plain PyTorch: equal, refused, or a failure with its kind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from adversary.comparing import Difference, differences
+from adversary.portraits import Ambient
+from adversary.program import Program
+from adversary.worlds import ONE_PROGRAM, World, in_mode, run_plain_call, run_plain_step
+from ridgeline.errors import RidgelineError
+
+Outcome = Literal["equal", "refused", "failed"]
+NARROW_WORDS = ("bf16", "fp16", "half", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came of a program in a mode.
+
+    `kind` names a failure in a few words; `call` is the number of the call, -1 for making the mode.
+    """
+
+    mode: str
+    outcome: Outcome
+    kind: str = ""
+    call: int = -1
+    detail: str = ""
+
+
+def judge(program: Program, path: Path, mode: str) -> Verdict:
+    """Run the rendered program at `path` in a mode and beside it; the process is afterwards as before."""
+    with _quiet(), _process_kept():
+        subject, oracle = World(path), World(path)
+        try:
+            return _judged(program, subject, oracle, mode)
+        finally:
+            subject.close()
+            oracle.close()
+            torch._dynamo.reset()
+
+
+def _judged(program: Program, subject: World, oracle: World, mode: str) -> Verdict:
+    (run_plain_call if program.purpose == "call" else run_plain_step)(oracle)
+    torch.manual_seed(2)
+    with contextlib.ExitStack() as stack:
+        before = Ambient.now()
+        start = subject.portrait(with_gradients=False)
+        try:
+            stack.enter_context(in_mode(subject, mode))
+        except RidgelineError as error:
+            return Verdict(mode, "refused", detail=_first_line(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+            return _raised(mode, -1, error)
+        made = subject.portrait(with_gradients=False)
+        if verdict := _compared(mode, -1, start, made, before, Ambient.now(), is_narrow=False):
+            return verdict
+        is_narrow = False
+        for index, call in enumerate(program.calls):
+            is_narrow = is_narrow or any(word in f"{call}" for word in NARROW_WORDS)
+            verdict = _call(mode, index, subject, oracle, is_narrow=is_narrow)
+            if verdict is not None:
+                return verdict
+    return Verdict(mode, "equal")
+
+
+def _call(
+    mode: str, index: int, subject: World, oracle: World, *, is_narrow: bool
+) -> Verdict | None:
+    """One call of both; None where both are equal and can go on."""
+    has_gradients = mode.partition(":")[2] not in ONE_PROGRAM
+    before = Ambient.now()
+    wanted_error = None
+    try:
+        oracle.call(index)
+    except Exception as error:  # noqa: BLE001 - what plain PyTorch refuses, a mode must refuse
+        wanted_error = error
+    wanted_ambient = Ambient.now()
+    before.restore()
+    try:
+        subject.call(index)
+    except RidgelineError as error:
+        return Verdict(mode, "refused", call=index, detail=_first_line(error))
+    except Exception as error:  # noqa: BLE001 - a raw error where eager has none is the finding
+        if wanted_error is not None:
+            return Verdict(mode, "equal", call=index, detail=f"both raise {type(error).__name__}")
+        return _raised(mode, index, error)
+    if wanted_error is not None:
+        detail = f"eager raises {type(wanted_error).__name__}: {_first_line(wanted_error)}"
+        return Verdict(mode, "failed", "no error where eager raises", index, detail)
+    return _compared(
+        mode,
+        index,
+        oracle.portrait(with_gradients=has_gradients),
+        subject.portrait(with_gradients=has_gradients),
+        wanted_ambient,
+        Ambient.now(),
+        is_narrow=is_narrow,
+    )
+
+
+def _compared(
+    mode: str,
+    index: int,
+    wanted: dict[str, Any],
+    got: dict[str, Any],
+    wanted_ambient: Ambient,
+    got_ambient: Ambient,
+    *,
+    is_narrow: bool,
+) -> Verdict | None:
+    found = differences(
+        wanted | wanted_ambient.draw(), got | got_ambient.draw(), is_narrow=is_narrow
+    )
+    if not found:
+        return None
+    detail = "\n".join(f"{item.path}: {item.what}: {item.detail}" for item in found)
+    return Verdict(mode, "failed", _kind(found), index, detail)
+
+
+def _kind(found: list[Difference]) -> str:
+    """The most telling difference: a wrong result first, then state, then random state."""
+    results = [item for item in found if item.path.startswith("result")]
+    first = (results or found)[0]
+    if results:
+        place = "result"
+    elif first.path.startswith("w.optimizer"):
+        place = "optimizer"
+    elif first.path.startswith(("w.", "globals()")):
+        place = "state"
+    else:
+        place = first.path
+    return f"{place}: {first.what}"
+
+
+def _raised(mode: str, index: int, error: BaseException) -> Verdict:
+    lines = "".join(traceback.format_exception(error)[-8:])
+    return Verdict(mode, "failed", f"raises {type(error).__name__}", index, lines)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _process_kept() -> Iterator[None]:
+    before = Ambient.now()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        before.restore()

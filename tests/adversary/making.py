@@ -1,0 +1,76 @@
+"""From a seed to a program: features at sites, and calls with changes between them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+from adversary.grammar import catalogue
+from adversary.program import Call, Change, Program, Purpose, Site, Use
+
+WARM_CALLS = 2
+"""Before the first change: one program of a training step needs an eager step and one that compiles."""
+CHANGES = 5
+MOST_FEATURES = 3
+
+
+def make(seed: int, purpose: Purpose, excluded: Collection[str] = ()) -> Program:
+    """The program of a seed, without what is excluded by name (`feature`, `feature/change` or a general one)."""
+    draw = random.Random(seed)
+    uses = _uses(draw, purpose, excluded)
+    changes = _changes(purpose, uses, excluded)
+    calls = [Call()] * WARM_CALLS
+    for _ in range(CHANGES):
+        calls += _changed(draw, changes, excluded)
+    optimizers = [name for name in catalogue.OPTIMIZERS if name not in excluded]
+    return Program(seed, purpose, tuple(uses), tuple(calls), draw.choice(optimizers))
+
+
+def _uses(draw: random.Random, purpose: Purpose, excluded: Collection[str]) -> list[Use]:
+    names = [
+        name
+        for name, feature in catalogue.FEATURES.items()
+        if purpose in feature.purposes and name not in excluded
+    ]
+    if purpose == "call":
+        names = [name for name in names if not catalogue.FEATURES[name].is_loss]
+    chosen = draw.sample(names, min(len(names), draw.randint(1, MOST_FEATURES)))
+    return [Use(number, name, _site(draw, name)) for number, name in enumerate(chosen)]
+
+
+def _site(draw: random.Random, name: str) -> Site:
+    feature = catalogue.FEATURES[name]
+    if feature.is_loss:
+        return "loss"
+    return "net" if feature.result or draw.random() < 0.5 else "block"
+
+
+def _changes(purpose: Purpose, uses: list[Use], excluded: Collection[str]) -> list[Change]:
+    """Those of the features, each as likely as all general ones together."""
+    own = [
+        Change(use.number, name)
+        for use in uses
+        for name in catalogue.FEATURES[use.feature].changes
+        if f"{use.feature}/{name}" not in excluded
+    ]
+    general = [
+        Change(None, name)
+        for name in catalogue.CHANGES
+        if name not in excluded and (purpose == "step" or name not in catalogue.STEP_CHANGES)
+    ]
+    return own * max(1, len(general) // max(1, len(own))) + general
+
+
+def _changed(draw: random.Random, changes: list[Change], excluded: Collection[str]) -> list[Call]:
+    """A call after a change, in another context or with another input; and one more like it, or a plain one."""
+    inputs = [name for name in catalogue.INPUTS if name not in (*excluded, "plain")]
+    contexts = [name for name in catalogue.CONTEXTS if name not in (*excluded, "plain")]
+    chance = draw.random()
+    if chance < 0.15 and inputs:
+        first = Call(input=draw.choice(inputs))
+    elif chance < 0.3 and contexts:
+        first = Call(context=draw.choice(contexts))
+    else:
+        first = Call(change=draw.choice(changes)) if changes else Call()
+    again = Call(input=first.input, context=first.context) if draw.random() < 0.5 else Call()
+    return [first, again]

@@ -1,0 +1,116 @@
+"""Run programs of the adversary: `python tests/adversary/run.py --programs 2000 --seed 1 --out runs/adversary`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from adversary.children import Child
+from adversary.judging import Verdict
+from adversary.making import make
+from adversary.program import Program
+from adversary.scripts import script
+from adversary.worlds import MODES
+
+
+class Findings:
+    """Verdicts counted, and one script for each kind of failure; used by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self.kinds: Counter[str] = Counter()
+        self._folder = folder
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, verdict: Verdict, program: Program) -> None:
+        """Count a verdict; the first program of a kind is written as a script."""
+        with self._lock:
+            self.outcomes[verdict.mode, verdict.outcome] += 1
+            if verdict.outcome != "failed":
+                return
+            title = f"{verdict.mode} {verdict.kind} [{', '.join(program.words())}]"
+            self.kinds[title] += 1
+            if self.kinds[title] == 1:
+                name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:150]
+                (self._folder / f"{name}.py").write_text(script(program, verdict))
+                print(f"seed {program.seed}: {title}", flush=True)
+
+
+def main() -> int:
+    """Run, report, and exit with 1 if any program failed."""
+    wanted = _arguments()
+    findings = Findings(wanted.out)
+    begin = time.monotonic()
+    jobs = [
+        (wanted.seed + number, mode) for number in range(wanted.programs) for mode in wanted.modes
+    ]
+    lanes = [jobs[lane :: wanted.jobs] for lane in range(wanted.jobs)]
+
+    def work(lane: list[tuple[int, str]]) -> None:
+        with Child(wanted.limit_s, interprets=wanted.compiler == "interpret") as child:
+            for seed, mode in lane:
+                purpose = "call" if mode.startswith("call:") else "step"
+                program = make(seed, purpose, wanted.exclude)
+                findings.add(*child.examine(program, mode, shrinks=not wanted.no_shrink))
+
+    with ThreadPoolExecutor(wanted.jobs) as pool:
+        for done in [pool.submit(work, lane) for lane in lanes]:
+            done.result()
+    _report(findings, wanted, time.monotonic() - begin, len(jobs))
+    return 1 if findings.kinds else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--programs", type=int, default=100, help="seeds to run (default 100)")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/adversary"), help="for scripts of failures"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="child processes (default 1)")
+    parser.add_argument(
+        "--limit-s", type=float, default=120.0, help="seconds for a program in a mode"
+    )
+    parser.add_argument(
+        "--exclude", nargs="*", default=[], help="features and changes to leave out"
+    )
+    parser.add_argument(
+        "--no-shrink", action="store_true", help="keep failing programs as they are"
+    )
+    parser.add_argument(
+        "--compiler",
+        choices=("interpret", "inductor"),
+        default="interpret",
+        help="run captured programs operator by operator (fast), or compile them (seconds each)",
+    )
+    return parser.parse_args()
+
+
+def _report(findings: Findings, wanted: argparse.Namespace, seconds: float, num_runs: int) -> None:
+    lines = [
+        f"{num_runs} runs in {seconds:.0f} s: {num_runs / seconds:.2f} programs a second in a mode",
+        "",
+    ]
+    for mode in wanted.modes:
+        counts = {name: findings.outcomes[mode, name] for name in ("equal", "refused", "failed")}
+        lines.append(
+            f"{mode:18}" + "".join(f"{name} {count:5}   " for name, count in counts.items())
+        )
+    lines += ["", *(f"{count:4} x {title}" for title, count in findings.kinds.most_common())]
+    text = "\n".join(lines) + "\n"
+    (wanted.out / "report.txt").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

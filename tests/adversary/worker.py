@@ -1,0 +1,65 @@
+"""A child process that runs programs from its standard input and says on its standard output what came of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from adversary.interpreting import interpreted
+from adversary.judging import Verdict, judge
+from adversary.program import Program, from_json, to_json
+from adversary.rendering import render
+from adversary.shrinking import shrink
+
+
+def examine(program: Program, mode: str, folder: Path, *, shrinks: bool) -> tuple[Verdict, Program]:
+    """The verdict on a program, and the program; made small if it failed and `shrinks`."""
+
+    def judged(one: Program) -> Verdict:
+        path = folder / f"program_{one.seed}.py"
+        path.write_text(render(one))
+        return judge(one, path, mode)
+
+    verdict = judged(program)
+    if verdict.outcome != "failed" or not shrinks:
+        return verdict, program
+    small = shrink(program, lambda one: _is_alike(judged(one), verdict))
+    return judged(small), small
+
+
+def _is_alike(verdict: Verdict, other: Verdict) -> bool:
+    return verdict.outcome == "failed" and verdict.kind == other.kind
+
+
+def serve(requests: TextIO, replies: TextIO, *, interprets: bool) -> None:
+    """One line of JSON a request (`program`, `mode`, `shrinks`), one a reply (`verdict`, `program`)."""
+    with contextlib.ExitStack() as stack:
+        if interprets:
+            stack.enter_context(interpreted())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="adversary-")))
+        for request in _lines(requests):
+            program = from_json(json.dumps(request["program"]))
+            verdict, program = examine(program, request["mode"], folder, shrinks=request["shrinks"])
+            reply = {
+                "verdict": dataclasses.asdict(verdict),
+                "program": json.loads(to_json(program)),
+            }
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+
+
+def _lines(requests: TextIO) -> Iterator[dict[str, Any]]:
+    for line in requests:
+        yield json.loads(line)
+
+
+if __name__ == "__main__":
+    # What programs and compilers print goes elsewhere: this process's standard output is for replies.
+    replies, sys.stdout = sys.stdout, sys.stderr
+    serve(sys.stdin, replies, interprets="--interpret" in sys.argv)

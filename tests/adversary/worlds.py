@@ -1,0 +1,109 @@
+"""A world: one copy of a program with a way to run it. Plain PyTorch is the oracle of every mode."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ridgeline as rl
+from adversary.portraits import Portrait
+
+CALL_MODES = ("eager", "script", "compiled", "regional", "packaged")
+STEP_MODES = ("eager", "compiled", "regional", "step-graph", "packaged")
+ONE_PROGRAM = ("step-graph", "packaged")
+"""Training modes in which gradients never reach `.grad`, as is documented."""
+PREFIX = {"call": "call:", "step": "step:"}
+MODES = (*(f"call:{name}" for name in CALL_MODES), *(f"step:{name}" for name in STEP_MODES))
+
+_numbers = itertools.count()
+
+
+class World:
+    """One copy of the program file, its model, loss and optimizer, and `run`, which makes one call."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = f"adversary_program_{next(_numbers)}"
+        spec = importlib.util.spec_from_file_location(self.name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        self.module = importlib.util.module_from_spec(spec)
+        sys.modules[self.name] = self.module  # dataclasses look themselves up
+        spec.loader.exec_module(self.module)
+        self.w: types.SimpleNamespace = self.module.make()
+        self.result: Any = None
+        self.run: Callable[[Any], Any] = self.w.model
+
+    def call(self, index: int) -> None:
+        """Make call number `index`, with what changes before it."""
+        self.result = None
+        self.result = self.module.CALLS[index](self.w, self.run)
+
+    def portrait(self, *, with_gradients: bool) -> dict[str, Any]:
+        """All that the call may have changed."""
+        portrait = Portrait(with_gradients=with_gradients)
+        portrait.draw("w.model", self.w.model)
+        portrait.draw("w.loss_fn", self.w.loss_fn)
+        portrait.draw("w.optimizer", self.w.optimizer)
+        for name, value in vars(self.module).items():
+            if not name.startswith("__") and not isinstance(
+                value, (types.ModuleType, types.FunctionType)
+            ):
+                portrait.draw(f"globals()[{name!r}]", value)
+        portrait.draw("result", self.result)
+        return portrait.leaves
+
+    def close(self) -> None:
+        """Forget the copy."""
+        sys.modules.pop(self.name, None)
+
+
+def run_plain_call(world: World) -> None:
+    """The contract of `rl.hybridize`: no gradients, unless an argument asks for them."""
+    model = world.w.model
+
+    def run(x: Tensor) -> Any:
+        if torch.is_grad_enabled() and x.requires_grad:
+            return model(x)
+        with torch.no_grad():
+            return model(x)
+
+    world.run = run
+
+
+def run_plain_step(world: World) -> None:
+    """The loop that everybody writes."""
+    w = world.w
+
+    def run(x: Tensor) -> Tensor:
+        w.optimizer.zero_grad(set_to_none=True)
+        loss = w.loss_fn(w.model, x)
+        loss.backward()
+        w.optimizer.step()
+        return loss.detach()
+
+    world.run = run
+
+
+@contextmanager
+def in_mode(world: World, mode: str) -> Iterator[None]:
+    """Have the world's calls made by Ridgeline in a mode, `call:script` say."""
+    purpose, _, execution = mode.partition(":")
+    w = world.w
+    if purpose == "call":
+        with rl.hybridize(w.model, world.module.x_of(0), mode=execution, max_shapes=4) as hybrid:
+            world.run = hybrid
+            yield
+    else:
+        plan = rl.Plan(execution=execution)
+        with rl.TrainStep(w.model, w.loss_fn, w.optimizer, plan, device="cpu") as step:
+            world.run = step
+            yield

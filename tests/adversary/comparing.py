@@ -27,9 +27,9 @@ class Difference(NamedTuple):
 
 
 def differences(
-    wanted: Mapping[str, Any], got: Mapping[str, Any], *, is_narrow: bool, limit: int = 5
+    wanted: Mapping[str, Any], got: Mapping[str, Any], *, is_narrow: bool
 ) -> list[Difference]:
-    """The first differing leaves, in the order in which they were drawn."""
+    """The leaves that differ, those of the result first."""
     found = []
     for path in dict.fromkeys([*wanted, *got]):
         if path not in wanted:
@@ -38,9 +38,7 @@ def differences(
             found.append(Difference(path, "missing", f"{_short(wanted[path])} in eager, not there"))
         else:
             found += _leaf(path, wanted[path], got[path], is_narrow=is_narrow)
-        if len(found) >= limit:
-            break
-    return found
+    return sorted(found, key=lambda item: not item.path.startswith("result"))
 
 
 def _leaf(path: str, wanted: Any, got: Any, *, is_narrow: bool) -> list[Difference]:

@@ -20,6 +20,7 @@ from adversary.worlds import ONE_PROGRAM, World, in_mode, run_plain_call, run_pl
 from ridgeline.errors import RidgelineError
 
 Outcome = Literal["equal", "refused", "failed"]
+MOST_SHOWN = 6
 NARROW_WORDS = ("bf16", "fp16", "half", "bfloat16")
 
 
@@ -123,19 +124,18 @@ def _compared(
     )
     if not found:
         return None
-    detail = "\n".join(f"{item.path}: {item.what}: {item.detail}" for item in found)
+    detail = "\n".join(f"{item.path}: {item.what}: {item.detail}" for item in found[:MOST_SHOWN])
     return Verdict(mode, "failed", _kind(found), index, detail)
 
 
 def _kind(found: list[Difference]) -> str:
     """The most telling difference: a wrong result first, then state, then random state."""
-    results = [item for item in found if item.path.startswith("result")]
-    first = (results or found)[0]
-    if results:
+    first = found[0]
+    if first.path.startswith("result"):
         place = "result"
     elif first.path.startswith("w.optimizer"):
         place = "optimizer"
-    elif first.path.startswith(("w.", "globals()")):
+    elif any(name in first.path for name in ("w.", "globals()")):
         place = "state"
     else:
         place = first.path

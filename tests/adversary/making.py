@@ -21,9 +21,10 @@ def make(seed: int, purpose: Purpose, excluded: Collection[str] = ()) -> Program
     changes = _changes(purpose, uses, excluded)
     calls = [Call()] * WARM_CALLS
     for _ in range(CHANGES):
-        calls += _changed(draw, changes, excluded)
+        calls += _changed(draw, purpose, changes, excluded)
     optimizers = [name for name in catalogue.OPTIMIZERS if name not in excluded]
-    return Program(seed, purpose, tuple(uses), tuple(calls), draw.choice(optimizers))
+    optimizer = draw.choice(optimizers) if purpose == "step" else "sgd"
+    return Program(seed, purpose, tuple(uses), tuple(calls), optimizer)
 
 
 def _uses(draw: random.Random, purpose: Purpose, excluded: Collection[str]) -> list[Use]:
@@ -61,10 +62,13 @@ def _changes(purpose: Purpose, uses: list[Use], excluded: Collection[str]) -> li
     return own * max(1, len(general) // max(1, len(own))) + general
 
 
-def _changed(draw: random.Random, changes: list[Change], excluded: Collection[str]) -> list[Call]:
+def _changed(
+    draw: random.Random, purpose: Purpose, changes: list[Change], excluded: Collection[str]
+) -> list[Call]:
     """A call after a change, in another context or with another input; and one more like it, or a plain one."""
     inputs = [name for name in catalogue.INPUTS if name not in (*excluded, "plain")]
-    contexts = [name for name in catalogue.CONTEXTS if name not in (*excluded, "plain")]
+    barred = (*excluded, "plain", *(catalogue.WITHOUT_GRADIENTS if purpose == "step" else ()))
+    contexts = [name for name in catalogue.CONTEXTS if name not in barred]
     chance = draw.random()
     if chance < 0.15 and inputs:
         first = Call(input=draw.choice(inputs))

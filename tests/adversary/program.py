@@ -62,7 +62,7 @@ class Program:
                     features.get(call.change.number, "") if call.change.number is not None else ""
                 )
                 found.append(f"{owner}/{call.change.name}" if owner else call.change.name)
-        return tuple(dict.fromkeys(word for word in found if word != "plain"))
+        return tuple(dict.fromkeys(word for word in found if word not in ("plain", "sgd")))
 
 
 def to_json(program: Program) -> str:

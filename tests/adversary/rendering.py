@@ -18,7 +18,7 @@ OWNERS = {
 }
 CLASSES = {"net": "Net", "block": "Block", "loss": "", "optimizer": ""}
 
-HEAD = """import collections
+HEAD = """import contextlib
 import copy
 import dataclasses
 import functools
@@ -31,7 +31,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-MODULE = types.SimpleNamespace(name="globals of this file")
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 """
 
 MAKE = '''

@@ -27,6 +27,7 @@ class Findings:
     def __init__(self, folder: Path) -> None:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.kinds: Counter[str] = Counter()
+        self.blamed: dict[str, set[str]] = {}
         self._folder = folder
         self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,10 +40,17 @@ class Findings:
                 return
             title = f"{verdict.mode} {verdict.kind} [{', '.join(program.words())}]"
             self.kinds[title] += 1
+            self.blamed.setdefault(verdict.mode, set()).update(blamed(program))
             if self.kinds[title] == 1:
                 name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:150]
                 (self._folder / f"{name}.py").write_text(script(program, verdict))
                 print(f"seed {program.seed}: {title}", flush=True)
+
+
+def blamed(program: Program) -> tuple[str, ...]:
+    """What to leave out of later programs, so that other failures show: changes of features, or the last word."""
+    words = program.words()
+    return tuple(word for word in words if "/" in word) or words[-1:]
 
 
 def main() -> int:
@@ -59,7 +67,8 @@ def main() -> int:
         with Child(wanted.limit_s, interprets=wanted.compiler == "interpret") as child:
             for seed, mode in lane:
                 purpose = "call" if mode.startswith("call:") else "step"
-                program = make(seed, purpose, wanted.exclude)
+                known = findings.blamed.get(mode, set()) if wanted.once else set()
+                program = make(seed, purpose, {*wanted.exclude, *known})
                 findings.add(*child.examine(program, mode, shrinks=not wanted.no_shrink))
 
     with ThreadPoolExecutor(wanted.jobs) as pool:
@@ -107,6 +116,8 @@ def _report(findings: Findings, wanted: argparse.Namespace, seconds: float, num_
             f"{mode:18}" + "".join(f"{name} {count:5}   " for name, count in counts.items())
         )
     lines += ["", *(f"{count:4} x {title}" for title, count in findings.kinds.most_common())]
+    for mode, words in findings.blamed.items():
+        lines += ["", f"{mode} fails with: {', '.join(sorted(words))}"]
     text = "\n".join(lines) + "\n"
     (wanted.out / "report.txt").write_text(text)
     print(text)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from adversary.program import Program
 
-SECONDS = 30.0
+SECONDS = 10.0
 """For one program; what was reached by then is kept."""
 
 

@@ -29,7 +29,9 @@ def examine(program: Program, mode: str, folder: Path, *, shrinks: bool) -> tupl
     verdict = judged(program)
     if verdict.outcome != "failed" or not shrinks:
         return verdict, program
-    small = shrink(program, lambda one: _is_alike(judged(one), verdict))
+    begun = dataclasses.replace(program, calls=program.calls[: max(1, verdict.call + 1)])
+    start = begun if _is_alike(judged(begun), verdict) else program
+    small = shrink(start, lambda one: _is_alike(judged(one), verdict))
     return judged(small), small
 
 

@@ -1,9 +1,35 @@
 """All tables of the grammar by name."""
 
-from adversary.grammar.attributes import ATTRIBUTES
+from adversary.grammar.attributes import ATTRIBUTES, OBJECTS
+from adversary.grammar.branches import BRANCHES
+from adversary.grammar.code import CLASSES, FUNCTIONS
+from adversary.grammar.effects import EFFECTS
 from adversary.grammar.feature import Feature
-from adversary.grammar.general import CHANGES, CONTEXTS, INPUTS, OPTIMIZERS, STEP_CHANGES
+from adversary.grammar.general import (
+    CHANGES,
+    CONTEXTS,
+    INPUTS,
+    OPTIMIZERS,
+    STEP_CHANGES,
+    WITHOUT_GRADIENTS,
+)
+from adversary.grammar.hooks import HOOKS
+from adversary.grammar.losses import LOSSES
+from adversary.grammar.randomness import RANDOMNESS
+from adversary.grammar.tensors import BUFFERS, RESULTS, SHARED
 
-__all__ = ["CHANGES", "CONTEXTS", "FEATURES", "INPUTS", "OPTIMIZERS", "STEP_CHANGES"]
+__all__ = [
+    "CHANGES",
+    "CONTEXTS",
+    "FEATURES",
+    "INPUTS",
+    "OPTIMIZERS",
+    "STEP_CHANGES",
+    "WITHOUT_GRADIENTS",
+]
 
-FEATURES: dict[str, Feature] = {feature.name: feature for feature in (*ATTRIBUTES,)}
+_TABLES = (
+    *(ATTRIBUTES, OBJECTS, CLASSES, FUNCTIONS, BUFFERS, SHARED, RESULTS),
+    *(HOOKS, RANDOMNESS, BRANCHES, EFFECTS, LOSSES),
+)
+FEATURES: dict[str, Feature] = {feature.name: feature for table in _TABLES for feature in table}

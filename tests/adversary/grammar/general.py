@@ -1,19 +1,125 @@
 """What may happen to any program between calls, what a call is given, and where it is made."""
 
-CHANGES: dict[str, str] = {
+MODEL_CHANGES: dict[str, str] = {
     "evaluate": "w.model.eval()",
+    "train": "w.model.train()",
+    "evaluate one block": "w.model.blocks[0].eval()",
+    "freeze a block": "w.model.blocks[0].requires_grad_(False)",
+    "freeze a bias": "w.model.head.bias.requires_grad_(False)",
+    "unfreeze": "w.model.requires_grad_(True)",
+    "weight in place": "w.model.head.weight.data.mul_(2.0)",
+    "weight replaced": "w.model.head.weight = nn.Parameter(torch.eye(4))",
+    "weight of another shape": "w.model.head.weight = nn.Parameter(torch.ones(2, 4))\n"
+    "w.model.head.bias = nn.Parameter(torch.zeros(2))",
+    "weight transposed": "w.model.head.weight.data = w.model.head.weight.data.t()",
+    "weight with other strides": "w.model.head.weight.data = w.model.head.weight.data.t().contiguous().t()",
+    "weight's strides at its address": "weight = w.model.head.weight\n"
+    "weight.data = weight.data.as_strided((4, 4), (1, 4))",
+    "weight's sign at its address": "w.model.head.weight.data.view(torch.int32).bitwise_xor_(-(2**31))",
+    "weight's data exchanged": "w.model.head.weight.data = w.model.head.weight.data.clone() * 2",
+    "model to double": "w.model.double()",
+    "bias removed": "w.model.head.bias = None",
+    "bias's address kept": "bias = w.model.head.bias\nw.model.head.bias = nn.Parameter(bias.data)",
+    "bias half as long at its address": "bias = w.model.blocks[1].lin.bias\n"
+    "w.model.blocks[1].lin.bias = nn.Parameter(bias.data[:1])",
+    "weights exchanged": "first, second = w.model.blocks[0].lin, w.model.blocks[1].lin\n"
+    "first.weight, second.weight = second.weight, first.weight",
+    "weight tied to another": "w.model.blocks[1].lin.weight = w.model.blocks[0].lin.weight",
+    "blocks exchanged": "blocks = w.model.blocks\nblocks[0], blocks[1] = blocks[1], blocks[0]",
+    "block repeated": "w.model.blocks[1] = w.model.blocks[0]",
+    "block added": "w.model.blocks.append(nn.Tanh())",
+    "block removed": "if len(w.model.blocks) > 1:\n    del w.model.blocks[-1]",
+    "head replaced": "w.model.head = nn.Sequential(w.model.head, nn.Tanh())\n"
+    "w.model.head.weight, w.model.head.bias = w.model.head[0].weight, w.model.head[0].bias",
+    "state loaded": "w.model.load_state_dict({k: v * 0.5 if v.is_floating_point() else v\n"
+    "    for k, v in w.model.state_dict().items()})",
+    "state assigned": "w.model.load_state_dict({k: v.clone() for k, v in w.model.state_dict().items()}, assign=True)",
+    "hook on a block": "w.model.blocks[0].register_forward_hook(lambda module, args, out: out + 1.0)",
+    "hook on the model": "w.model.register_forward_hook(lambda module, args, out: out)",
+    "pre-hook on a block": "w.model.blocks[1].register_forward_pre_hook(lambda module, args: (args[0] * 2,))",
+    "hooks cleared": "for module in w.model.modules():\n    module._forward_hooks.clear()",
+    "forward of a block": "w.model.blocks[0].forward = lambda y: y * 0.5",
+    "forward of the class": "Block.forward = lambda self, y: torch.relu(self.lin(y))",
+    "forward of a layer": "w.model.blocks[0].lin.forward = lambda y: y * 2.0",
     "seed": "torch.manual_seed(7)",
+    "seed of Python": "random.seed(7)",
+    "default dtype double": "torch.set_default_dtype(torch.float64)",
+    "default dtype float": "torch.set_default_dtype(torch.float32)",
+    "called in between": "w.model(torch.ones(2, 4))",
+    "copied": "copy.deepcopy(w.model)",
 }
 """Name to lines over `w`, which has `model`, `loss_fn` and `optimizer`."""
 
-STEP_CHANGES = frozenset[str]()
-"""Those that need an optimizer."""
+OPTIMIZER_CHANGES: dict[str, str] = {
+    "learning rate": "w.optimizer.param_groups[0]['lr'] = 0.01",
+    "learning rate zero": "w.optimizer.param_groups[0]['lr'] = 0.0",
+    "weight decay": "w.optimizer.param_groups[0]['weight_decay'] = 0.5",
+    "momentum": "if 'momentum' in w.optimizer.param_groups[0]:\n    w.optimizer.param_groups[0]['momentum'] = 0.5",
+    "maximize": "w.optimizer.param_groups[0]['maximize'] = True",
+    "parameter group": "w.model.late = nn.Parameter(torch.ones(4))\n"
+    "w.optimizer.add_param_group({'params': [w.model.late], 'lr': 0.02})",
+    "group moved": "bias = w.optimizer.param_groups[0]['params'].pop()\n"
+    "w.optimizer.add_param_group({'params': [bias], 'lr': 0.001})",
+    "parameter dropped": "w.optimizer.param_groups[0]['params'].pop()",
+    "optimizer state cleared": "w.optimizer.state.clear()",
+    "optimizer state loaded": "w.optimizer.load_state_dict(w.optimizer.state_dict())",
+    "gradients left": "for p in w.model.parameters():\n    p.grad = torch.ones_like(p)",
+    "step hook": "w.optimizer.register_step_post_hook(lambda *_: w.model.head.bias.data.add_(0.1))",
+    "scheduler": "torch.optim.lr_scheduler.StepLR(w.optimizer, 1, 0.5).step()",
+}
 
-INPUTS: dict[str, str] = {"plain": "x_of($i)", "more rows": "x_of($i).repeat(2, 1)"}
+CHANGES = {**MODEL_CHANGES, **OPTIMIZER_CHANGES}
+STEP_CHANGES = frozenset(OPTIMIZER_CHANGES)
+"""Those that only a training step notices."""
+
+INPUTS: dict[str, str] = {
+    "plain": "x_of($i)",
+    "more rows": "x_of($i).repeat(2, 1)",
+    "one row": "x_of($i)[:1]",
+    "no rows": "x_of($i)[:0]",
+    "double": "x_of($i).double()",
+    "half": "x_of($i).half()",
+    "bfloat16": "x_of($i).bfloat16()",
+    "integers": "torch.arange(12).view(3, 4)",
+    "transposed": "x_of($i).t().contiguous().t()",
+    "expanded": "x_of($i)[:1].expand(3, 4)",
+    "every second": "x_of($i).repeat(1, 2)[:, ::2]",
+    "shifted": "torch.cat([x_of($i)[:1], x_of($i)])[1:]",
+    "misaligned": "torch.cat([torch.zeros(1), x_of($i).flatten()])[1:].view(3, 4)",
+    "flipped": "x_of($i).flip(0)",
+    "three dimensions": "x_of($i).unsqueeze(0)",
+    "requires gradients": "x_of($i).requires_grad_()",
+    "a parameter": "nn.Parameter(x_of($i))",
+    "conjugated": "torch.complex(x_of($i), x_of($i)).conj().imag",
+    "the weight": "w.model.blocks[0].lin.weight.detach()",
+}
 """Name to an expression; `$i` is the number of the call."""
 
-CONTEXTS: dict[str, str] = {"plain": "", "no_grad": "torch.no_grad()"}
+CONTEXTS: dict[str, str] = {
+    "plain": "",
+    "autocast bf16": "torch.autocast('cpu', torch.bfloat16)",
+    "autocast fp16": "torch.autocast('cpu', torch.float16)",
+    "autocast off": "torch.autocast('cpu', enabled=False)",
+    "no_grad": "torch.no_grad()",
+    "inference_mode": "torch.inference_mode()",
+    "enable_grad": "torch.enable_grad()",
+    "deterministic": "deterministic()",
+    "anomaly": "torch.autograd.set_detect_anomaly(True)",
+    "default device": "torch.device('cpu')",
+}
 """Name to a context manager around the call."""
 
-OPTIMIZERS: dict[str, str] = {"sgd": "torch.optim.SGD(params, lr=0.05)"}
+WITHOUT_GRADIENTS = frozenset(("no_grad", "inference_mode"))
+"""No step can be trained there, in any mode."""
+
+OPTIMIZERS: dict[str, str] = {
+    "sgd": "torch.optim.SGD(params, lr=0.05)",
+    "momentum": "torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01)",
+    "nesterov": "torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True)",
+    "adam": "torch.optim.Adam(params, lr=0.01)",
+    "adamw": "torch.optim.AdamW(params, lr=0.01, amsgrad=True)",
+    "rmsprop": "torch.optim.RMSprop(params, lr=0.01)",
+    "adagrad": "torch.optim.Adagrad(params, lr=0.05)",
+    "two groups": "torch.optim.SGD([{'params': params[:2]}, {'params': params[2:], 'lr': 0.01}], lr=0.05)",
+}
 """Name to an expression over `params`."""

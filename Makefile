@@ -11,7 +11,7 @@ DEMO := runs/demo
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test lint docs bench adversary clean
 
 help:
 	@echo "make demo    train ResNet-18 on two workers, with the reason for every choice, and write a report"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint    check style, types, floor plan and sizes"
 	@echo "make docs    check that the documentation's programs run and its links lead somewhere"
 	@echo "make bench   run the experiments in benchmarks/ on this machine"
+	@echo "make adversary  run generated programs in every mode beside plain PyTorch (PROGRAMS=200 SEED=0)"
 
 demo: $(STAMP)
 	@rm -rf $(DEMO)  # a run directory is never written over
@@ -43,6 +44,12 @@ bench: $(STAMP)
 	@set -e; for program in benchmarks/*.py; do \
 	  if [ ! -f "$$program" ]; then echo "benchmarks/ has no programs yet"; continue; fi; \
 	  echo "== $$program"; $(BIN)/python "$$program"; done
+
+# Failures found are written to runs/adversary, each as a script of its own.
+PROGRAMS ?= 200
+SEED ?= 0
+adversary: $(STAMP)
+	$(BIN)/python tests/adversary/run.py --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS) --once --confirm
 
 clean:
 	rm -rf $(VENV) runs build dist

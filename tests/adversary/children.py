@@ -56,7 +56,8 @@ class Child:
         if line.endswith(b"\n"):
             self._num_run += 1
             reply: dict[str, Any] = json.loads(line)
-            return Verdict(**reply["verdict"]), from_json(json.dumps(reply["program"]))
+            verdict = Verdict(**{**reply["verdict"], "paths": tuple(reply["verdict"]["paths"])})
+            return verdict, from_json(json.dumps(reply["program"]))
         self._end()
         if is_late:
             detail = f"no answer in {self._limit_s:.0f} s"

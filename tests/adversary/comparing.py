@@ -43,9 +43,11 @@ def differences(
 
 def _leaf(path: str, wanted: Any, got: Any, *, is_narrow: bool) -> list[Difference]:
     if not (isinstance(wanted, TensorLeaf) and isinstance(got, TensorLeaf)):
-        if wanted == got:
+        if wanted == got and type(wanted) is type(got):
             return []
-        return [Difference(path, "value", f"{_short(wanted)} in eager, got {_short(got)}")]
+        is_same_object = [isinstance(one, tuple) and one[0] == "same as" for one in (wanted, got)]
+        what = "identity" if any(is_same_object) else "value"
+        return [Difference(path, what, f"{_short(wanted)} in eager, got {_short(got)}")]
     for what in ("shape", "dtype", "kind", "requires_grad"):
         if getattr(wanted, what) != getattr(got, what):
             detail = f"{getattr(wanted, what)} in eager, got {getattr(got, what)}"

@@ -56,7 +56,8 @@ class Interpreted(OutputCode):
 @contextlib.contextmanager
 def interpreted() -> Iterator[None]:
     """No code is generated inside, in this process, for compiled functions, steps and packages."""
-    settings = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    # One thread: the compiler's pool of processes would outlive us, and there is nothing for it to do.
+    settings = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "compile_threads": 1}
     with (
         inductor_config.patch(settings),
         autograd_config.patch(enable_autograd_cache=False),

@@ -28,7 +28,8 @@ NARROW_WORDS = ("bf16", "fp16", "half", "bfloat16")
 class Verdict:
     """What came of a program in a mode.
 
-    `kind` names a failure in a few words; `call` is the number of the call, -1 for making the mode.
+    `kind` names a failure in a few words; `call` is the number of the call, -1 for making the mode; `paths`
+    are the first leaves that differ, as expressions over `w`.
     """
 
     mode: str
@@ -36,6 +37,7 @@ class Verdict:
     kind: str = ""
     call: int = -1
     detail: str = ""
+    paths: tuple[str, ...] = ()
 
 
 def judge(program: Program, path: Path, mode: str) -> Verdict:
@@ -124,8 +126,9 @@ def _compared(
     )
     if not found:
         return None
+    paths = tuple(item.path for item in found[:MOST_SHOWN])
     detail = "\n".join(f"{item.path}: {item.what}: {item.detail}" for item in found[:MOST_SHOWN])
-    return Verdict(mode, "failed", _kind(found), index, detail)
+    return Verdict(mode, "failed", _kind(found), index, detail, paths)
 
 
 def _kind(found: list[Difference]) -> str:

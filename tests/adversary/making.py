@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Collection
 
@@ -27,14 +28,51 @@ def make(seed: int, purpose: Purpose, excluded: Collection[str] = ()) -> Program
     return Program(seed, purpose, tuple(uses), tuple(calls), optimizer)
 
 
-def _uses(draw: random.Random, purpose: Purpose, excluded: Collection[str]) -> list[Use]:
-    names = [
+def each(purpose: Purpose) -> list[Program]:
+    """For every entry of the grammar a program with little else: what fails by itself, whatever the seeds are."""
+    found: list[tuple[tuple[Use, ...], Call, str]] = []
+    for name in _features(purpose, ()):
+        feature = catalogue.FEATURES[name]
+        sites: tuple[Site, ...] = ("loss",) if feature.is_loss else ("net", "block")
+        for site in sites[:1] if feature.result else sites:
+            uses = (Use(0, name, site),)
+            found.append((uses, Call(), "sgd"))
+            found += [(uses, Call(Change(0, change)), "sgd") for change in feature.changes]
+    momentum = "momentum" if purpose == "step" else "sgd"
+    found += [((), Call(change), momentum) for change in _changes(purpose, [], ())]
+    found += [((), Call(input=name), "sgd") for name in catalogue.INPUTS]
+    found += [((), Call(context=name), "sgd") for name in _contexts(purpose, ())]
+    if purpose == "step":
+        rate = Call(Change(None, "learning rate"))
+        found += [((), rate, name) for name in catalogue.OPTIMIZERS]
+    warm = (Call(),) * WARM_CALLS
+    return [
+        Program(
+            number,
+            purpose,
+            uses,
+            (*warm, call, dataclasses.replace(call, change=None), Call()),
+            opt,
+        )
+        for number, (uses, call, opt) in enumerate(found)
+    ]
+
+
+def _features(purpose: Purpose, excluded: Collection[str]) -> list[str]:
+    return [
         name
         for name, feature in catalogue.FEATURES.items()
         if purpose in feature.purposes and name not in excluded
     ]
-    if purpose == "call":
-        names = [name for name in names if not catalogue.FEATURES[name].is_loss]
+
+
+def _contexts(purpose: Purpose, excluded: Collection[str]) -> list[str]:
+    barred = (*excluded, "plain", *(catalogue.WITHOUT_GRADIENTS if purpose == "step" else ()))
+    return [name for name in catalogue.CONTEXTS if name not in barred]
+
+
+def _uses(draw: random.Random, purpose: Purpose, excluded: Collection[str]) -> list[Use]:
+    names = _features(purpose, excluded)
     chosen = draw.sample(names, min(len(names), draw.randint(1, MOST_FEATURES)))
     return [Use(number, name, _site(draw, name)) for number, name in enumerate(chosen)]
 
@@ -67,8 +105,7 @@ def _changed(
 ) -> list[Call]:
     """A call after a change, in another context or with another input; and one more like it, or a plain one."""
     inputs = [name for name in catalogue.INPUTS if name not in (*excluded, "plain")]
-    barred = (*excluded, "plain", *(catalogue.WITHOUT_GRADIENTS if purpose == "step" else ()))
-    contexts = [name for name in catalogue.CONTEXTS if name not in barred]
+    contexts = _contexts(purpose, excluded)
     chance = draw.random()
     if chance < 0.15 and inputs:
         first = Call(input=draw.choice(inputs))

@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from adversary.children import Child
 from adversary.judging import Verdict
-from adversary.making import make
+from adversary.making import each, make
 from adversary.program import Program
 from adversary.scripts import script
-from adversary.worlds import MODES
+from adversary.worlds import MODES, purpose_of
 
 
 class Findings:
@@ -27,24 +27,36 @@ class Findings:
     def __init__(self, folder: Path) -> None:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.kinds: Counter[str] = Counter()
+        self.unconfirmed: set[str] = set()
         self.blamed: dict[str, set[str]] = {}
         self._folder = folder
         self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, verdict: Verdict, program: Program) -> None:
-        """Count a verdict; the first program of a kind is written as a script."""
+    def add(self, verdict: Verdict, program: Program) -> bool:
+        """Count a verdict; True if it is the first failure of its kind."""
         with self._lock:
             self.outcomes[verdict.mode, verdict.outcome] += 1
             if verdict.outcome != "failed":
-                return
-            title = f"{verdict.mode} {verdict.kind} [{', '.join(program.words())}]"
+                return False
+            title = _title(verdict, program)
             self.kinds[title] += 1
             self.blamed.setdefault(verdict.mode, set()).update(blamed(program))
-            if self.kinds[title] == 1:
-                name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:150]
-                (self._folder / f"{name}.py").write_text(script(program, verdict))
-                print(f"seed {program.seed}: {title}", flush=True)
+            return self.kinds[title] == 1
+
+    def write(self, verdict: Verdict, program: Program, *, is_confirmed: bool) -> None:
+        """A script for a kind of failure; `is_confirmed`: it fails with the compiler as well."""
+        title = _title(verdict, program)
+        if not is_confirmed:
+            self.unconfirmed.add(title)
+        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:150]
+        (self._folder / f"{name}.py").write_text(script(program, verdict))
+        mark = "" if is_confirmed else " (not with the compiler)"
+        print(f"seed {program.seed}: {title}{mark}", flush=True)
+
+
+def _title(verdict: Verdict, program: Program) -> str:
+    return f"{verdict.mode} {verdict.kind} [{', '.join(program.words())}]"
 
 
 def blamed(program: Program) -> tuple[str, ...]:
@@ -58,24 +70,42 @@ def main() -> int:
     wanted = _arguments()
     findings = Findings(wanted.out)
     begin = time.monotonic()
-    jobs = [
-        (wanted.seed + number, mode) for number in range(wanted.programs) for mode in wanted.modes
-    ]
+    jobs = _jobs(wanted)
     lanes = [jobs[lane :: wanted.jobs] for lane in range(wanted.jobs)]
 
-    def work(lane: list[tuple[int, str]]) -> None:
-        with Child(wanted.limit_s, interprets=wanted.compiler == "interpret") as child:
-            for seed, mode in lane:
-                purpose = "call" if mode.startswith("call:") else "step"
+    def work(lane: list[tuple[Program | int, str]]) -> None:
+        interprets = wanted.compiler == "interpret"
+        with (
+            Child(wanted.limit_s, interprets=interprets) as child,
+            Child(wanted.limit_s, interprets=False) as compiling,
+        ):
+            for job, mode in lane:
                 known = findings.blamed.get(mode, set()) if wanted.once else set()
-                program = make(seed, purpose, {*wanted.exclude, *known})
-                findings.add(*child.examine(program, mode, shrinks=not wanted.no_shrink))
+                made = (
+                    make(job, purpose_of(mode), {*wanted.exclude, *known})
+                    if isinstance(job, int)
+                    else job
+                )
+                verdict, program = child.examine(made, mode, shrinks=not wanted.no_shrink)
+                if findings.add(verdict, program):
+                    is_sure = not (interprets and wanted.confirm) or (
+                        compiling.examine(program, mode, shrinks=False)[0].outcome == "failed"
+                    )
+                    findings.write(verdict, program, is_confirmed=is_sure)
 
     with ThreadPoolExecutor(wanted.jobs) as pool:
         for done in [pool.submit(work, lane) for lane in lanes]:
             done.result()
     _report(findings, wanted, time.monotonic() - begin, len(jobs))
     return 1 if findings.kinds else 0
+
+
+def _jobs(wanted: argparse.Namespace) -> list[tuple[Program | int, str]]:
+    """Programs, or the seeds of those that are made when their turn comes, with the modes to run them in."""
+    if wanted.each:
+        return [(program, mode) for mode in wanted.modes for program in each(purpose_of(mode))]
+    seeds = range(wanted.seed, wanted.seed + wanted.programs)
+    return [(seed, mode) for seed in seeds for mode in wanted.modes]
 
 
 def _arguments() -> argparse.Namespace:
@@ -97,12 +127,30 @@ def _arguments() -> argparse.Namespace:
         "--no-shrink", action="store_true", help="keep failing programs as they are"
     )
     parser.add_argument(
+        "--once", action="store_true", help="leave what failed in a mode out of its later programs"
+    )
+    parser.add_argument(
+        "--each",
+        action="store_true",
+        help="instead of seeds, a program for every entry of the grammar",
+    )
+    parser.add_argument(
+        "--confirm", action="store_true", help="run the first of each kind with the compiler too"
+    )
+    parser.add_argument(
         "--compiler",
         choices=("interpret", "inductor"),
         default="interpret",
         help="run captured programs operator by operator (fast), or compile them (seconds each)",
     )
     return parser.parse_args()
+
+
+def _kinds(findings: Findings) -> list[str]:
+    return [
+        f"{count:4} x {title}{' (not with the compiler)' * (title in findings.unconfirmed)}"
+        for title, count in findings.kinds.most_common()
+    ]
 
 
 def _report(findings: Findings, wanted: argparse.Namespace, seconds: float, num_runs: int) -> None:
@@ -115,7 +163,7 @@ def _report(findings: Findings, wanted: argparse.Namespace, seconds: float, num_
         lines.append(
             f"{mode:18}" + "".join(f"{name} {count:5}   " for name, count in counts.items())
         )
-    lines += ["", *(f"{count:4} x {title}" for title, count in findings.kinds.most_common())]
+    lines += ["", *_kinds(findings)]
     for mode, words in findings.blamed.items():
         lines += ["", f"{mode} fails with: {', '.join(sorted(words))}"]
     text = "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ KIND = """$kind"""
 FOUND = """
 $detail
 """
+PATHS = $paths
 
 
 def load(name):
@@ -65,12 +66,30 @@ def one(module, w, run, index, before):
     return result, (torch.get_rng_state(), torch.get_default_dtype())
 
 
+def same(wanted, got):
+    if isinstance(wanted, (list, tuple)) and type(wanted) is type(got):
+        return len(wanted) == len(got) and all(map(same, wanted, got))
+    if isinstance(wanted, dict) and isinstance(got, dict):
+        return wanted.keys() == got.keys() and all(same(wanted[k], got[k]) for k in wanted)
+    if not torch.is_tensor(wanted) or type(wanted) is not type(got):
+        return repr(wanted) == repr(got)
+    about = lambda t: (t.shape, t.stride(), t.dtype, t.requires_grad, t.is_inference())
+    return about(wanted) == about(got) and torch.allclose(
+        wanted.detach().double(), got.detach().double(), 1e-3, 1e-5, equal_nan=True
+    )
+
+
+def look(path, module, w):
+    try:
+        return eval(path, vars(module), {"w": w})
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def show(what, wanted, got):
-    same = wanted == got
-    if torch.is_tensor(wanted) and torch.is_tensor(got):
-        same = wanted.shape == got.shape and torch.allclose(wanted.double(), got.double(), 1e-3, 1e-5)
-    if not same or what == "result":
-        print(f"  {what}: {'same' if same else 'DIFFERENT'}\\n    eager: {wanted}\\n    mode:  {got}")
+    if what == "result" or not same(wanted, got):
+        print(f"  {what}: {'same' if same(wanted, got) else 'DIFFERENT'}")
+        print(f"    eager: {wanted}\\n    mode:  {got}")
 
 
 if __name__ == "__main__":
@@ -84,8 +103,8 @@ if __name__ == "__main__":
         got, mode_after = one(mode_module, mode, runs[1], index, before)
         print(f"call {index}")
         show("result", wanted, got)
-        for name, tensor in eager.model.state_dict().items():
-            show(name, tensor, mode.model.state_dict().get(name))
+        for path in PATHS:
+            show(path, look(path, eager_module, eager), look(path, mode_module, mode))
         show("random state", hash(after[0].numpy().tobytes()), hash(mode_after[0].numpy().tobytes()))
         before = after
     print(f"Found by the adversary in {MODE}: {KIND}{FOUND}")
@@ -95,5 +114,8 @@ if __name__ == "__main__":
 def script(program: Program, verdict: Verdict) -> str:
     """The text of the script."""
     detail = verdict.detail.strip().replace("\\", "/").replace('"""', "'''")
-    footer = Template(FOOTER).substitute(mode=verdict.mode, kind=verdict.kind, detail=detail)
+    paths = [path for path in verdict.paths if not path.startswith("result")]
+    footer = Template(FOOTER).substitute(
+        mode=verdict.mode, kind=verdict.kind, detail=detail, paths=repr(paths)
+    )
     return render(program) + footer

@@ -16,13 +16,19 @@ from torch import Tensor
 
 import ridgeline as rl
 from adversary.portraits import Portrait
+from adversary.program import Purpose
 
 CALL_MODES = ("eager", "script", "compiled", "regional", "packaged")
 STEP_MODES = ("eager", "compiled", "regional", "step-graph", "packaged")
 ONE_PROGRAM = ("step-graph", "packaged")
 """Training modes in which gradients never reach `.grad`, as is documented."""
-PREFIX = {"call": "call:", "step": "step:"}
 MODES = (*(f"call:{name}" for name in CALL_MODES), *(f"step:{name}" for name in STEP_MODES))
+
+
+def purpose_of(mode: str) -> Purpose:
+    """What a mode is for: the first half of its name."""
+    return "call" if mode.startswith("call:") else "step"
+
 
 _numbers = itertools.count()
 

@@ -11,9 +11,10 @@ ATTRIBUTES = (
             "set": "$owner.gain$n = 3.0",
             "to int": "$owner.gain$n = 2",
             "class attribute": "$cls.gain$n = 0.5\nvars($owner).pop('gain$n', None)",
-            "to a tensor": "$owner.gain$n = torch.tensor([1.0, 2.0, 3.0, 4.0])",
-            "to a parameter": "vars($owner).pop('gain$n', None)\n$owner.gain$n = nn.Parameter(torch.ones(4))",
             "to nan": "$owner.gain$n = math.nan",
+            "to a tensor": "$owner.gain$n = torch.tensor([1.0, 2.0, 3.0, 4.0])",
+            "to a parameter": "for home in ($owner, $cls):\n    if 'gain$n' in vars(home):\n        delattr(home, 'gain$n')\n"
+            "$owner.gain$n = nn.Parameter(torch.ones(4))",
         },
     ),
     Feature(

@@ -1,0 +1,206 @@
+"""The adversary itself: its programs run, it sees what is wrong, and it makes what fails small."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adversary import judging
+from adversary.children import Child
+from adversary.grammar import catalogue
+from adversary.judging import judge
+from adversary.making import make
+from adversary.program import Call, Change, Program, Use, from_json, to_json
+from adversary.rendering import render
+from adversary.scripts import script
+from adversary.shrinking import shrink
+from adversary.worlds import World, run_plain_call
+from ridgeline.errors import CaptureError
+
+SEEDS = st.integers(min_value=0, max_value=1 << 32)
+PURPOSES = st.sampled_from(["call", "step"])
+PLAIN = Program(0, "call", (), (Call(), Call()))
+
+
+def judged(
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[[World, Any], Any],
+) -> judging.Verdict:
+    """The verdict on a made-up mode, which runs `run` for every call."""
+
+    @contextmanager
+    def in_mode(world: World, _mode: str) -> Iterator[None]:
+        world.run = lambda x: run(world, x)
+        yield
+
+    monkeypatch.setattr(judging, "in_mode", in_mode)
+    path = tmp_path / "program.py"
+    path.write_text(render(program))
+    return judge(program, path, "call:made up")
+
+
+def faithful(world: World, x: Any) -> Any:
+    with torch.no_grad():
+        return world.w.model(x)
+
+
+def wrong(world: World, x: Any) -> Any:
+    return faithful(world, x) * 1.01
+
+
+def transposing(world: World, x: Any) -> Any:
+    return faithful(world, x).t().contiguous().t()
+
+
+def with_gradients(world: World, x: Any) -> Any:
+    return world.w.model(x)
+
+
+def drawing(world: World, x: Any) -> Any:
+    torch.rand(())
+    return faithful(world, x)
+
+
+def writing(world: World, x: Any) -> Any:
+    world.w.model.head.bias.data.add_(1.0)
+    return faithful(world, x) - 1.0
+
+
+def remembering(world: World, x: Any) -> Any:
+    world.w.model.seen = True
+    return faithful(world, x)
+
+
+def raising(_world: World, _x: Any) -> Any:
+    raise ValueError("no")
+
+
+def refusing(_world: World, _x: Any) -> Any:
+    raise CaptureError("no")
+
+
+@pytest.mark.parametrize(
+    ("run", "outcome", "kind"),
+    [
+        (faithful, "equal", ""),
+        (refusing, "refused", ""),
+        (wrong, "failed", "result: value"),
+        (transposing, "failed", "result: stride"),
+        (with_gradients, "failed", "result: requires_grad"),
+        (drawing, "failed", "torch.get_rng_state(): value"),
+        (writing, "failed", "state: value"),
+        (remembering, "failed", "state: appeared"),
+        (raising, "failed", "raises ValueError"),
+    ],
+)
+def test_what_a_mode_does_wrong_is_seen(
+    run: Any, outcome: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong number, stride or flag, and state that should not have changed; a refusal is none of these."""
+    verdict = judged(PLAIN, tmp_path, monkeypatch, run)
+    assert (verdict.outcome, verdict.kind) == (outcome, kind), verdict.detail
+
+
+def test_a_mode_that_accepts_what_eager_refuses_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where plain PyTorch raises, so must every mode, and it need not be the same error."""
+    program = Program(
+        0, "call", (), (Call(input="three dimensions"), Call(change=Change(None, "bias removed")))
+    )
+    assert judged(program, tmp_path, monkeypatch, faithful).outcome == "equal"
+    program = Program(0, "call", (Use(0, "batch norm", "net"),), (Call(input="one row"),))
+    assert judged(program, tmp_path, monkeypatch, raising).outcome == "equal"
+    verdict = judged(program, tmp_path, monkeypatch, lambda _, x: x)
+    assert verdict.kind == "no error where eager raises"
+
+
+@pytest.mark.parametrize("name", catalogue.FEATURES)
+def test_every_feature_runs_in_plain_pytorch(name: str, tmp_path: Path) -> None:
+    """With all its changes, one after the other, wherever it may stand."""
+    feature = catalogue.FEATURES[name]
+    calls = tuple(Call(Change(0, change)) for change in feature.changes)
+    sites: Any = ("loss",) if feature.is_loss else ("net",) if feature.result else ("net", "block")
+    for site in sites:
+        program = Program(0, feature.purposes[0], (Use(0, name, site),), (Call(), *calls, Call()))
+        path = tmp_path / f"{site}.py"
+        path.write_text(render(program))
+        world = World(path)
+        if feature.purposes[0] == "call":
+            run_plain_call(world)
+        for index in range(len(program.calls)):
+            world.run = world.run if feature.purposes[0] == "call" else loss_of(world)
+            world.call(index)
+        world.close()
+
+
+def loss_of(world: World) -> Callable[[Any], Any]:
+    def run(x: Any) -> Any:
+        return world.w.loss_fn(world.w.model, x).backward()
+
+    return run
+
+
+@given(seed=SEEDS, purpose=PURPOSES)
+def test_a_seed_is_a_program(seed: int, purpose: Any) -> None:
+    """Always the same one; written and read it is the same, and its text is Python."""
+    program = make(seed, purpose)
+    assert make(seed, purpose) == program
+    assert from_json(to_json(program)) == program
+    compile(render(program), "program", "exec")
+
+
+@given(seed=SEEDS, purpose=PURPOSES, data=st.data())
+def test_what_is_excluded_does_not_occur(seed: int, purpose: Any, data: Any) -> None:
+    """Be it a feature, a change of one, a general change, an input, a context or an optimizer."""
+    words = make(seed, purpose).words()
+    if words:
+        word = data.draw(st.sampled_from(words))
+        assert word not in make(seed, purpose, {word}).words()
+
+
+@given(seed=SEEDS, purpose=PURPOSES, data=st.data())
+def test_shrinking_leaves_only_what_fails(seed: int, purpose: Any, data: Any) -> None:
+    """Where a failure needs one word of the program, and what that stands on, nothing else is left."""
+    program = make(seed, purpose)
+    changes = [call.change for call in program.calls if call.change is not None]
+    if not changes:
+        return
+    wanted = data.draw(st.sampled_from(changes))
+
+    def is_failing(one: Program) -> bool:
+        has_owner = wanted.number is None or any(use.number == wanted.number for use in one.uses)
+        return has_owner and any(call.change == wanted for call in one.calls)
+
+    small = shrink(program, is_failing)
+    assert small.calls == (Call(wanted),)
+    assert len(small.uses) == (wanted.number is not None)
+
+
+def test_a_script_is_complete(tmp_path: Path) -> None:
+    """It compiles, says what was found, and imports nothing of ours but ridgeline."""
+    verdict = judging.Verdict(
+        "call:script", "failed", "state: value", 1, 'w.model.a: "1" \\ 2', ("w.model.a",)
+    )
+    text = script(make(3, "call"), verdict)
+    compile(text, "script", "exec")
+    assert "state: value" in text
+    assert "adversary" not in "".join(line for line in text.splitlines() if "import" in line)
+
+
+def test_hangs_and_crashes_are_failures() -> None:
+    """A child that does not answer in time is killed, one that dies is replaced."""
+    with Child(0.0, interprets=True) as child:
+        verdict, _ = child.examine(PLAIN, "call:eager", shrinks=False)
+        assert verdict.kind == "hangs"
+    with Child(60.0, interprets=True) as child:
+        unknown = Program(0, "call", (Use(0, "no such feature", "net"),), (Call(),))
+        assert child.examine(unknown, "call:eager", shrinks=False)[0].kind == "crashes"
+        assert child.examine(PLAIN, "call:eager", shrinks=False)[0].outcome == "equal"

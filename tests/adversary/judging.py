@@ -61,7 +61,7 @@ def _judged(program: Program, subject: World, oracle: World, mode: str) -> Verdi
         try:
             stack.enter_context(in_mode(subject, mode))
         except RidgelineError as error:
-            return Verdict(mode, "refused", detail=_first_line(error))
+            return _refused(mode, -1, error, subject, (start, before))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
             return _raised(mode, -1, error)
         made = subject.portrait(with_gradients=False)
@@ -89,10 +89,12 @@ def _call(
         wanted_error = error
     wanted_ambient = Ambient.now()
     before.restore()
+    last = []
+    subject.before = lambda: last.append((subject.portrait(with_gradients=False), Ambient.now()))
     try:
         subject.call(index)
     except RidgelineError as error:
-        return Verdict(mode, "refused", call=index, detail=_first_line(error))
+        return _refused(mode, index, error, subject, last[-1])
     except Exception as error:  # noqa: BLE001 - a raw error where eager has none is the finding
         if wanted_error is not None:
             return Verdict(mode, "equal", call=index, detail=f"both raise {type(error).__name__}")
@@ -109,6 +111,22 @@ def _call(
         Ambient.now(),
         is_narrow=is_narrow,
     )
+
+
+def _refused(
+    mode: str,
+    index: int,
+    error: RidgelineError,
+    subject: World,
+    before: tuple[dict[str, Any], Ambient],
+) -> Verdict:
+    """A refusal is right if it left everything as it was."""
+    now = subject.portrait(with_gradients=False)
+    verdict = _compared(mode, index, before[0], now, before[1], Ambient.now(), is_narrow=False)
+    if verdict is None:
+        return Verdict(mode, "refused", call=index, detail=_first_line(error))
+    detail = f"{_first_line(error)}\n{verdict.detail}"
+    return dataclasses.replace(verdict, kind=f"refused, but {verdict.kind}", detail=detail)
 
 
 def _compared(

@@ -39,6 +39,15 @@ def deterministic():
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def global_hook(hook):
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 """
 
 MAKE = '''

@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from adversary.children import Child
+from adversary.excluded import excluded
 from adversary.judging import Verdict
 from adversary.making import each, make
 from adversary.program import Program
@@ -81,6 +82,8 @@ def main() -> int:
         ):
             for job, mode in lane:
                 known = findings.blamed.get(mode, set()) if wanted.once else set()
+                if isinstance(job, Program) and known.intersection(job.words()):
+                    continue  # its feature failed without the change, or at another place
                 made = (
                     make(job, purpose_of(mode), {*wanted.exclude, *known})
                     if isinstance(job, int)
@@ -102,8 +105,10 @@ def main() -> int:
 
 def _jobs(wanted: argparse.Namespace) -> list[tuple[Program | int, str]]:
     """Programs, or the seeds of those that are made when their turn comes, with the modes to run them in."""
-    if wanted.each:
-        return [(program, mode) for mode in wanted.modes for program in each(purpose_of(mode))]
+    if wanted.each or wanted.only:
+        programs = [(program, mode) for mode in wanted.modes for program in each(purpose_of(mode))]
+        only = set(wanted.only)
+        return [job for job in programs if not only or only.intersection(job[0].words())]
     seeds = range(wanted.seed, wanted.seed + wanted.programs)
     return [(seed, mode) for seed in seeds for mode in wanted.modes]
 
@@ -134,6 +139,7 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="instead of seeds, a program for every entry of the grammar",
     )
+    parser.add_argument("--only", nargs="*", default=[], help="like --each, for these entries")
     parser.add_argument(
         "--confirm", action="store_true", help="run the first of each kind with the compiler too"
     )
@@ -164,8 +170,12 @@ def _report(findings: Findings, wanted: argparse.Namespace, seconds: float, num_
             f"{mode:18}" + "".join(f"{name} {count:5}   " for name, count in counts.items())
         )
     lines += ["", *_kinds(findings)]
-    for mode, words in findings.blamed.items():
+    for mode in wanted.modes:
+        words = findings.blamed.get(mode, set())
         lines += ["", f"{mode} fails with: {', '.join(sorted(words))}"]
+        if wanted.each:
+            cured = sorted(excluded(mode) - words)
+            lines += [f"{mode} is excluded from, and does not fail with: {', '.join(cured)}"]
     text = "\n".join(lines) + "\n"
     (wanted.out / "report.txt").write_text(text)
     print(text)

@@ -86,6 +86,11 @@ def refusing(_world: World, _x: Any) -> Any:
     raise CaptureError("no")
 
 
+def refusing_late(world: World, x: Any) -> Any:
+    writing(world, x)
+    raise CaptureError("no")
+
+
 @pytest.mark.parametrize(
     ("run", "outcome", "kind"),
     [
@@ -97,6 +102,7 @@ def refusing(_world: World, _x: Any) -> Any:
         (drawing, "failed", "torch.get_rng_state(): value"),
         (writing, "failed", "state: value"),
         (remembering, "failed", "state: appeared"),
+        (refusing_late, "failed", "refused, but state: value"),
         (raising, "failed", "raises ValueError"),
     ],
 )

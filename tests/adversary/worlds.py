@@ -47,11 +47,17 @@ class World:
         self.w: types.SimpleNamespace = self.module.make()
         self.result: Any = None
         self.run: Callable[[Any], Any] = self.w.model
+        self.before: Callable[[], Any] = lambda: None
 
     def call(self, index: int) -> None:
-        """Make call number `index`, with what changes before it."""
+        """Make call number `index`, with what changes before it; `before` is called between the two."""
         self.result = None
-        self.result = self.module.CALLS[index](self.w, self.run)
+
+        def run(x: Any) -> Any:
+            self.before()
+            return self.run(x)
+
+        self.result = self.module.CALLS[index](self.w, run)
 
     def portrait(self, *, with_gradients: bool) -> dict[str, Any]:
         """All that the call may have changed."""

@@ -104,6 +104,7 @@ CONTEXTS: dict[str, str] = {
     "inference_mode": "torch.inference_mode()",
     "enable_grad": "torch.enable_grad()",
     "deterministic": "deterministic()",
+    "hook on all modules": "global_hook(lambda module, args, out: out * 1.5)",
     "anomaly": "torch.autograd.set_detect_anomaly(True)",
     "default device": "torch.device('cpu')",
 }

@@ -34,6 +34,19 @@ BUFFERS = (
         },
     ),
     Feature(
+        name="table",
+        init="self.register_buffer('table$n', torch.tensor([1.0, 2.0, 3.0, 4.0]))",
+        forward="y = y * self.table$n.to(y.dtype)",
+        changes={
+            "dtype at its address": "$owner.table$n = $owner.table$n.view(torch.int32)",
+            "strides at its address": "$owner.table$n = $owner.table$n.as_strided((4,), (0,))",
+            "dimensions at its address": "$owner.table$n = $owner.table$n.view(1, 4)",
+            "to double": "$owner.table$n = $owner.table$n.double()",
+            "negative view": "$owner.table$n = torch._neg_view($owner.table$n)",
+            "length at its address": "$owner.table$n = $owner.table$n[:1]",
+        },
+    ),
+    Feature(
         name="expanded buffer",
         init="self.register_buffer('wide$n', torch.ones(1).expand(4))",
         forward="y = y * self.wide$n",

@@ -19,7 +19,15 @@ from torch.optim import Optimizer
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SKIPPED = frozenset(
-    ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_is_full_backward_hook", *HOOKS)
+    (
+        "_parameters",
+        "_buffers",
+        "_modules",
+        "_compiled_call_impl",
+        "_is_full_backward_hook",
+        *HOOKS,
+        "_is_torch_compile",
+    )
 ) | {f"{name}_{more}" for name in HOOKS for more in ("with_kwargs", "always_called")}
 """What torch keeps in a module for itself; parameters, buffers, modules and hooks are drawn apart."""
 

@@ -81,7 +81,8 @@ def main() -> int:
             Child(wanted.limit_s, interprets=False) as compiling,
         ):
             for job, mode in lane:
-                known = findings.blamed.get(mode, set()) if wanted.once else set()
+                known = set(excluded(mode)) if wanted.new else set()
+                known |= findings.blamed.get(mode, set()) if wanted.once else set()
                 if isinstance(job, Program) and known.intersection(job.words()):
                     continue  # its feature failed without the change, or at another place
                 made = (
@@ -139,6 +140,7 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="instead of seeds, a program for every entry of the grammar",
     )
+    parser.add_argument("--new", action="store_true", help="leave out what `excluded.py` lists")
     parser.add_argument("--only", nargs="*", default=[], help="like --each, for these entries")
     parser.add_argument(
         "--confirm", action="store_true", help="run the first of each kind with the compiler too"

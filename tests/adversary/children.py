@@ -7,6 +7,7 @@ import os
 import selectors
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,9 @@ class Child:
         self._interprets = interprets
         self._process: subprocess.Popen[bytes] | None = None
         self._num_run = 0
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="adversary-"
+        )  # a killed child leaves files
 
     def __enter__(self) -> Self:
         return self
@@ -44,6 +48,7 @@ class Child:
         trace: TracebackType | None,
     ) -> None:
         self._end()
+        self._folder.cleanup()
 
     def examine(self, program: Program, mode: str, *, shrinks: bool) -> tuple[Verdict, Program]:
         """The verdict on a program; a hang and a dead process are failures too."""
@@ -91,11 +96,12 @@ class Child:
                 "PYTHONPATH": os.pathsep.join(paths),
                 "CUDA_VISIBLE_DEVICES": "",
             }
+            flags = ["--interpret"] if self._interprets else []
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = (
                 "1"  # a pool would outlive a killed child
             )
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "adversary.worker", *(["--interpret"] * self._interprets)],
+                [sys.executable, "-m", "adversary.worker", self._folder.name, *flags],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

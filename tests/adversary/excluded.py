@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Exclusion(NamedTuple):
-    """Words of programs (features, `feature/change`s, changes, inputs, contexts) that some modes get wrong."""
+    """Features, `feature/change`s, changes, inputs and contexts that some modes get wrong."""
 
     why: str
     modes: tuple[str, ...]
@@ -129,6 +129,13 @@ EXCLUDED: tuple[Exclusion, ...] = (
         helper of a submodule/method; inherited forward/method of the heir;
         inherited forward/no override; method/on the class; mixin/method; mixin/override;
         super forward/forward of the child
+        """,
+    ),
+    Exclusion(
+        "The check before the first step runs the code, and what that leaves in Python stays.",
+        GUARDED,
+        """
+        history
         """,
     ),
     Exclusion(

@@ -16,7 +16,7 @@ MOST_FEATURES = 3
 
 
 def make(seed: int, purpose: Purpose, excluded: Collection[str] = ()) -> Program:
-    """The program of a seed, without what is excluded by name (`feature`, `feature/change` or a general one)."""
+    """The program of a seed, without what is excluded by name (`feature`, `feature/change`, ...)."""
     draw = random.Random(seed)
     uses = _uses(draw, purpose, excluded)
     changes = _changes(purpose, uses, excluded)
@@ -29,7 +29,7 @@ def make(seed: int, purpose: Purpose, excluded: Collection[str] = ()) -> Program
 
 
 def each(purpose: Purpose) -> list[Program]:
-    """For every entry of the grammar a program with little else: what fails by itself, whatever the seeds are."""
+    """For every entry of the grammar a program with little else, whatever the seeds are."""
     found: list[tuple[tuple[Use, ...], Call, str]] = []
     for name in _features(purpose, ()):
         feature = catalogue.FEATURES[name]
@@ -103,7 +103,7 @@ def _changes(purpose: Purpose, uses: list[Use], excluded: Collection[str]) -> li
 def _changed(
     draw: random.Random, purpose: Purpose, changes: list[Change], excluded: Collection[str]
 ) -> list[Call]:
-    """A call after a change, in another context or with another input; and one more like it, or a plain one."""
+    """A call after a change, in a context or with an input; and one more like it, or a plain one."""
     inputs = [name for name in catalogue.INPUTS if name not in (*excluded, "plain")]
     contexts = _contexts(purpose, excluded)
     chance = draw.random()

@@ -1,4 +1,4 @@
-"""Run programs of the adversary: `python tests/adversary/run.py --programs 2000 --seed 1 --out runs/adversary`."""
+"""Run programs of the adversary: `python tests/adversary/run.py --programs 2000 --seed 1 --out DIR`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _title(verdict: Verdict, program: Program) -> str:
 
 
 def blamed(program: Program) -> tuple[str, ...]:
-    """What to leave out of later programs, so that other failures show: changes of features, or the last word."""
+    """What to leave out of later programs, so that other failures show."""
     words = program.words()
     return tuple(word for word in words if "/" in word) or words[-1:]
 

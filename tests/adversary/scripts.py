@@ -96,7 +96,13 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     (eager_module, eager), (mode_module, mode) = load("eager_copy"), load("mode_copy")
     torch.manual_seed(2)
-    runs = plain(eager), ridgeline(mode)
+    try:
+        runs = plain(eager), ridgeline(mode)
+    except Exception as error:
+        print(f"making it raises {type(error).__name__}: {error}")
+        for path in PATHS:
+            show(path, look(path, eager_module, eager), look(path, mode_module, mode))
+        raise SystemExit(f"Found by the adversary in {MODE}: {KIND}{FOUND}") from None
     before = torch.get_rng_state(), torch.get_default_dtype()
     for index in range(len(CALLS)):
         wanted, after = one(eager_module, eager, runs[0], index, before)

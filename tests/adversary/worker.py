@@ -1,4 +1,4 @@
-"""A child process that runs programs from its standard input and says on its standard output what came of them."""
+"""A child process that takes programs from its standard input, and says on its output what came of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,12 +38,11 @@ def _is_alike(verdict: Verdict, other: Verdict) -> bool:
     return verdict.outcome == "failed" and verdict.kind == other.kind
 
 
-def serve(requests: TextIO, replies: TextIO, *, interprets: bool) -> None:
+def serve(requests: TextIO, replies: TextIO, folder: Path, *, interprets: bool) -> None:
     """One line of JSON a request (`program`, `mode`, `shrinks`), one a reply (`verdict`, `program`)."""
     with contextlib.ExitStack() as stack:
         if interprets:
             stack.enter_context(interpreted())
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="adversary-")))
         for request in _lines(requests):
             program = from_json(json.dumps(request["program"]))
             verdict, program = examine(program, request["mode"], folder, shrinks=request["shrinks"])
@@ -64,4 +62,4 @@ def _lines(requests: TextIO) -> Iterator[dict[str, Any]]:
 if __name__ == "__main__":
     # What programs and compilers print goes elsewhere: this process's standard output is for replies.
     replies, sys.stdout = sys.stdout, sys.stderr
-    serve(sys.stdin, replies, interprets="--interpret" in sys.argv)
+    serve(sys.stdin, replies, Path(sys.argv[1]), interprets="--interpret" in sys.argv)

@@ -1,1 +1,1 @@
-"""The grammar: tables of features, changes, inputs, contexts and optimizers, each a few lines of Python text."""
+"""The grammar: tables of features, changes, inputs, contexts and optimizers, as lines of Python text."""

@@ -132,13 +132,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         """,
     ),
     Exclusion(
-        "The check before the first step runs the code, and what that leaves in Python stays.",
-        GUARDED,
-        """
-        history
-        """,
-    ),
-    Exclusion(
         "Python values that the model reads are constants of one program; the guide says so.",
         ONE_PROGRAM,
         """

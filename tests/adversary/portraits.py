@@ -61,7 +61,8 @@ class Portrait:
         if isinstance(value, PLAIN):
             self.leaves[path] = (type(value).__name__, repr(value))
             return
-        if id(value) in self._seen:
+        # Which of two equal tuples it is, nobody can change anything by.
+        if id(value) in self._seen and not isinstance(value, (tuple, frozenset)):
             self.leaves[path] = ("same as", self._seen[id(value)])
             return
         self._seen[id(value)] = path

@@ -70,6 +70,7 @@ class Base(nn.Module):
         self.part.register_forward_hook(made_hook({"k": 2.0}))
         self.act: Any = torch.tanh
         self.zero = 0.0
+        self.pairs = ([1.0], [2.0])
         self.scale = 1.0
 
     def shape(self, x: Tensor) -> Tensor:
@@ -79,6 +80,11 @@ class Base(nn.Module):
         h = self.shape(self.act(self.linear(x))) * FACTOR * self.scale
         h = self.part.of_class(self.part.of_nobody(self.part.helper(h) + self.part.bias))
         h = self.plain.apply(h) * math.copysign(1.0, self.zero) * getattr(self, "late", 1.0)
+        h = h * self.pairs[0][0]
+        try:
+            h = h + self.absent
+        except AttributeError:
+            h = h + 0.5
         return h if x.is_contiguous() else h + 1.0
 
 
@@ -129,6 +135,8 @@ CHANGES: dict[str, Callable[[Base], Any]] = {
     "attribute of another type": on(lambda m: m, "scale", True),
     "negative zero": on(lambda m: m, "zero", -0.0),
     "attribute that appears": on(lambda m: m, "late", 7.0),
+    "attribute that was missing": on(lambda m: m, "absent", 7.0),
+    "list in a tuple": lambda m: m.pairs[0].__setitem__(0, 3.0),
     "slot": on(lambda m: m.plain.config, "gain", 9.0),
     "element at depth": lambda m: m.plain.table["shift"].__setitem__(0, 8.0),
     "method of an object": on(lambda m: m.plain, "apply", lambda x: x),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import guarded_programs as programs
+import numpy
 import pytest
 import torch
 from guarded_programs import CHANGES, OFFSETS, REMOVED, Base, Derived, Part, Plain
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Execution
 from ridgeline.runtime.hybrid.calls.reads import CallReads
+from ridgeline.runtime.hybrid.guards.reading import UnreadableError
 from ridgeline.runtime.hybrid.hybridize import hybridize
 
 CLASSES = (Base, Derived, Part, Plain, nn.Linear)
@@ -142,6 +144,44 @@ def test_what_a_captured_program_would_not_write_is_refused_by_name() -> None:
         assert name in str(caught.value)
         assert "which a captured program would never do again" in str(caught.value)
     assert (seen, count, float(model.mean)) == ([], 0, 0.0)
+
+
+def test_elements_of_arrays_are_compared() -> None:
+    """NumPy's arrays are read as constants, unless they are too large for that."""
+    arrays = {"small": numpy.ones(4), "large": numpy.ones(4096)}
+    x, name = torch.ones(4, dtype=torch.float64), "small"
+    fn = lambda x: x * float(arrays[name].sum())  # noqa: E731 - a closure is the subject
+    with torch.no_grad():
+        guards = CallReads(fn, (x,)).guards
+        assert guards.holds({"fn": fn, "args": (x,)})
+        arrays["small"][0] = 3.0
+        assert not guards.holds({"fn": fn, "args": (x,)})
+        name = "large"
+        with pytest.raises(UnreadableError, match="at most 4096 bytes"):
+            CallReads(fn, (x,))
+
+
+def test_equal_tensors_outside_of_modules_are_no_constants_of_torchscript() -> None:
+    """It would make one of them, which follows only one of the two."""
+    pair = [torch.ones(4), torch.ones(4)]
+    fn = lambda x, *_: x * pair[0] + pair[1]  # noqa: E731 - a closure is the subject
+    with pytest.raises(CaptureError, match="2 tensors from outside of its modules would be const"):
+        hybridize(fn, torch.ones(4), "script")
+
+
+def test_a_global_that_may_be_missing_cannot_be_read() -> None:
+    """Nobody could say when it is there."""
+
+    def fn(x: Tensor) -> Tensor:
+        try:
+            return x * ABSENT  # type: ignore[name-defined]
+        except NameError:
+            return x
+
+    with pytest.raises(
+        UnreadableError, match=r"failed to find name .* \(test_guards.py:\d+ in fn\)"
+    ):
+        hybridize(fn, torch.ones(2), "script")
 
 
 def test_a_copy_of_a_model_has_guards_of_its_own() -> None:

@@ -16,6 +16,7 @@ from torch.jit.frontend import FrontendError
 
 from ridgeline.errors import CaptureError
 from ridgeline.execution import Form
+from ridgeline.reach.reach import Reach
 from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.calls.compiling import TracedFunction
@@ -85,7 +86,7 @@ def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
         try:
             program = torch.jit.script(fn)
             getattr(program, "forward", program)(*args)  # some sources are refused only as they run
-        except (*FAILURES, OSError, FrontendError, torch.jit.Error) as error:
+        except (*FAILURES, OSError, SyntaxError, FrontendError, torch.jit.Error) as error:
             notes = (f"script: traced, since TorchScript cannot read the source ({brief(error)})",)
             program = _trace(fn, args)
     # A scripted module's own method skips what `Module.__call__` does for hooks.
@@ -108,7 +109,23 @@ def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
             f"wanted TorchScript of {name_of(fn)}, got a trace in which {len(baked)} values read to the host "
             f"would be constants, the first at {baked[0].filename}:{baked[0].lineno}; use another mode"
         )
+    num_constants = _num_constants(traced, fn)
+    if num_constants:  # equal ones become one, and follow only one of the tensors that they were
+        raise CaptureError(
+            f"wanted TorchScript of {name_of(fn)}, got a trace in which {num_constants} tensors from outside "
+            "of its modules would be constants; make them buffers, or use another mode"
+        )
     return traced
+
+
+def _num_constants(traced: Any, fn: Callable[..., Any]) -> int:
+    """Tensors from outside that a trace holds as constants."""
+    graph = getattr(traced, "inlined_graph", None) or traced.graph
+    kind = torch._C.TensorType.get()  # noqa: SLF001 - what types of constants are compared with
+    nodes = graph.findAllNodes("prim::Constant")
+    values = [node.t("value") for node in nodes if node.output().type().isSubtypeOf(kind)]
+    outside = {t.data_ptr() for t in Reach(fn).tensors if t.layout == torch.strided}
+    return sum(value.data_ptr() in outside for value in values)
 
 
 def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:

@@ -1,14 +1,13 @@
 """Whether a captured program still computes what its code would."""
 
-import math
 import types
 from collections.abc import Callable, Collection, Mapping
-from itertools import repeat
 from typing import Any
 
 from torch import Tensor
 
 from ridgeline.runtime.hybrid.calls.watching import is_plain
+from ridgeline.runtime.hybrid.guards.gaps import watch_gaps
 from ridgeline.runtime.hybrid.guards.places import class_variables, reader, watch_classes
 from ridgeline.runtime.hybrid.guards.reading import Write, read_program
 
@@ -16,8 +15,8 @@ from ridgeline.runtime.hybrid.guards.reading import Write, read_program
 class Guards:
     """What a program took for granted when it was captured, compared before each of its calls.
 
-    Made of the guards of torch's compiler, see `read_program`. They do not compare where tensors lie, the
-    sign of zero, and methods of classes: that is added.
+    Made of the guards of torch's compiler, see `read_program`. They do not compare where tensors lie, methods
+    of classes, and what `gaps` lists: that is added.
 
     Args:
         program: A function without a closure whose parameters are the names of the arguments.
@@ -52,10 +51,10 @@ class Guards:
         )
         self._read = reader(tensors, reading.scope)
         self._values = reader(expressions, reading.scope)
-        self._signs = reader(reading.zeros, reading.scope)
         names = class_variables(reading.expressions)
         self._watch = watch_classes(reading.classes, reading.code, names)
         now = dict(arguments)
+        self._gaps = watch_gaps(reading, reader(reading.zeros, reading.scope), now)
         self._before = self._values(now)
         self.tensors: tuple[Tensor, ...] = self._read(now)
         self.writes: tuple[Write, ...] = reading.writes
@@ -73,6 +72,8 @@ class Guards:
             return first if is_sentence else f"{first} no longer holds"
         if not self._watch():
             return "a method or variable of a class was replaced"
+        if not self._gaps(arguments):
+            return "the sign of a zero, a list in a tuple or a missing attribute changed"
         return "a tensor that it reads was replaced, or lies elsewhere"
 
     def could_hold(self, arguments: dict[str, Any]) -> bool:
@@ -91,23 +92,15 @@ class Guards:
         )
 
     def _holder(self, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-        check, watch, read, signs = (
-            self._reading.manager.check,
-            self._watch,
-            self._read,
-            self._signs,
-        )
-        self._addresses = addresses = [*map(Tensor.data_ptr, self.tensors)]
-        before = [*map(math.copysign, repeat(1.0), signs(arguments))]
-        address, sign = Tensor.data_ptr, math.copysign
+        check, watch, read = self._reading.manager.check, self._watch, self._read
+        gaps, address = self._gaps, Tensor.data_ptr
+        self._addresses = addresses = [*map(address, self.tensors)]
 
         def holds(now: dict[str, Any]) -> bool:
             if not (check(now) and watch()):
                 return False
             try:
-                if [*map(address, read(now))] != addresses:
-                    return False
-                return not before or [*map(sign, repeat(1.0), signs(now))] == before
+                return [*map(address, read(now))] == addresses and gaps(now)
             except (LookupError, AttributeError, TypeError):
                 return False
 

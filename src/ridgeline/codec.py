@@ -107,7 +107,7 @@ def decode(cls: type[N], data: bytes, *, where: str) -> N:
                 f"written by {envelope.made_by}; make the file again with this release"
             )
         return msgspec.json.decode(envelope.value, type=cls)
-    except msgspec.DecodeError as error:  # ValidationError is a DecodeError
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
         raise FileFormatError(
             f"wanted a {cls.kind} file, got content that does not fit in {where}: {error}; "
             "the file is damaged or was edited, make it again"

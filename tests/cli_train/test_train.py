@@ -19,7 +19,7 @@ from ridgeline.cli.main import main
 from ridgeline.history import History
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.labels import label
-from ridgeline.runtime import checkpoint
+from ridgeline.runtime import checkpoint, checkpoint_directory
 from ridgeline.runtime.blackbox import read_moment
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
@@ -124,7 +124,7 @@ def test_killed_worker_and_resume(
     def kill() -> None:
         event = threading.Event()
         for _ in range(TRIES):
-            if checkpoint.complete(run_dir / "checkpoints")[1:]:
+            if checkpoint_directory.complete(run_dir / "checkpoints")[1:]:
                 break
             event.wait(0.01)
         pids.extend(workers_of(run_dir))
@@ -138,7 +138,7 @@ def test_killed_worker_and_resume(
     assert status == 1
     assert "ridgeline: wanted 2 workers to finish, got a death by signal 9 (SIGKILL" in error
     assert error.rstrip().endswith("; go on with --resume")
-    last = checkpoint.latest(run_dir / "checkpoints")
+    last = checkpoint_directory.latest(run_dir / "checkpoints")
     assert last is not None
     done = checkpoint.Manifest.load(last / "manifest.json").position
     more = str(done.epoch + 1)
@@ -268,7 +268,7 @@ def test_resume_without_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path
 def test_resume_without_a_checkpoint(
     tmp_path: Path, machine_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that is not complete is not passed over; where none was begun the run starts again and says so."""
+    """Where none is whole the run does not start again; where none was begun it does, and says so."""
     run_dir = tmp_path / "run"
     assert main(arguments(run_dir, machine_file, "--epochs", "1")) == 0
     checkpoints = run_dir / "checkpoints"
@@ -276,8 +276,8 @@ def test_resume_without_a_checkpoint(
     capsys.readouterr()
     assert main(arguments(run_dir, machine_file, "--resume", "--epochs", "2")) == 1
     assert capsys.readouterr().err == (
-        "ridgeline: wanted a complete checkpoint to go on from, got only step-0000008 without manifest.json "
-        f"in {checkpoints}; start again in another run directory\n"
+        f"ridgeline: wanted a whole checkpoint to go on from, got 1 damaged in {checkpoints}: step-0000008: "
+        "manifest.json is missing; restore the files of one, or start again in another run directory\n"
     )
     shutil.rmtree(checkpoints)
     assert main(arguments(run_dir, machine_file, "--resume", "--epochs", "1")) == 0

@@ -84,6 +84,7 @@ class Told(Value, frozen=True, kw_only=True):
     metrics: list[float] = []
     mean_losses: list[float] = []
     errors: list[str] = []
+    said: list[str] = []
 
 
 class StopHereError(Exception):
@@ -98,6 +99,21 @@ def run(request: bytes) -> bytes:
 
 
 def run_here(ask: Ask, world: World) -> Told:
+    """Train on this worker; what it tells, errors of ours included."""
+    try:
+        return train_here(ask, world)
+    except StopHereError:
+        return Told(errors=["stopped"])
+    except RidgelineError as error:
+        text = f"{type(error).__name__}: {error}"
+        if world.size == 1:
+            return Told(errors=[text])
+        texts: list[Any] = [None] * world.size
+        torch.distributed.all_gather_object(texts, text)
+        return Told(errors=texts)
+
+
+def train_here(ask: Ask, world: World) -> Told:
     """Train on this worker."""
     made = task(bad_sample=ask.bad_sample, lr=ask.lr)
     calls = 0
@@ -113,28 +129,21 @@ def run_here(ask: Ask, world: World) -> Told:
         return loss
 
     made = Task(**{**{f: getattr(made, f) for f in made.__dataclass_fields__}, "loss_fn": counted})
-    try:
-        result = train(
-            made,
-            Plan(workers=world.size, threads=1),
-            world,
-            run_dir=Path(ask.run_dir),
-            epochs=ask.epochs,
-            seed=5,
-            resume=ask.resume,
-            checkpoint_every=ask.checkpoint_every,
-        )
-    except StopHereError:
-        return Told(errors=["stopped"])
-    except RidgelineError as error:
-        text = f"{type(error).__name__}: {error}"
-        if world.size == 1:
-            return Told(errors=[text])
-        texts: list[Any] = [None] * world.size
-        torch.distributed.all_gather_object(texts, text)
-        return Told(errors=texts)
+    said: list[str] = []
+    result = train(
+        made,
+        Plan(workers=world.size, threads=1),
+        world,
+        run_dir=Path(ask.run_dir),
+        epochs=ask.epochs,
+        seed=5,
+        resume=ask.resume,
+        checkpoint_every=ask.checkpoint_every,
+        say=said.append,
+    )
     return Told(
         losses=[point.loss for point in result.history.steps],
         metrics=[point.metric for point in result.history.epochs],
         mean_losses=[point.mean_loss for point in result.history.epochs],
+        said=said,
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from ridgeline.errors import CheckpointError
-from ridgeline.runtime import checkpoint
+from ridgeline.runtime import checkpoint, checkpoint_directory
 from ridgeline.runtime.checkpoint import Position
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.saver import Saver
@@ -74,46 +74,24 @@ def test_other_tools_read_the_model(tmp_path: Path) -> None:
 
 def test_latest_passes_over_unfinished_ones(tmp_path: Path) -> None:
     """A directory without manifest, as a killed deletion leaves it, is not a checkpoint."""
-    assert checkpoint.latest(tmp_path / "none") is None
+    assert checkpoint_directory.latest(tmp_path / "none") is None
     write(tmp_path, 2)
     newest = write(tmp_path, 10)
     (write(tmp_path, 11) / "manifest.json").unlink()
     (tmp_path / ".step-0000012.tmp").mkdir()
-    assert checkpoint.latest(tmp_path) == newest
+    assert checkpoint_directory.latest(tmp_path) == newest
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "deleted", "manifest"])
-def test_damage_is_named_with_the_way_out(tmp_path: Path, damage: str) -> None:
-    """One changed byte, a cut file, a lost file or a broken manifest: the file and the older one are named."""
-    older, newest = write(tmp_path, 1), write(tmp_path, 2)
-    file = newest / "model" / "model-00001-of-00001.safetensors"
-    content = bytearray(file.read_bytes())
-    if damage == "changed":
-        content[-1] ^= 1
-        file.write_bytes(content)
-    elif damage == "cut":
-        file.write_bytes(content[:-1])
-    elif damage == "deleted":
-        file.unlink()
-    else:
-        file = newest / "manifest.json"
-        file.write_text("{")
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.read(newest)
-    assert str(caught.value).startswith("wanted a whole checkpoint, got a damaged one: ")
-    assert str(file) in str(caught.value)
-    assert str(caught.value).endswith(f"; delete {newest} to resume from {older}")
-
-
-def test_damaged_only_checkpoint_says_so(tmp_path: Path) -> None:
-    """Without an older one the advice is to start again."""
+def test_damage_is_named(tmp_path: Path) -> None:
+    """Whoever reads a damaged one is told the file and what to do; see test_resuming for the kinds of damage."""
     path = write(tmp_path, 1)
+    size = (path / "state.json").stat().st_size
     (path / "state.json").unlink()
     with pytest.raises(CheckpointError) as caught:
         checkpoint.read(path)
     assert str(caught.value) == (
-        f"wanted a whole checkpoint, got a damaged one: {path / 'state.json'} is missing; delete {path} "
-        "and start again, there is no older one"
+        f"wanted a whole checkpoint, got a damaged one in {path}: state.json is missing, wanted {size} bytes; "
+        "--resume goes on from the newest whole one"
     )
 
 
@@ -121,7 +99,7 @@ FILL = """
 import resource, sys, torch
 from pathlib import Path
 from ridgeline.errors import CheckpointError
-from ridgeline.runtime import checkpoint
+from ridgeline.runtime import checkpoint, checkpoint_directory
 directory = Path(sys.argv[1])
 def write(step, size):
     return checkpoint.write(

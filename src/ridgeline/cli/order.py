@@ -71,7 +71,7 @@ def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
     Args:
         args: Of `ridgeline train`.
         run_dir: Claimed for this run.
-        say: Told when there is nothing yet to resume from.
+        say: Told what a resumed run goes on from.
 
     Raises:
         RidgelineError: the run directory holds a run of another task.
@@ -105,7 +105,7 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
     if args.data is not None:
         job = msgspec.structs.replace(job, data_dir=_place(args.data))
     epochs = args.epochs or before.epochs
-    if run_directory.check_unfinished(run_dir, epochs) is None:
+    if run_directory.check_unfinished(run_dir, epochs, say) is None:
         say(f"no checkpoint was written in {run_dir}: starting from the beginning")
     digest = _digest(task)
     is_changed = before.task_digest is not None and digest != before.task_digest

@@ -7,6 +7,7 @@ verdict.json history.json trace.json.gz report.html request.json checkpoints/ lo
 import datetime
 from pathlib import Path
 
+from ridgeline.decision.heartbeat import Say
 from ridgeline.errors import CheckpointError
 
 HOME = Path("runs")
@@ -66,28 +67,27 @@ def of_run(task: str, given: Path | None) -> Path:
     return path
 
 
-def check_unfinished(run_dir: Path, epochs: int) -> Path | None:
-    """The checkpoint that a resumed run starts from; None where none was begun: it starts again.
+def check_unfinished(run_dir: Path, epochs: int, say: Say) -> Path | None:
+    """The checkpoint that a resumed run starts from; None where none was completed: it starts again.
+
+    Args:
+        run_dir: Of the run.
+        epochs: That it shall have in all.
+        say: Told which checkpoint that is, and why newer ones are skipped.
 
     Raises:
-        CheckpointError: all epochs are done already, or there are checkpoints but none is complete.
+        CheckpointError: all epochs are done and reported already, or there are checkpoints but none is whole.
     """
-    from ridgeline.runtime import checkpoint  # needs torch
+    from ridgeline.runtime import checkpoint_directory, resuming  # these need torch
 
-    directory = run_dir / checkpoint.DIRECTORY
-    last = checkpoint.latest(directory)
-    if last is None:
-        broken = sorted(path.name for path in directory.glob("step-*"))
-        if broken:
-            raise CheckpointError(
-                f"wanted a complete checkpoint to go on from, got only {', '.join(broken)} without "
-                f"manifest.json in {directory}; start again in another run directory"
-            )
+    found = resuming.find(run_dir / checkpoint_directory.NAME)
+    if found is None:
         return None
-    done = checkpoint.Manifest.load(last / "manifest.json").position
-    if done.epoch >= epochs:
+    if found.position.epoch >= epochs:
         raise CheckpointError(
-            f"wanted epochs left to train, got all {epochs} done in {last}; raise --epochs if the "
+            f"wanted epochs left to train, got all {epochs} done in {found.path}; raise --epochs if the "
             f"schedule of the learning rate allows it, or run `ridgeline report {run_dir}` to see how it went"
         )
-    return last
+    for line in found.lines:
+        say(line)
+    return found.path

@@ -101,11 +101,20 @@ def trial(request: bytes) -> bytes:
     )
 
 
-def work(request: TrainRequest, on_progress: Callable[[Progress], None] | None = None) -> History:
+def work(
+    request: TrainRequest,
+    on_progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> History:
     """Train on this worker; rank 0 writes history and measured timeline into the run directory.
 
     The request of a resumed run becomes that of the run once its checkpoint was taken up, not before: a
     refused one must not stand in the way of the next.
+
+    Args:
+        request: What to do.
+        on_progress: See `train`.
+        say: See `train`.
 
     Raises:
         RidgelineError: see `ridgeline.runtime.loop.train`.
@@ -131,6 +140,7 @@ def work(request: TrainRequest, on_progress: Callable[[Progress], None] | None =
         checkpoint_every=request.checkpoint_every,
         on_start=accept,
         on_progress=on_progress,
+        say=say,
     )
     if world.rank == 0:
         result.history.save(run_dir / HISTORY_FILE)
@@ -148,7 +158,7 @@ def main(arguments: list[str]) -> None:
     with worker_process.last_words(run_dir, rank):
         progress = (run_dir / worker_process.LOGS / PROGRESS_FILE).open("ab", buffering=0)
         with progress:
-            work(request, lambda point: _append(progress.write, point))
+            work(request, lambda point: _append(progress.write, point), _log)
         _leave()
 
 
@@ -156,6 +166,10 @@ def _leave() -> None:
     from ridgeline.runtime.world import World
 
     World.leave()
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _append(write: Callable[[bytes], object], point: Progress) -> None:

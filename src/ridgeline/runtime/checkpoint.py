@@ -15,7 +15,6 @@ parallel workers hold equal state, so rank 0 writes for all.
 import errno
 import hashlib
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,11 +28,14 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from ridgeline import units
 from ridgeline.codec import Noun, Value, encode, write_atomically
 from ridgeline.errors import CheckpointError, FileFormatError
+from ridgeline.runtime import checkpoint_directory
+from ridgeline.runtime.checkpoint_directory import MANIFEST, STATE
 
-DIRECTORY = "checkpoints"
-_NAME = re.compile(r"step-(\d+)")
+_FOLDERS = ("model", "training")
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _CHUNK_BYTES = 1 << 22
+_DIGITS = 12
+"""Of a hash, in messages."""
 
 
 class Position(Value, frozen=True, kw_only=True):
@@ -68,25 +70,8 @@ class _Sidecar(Noun, frozen=True, kw_only=True):
     state: dict[str, Any]
 
 
-def directory_of(directory: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps lies."""
-    return directory / f"step-{step:07d}"
-
-
-def complete(directory: Path) -> list[Path]:
-    """The complete checkpoints in a directory, oldest first; names alone are looked at."""
-    if not directory.is_dir():
-        return []
-    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(
-        (path for path in found if (path / "manifest.json").is_file()),
-        key=lambda path: int(path.name.removeprefix("step-")),
-    )
-
-
-def latest(directory: Path) -> Path | None:
-    """The newest complete checkpoint, or None."""
-    return next(reversed(complete(directory)), None)
+class DamageError(Exception):
+    """Says in a few words what is wrong with a checkpoint; whoever reads one tells what to do about it."""
 
 
 def write(
@@ -111,26 +96,21 @@ def write(
     Raises:
         CheckpointError: the disk is full or refuses; nothing of this checkpoint stays.
     """
-    target = directory_of(directory, position.step)
-    temporary = directory / f".{target.name}.tmp"
+    target = checkpoint_directory.checkpoint_of(directory, position.step)
+    temporary = checkpoint_directory.free_name(directory, f".{target.name}", ".tmp")
     needed = sum(t.numel() * t.element_size() for t in (*model.values(), *training.values()))
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _write_tensors(temporary / "model", model)
-        _write_tensors(temporary / "training", training)
-        write_atomically(temporary / "state.json", encode(_Sidecar(state=state)))
-        files = tuple(_describe(temporary, path) for path in sorted(temporary.rglob("*")))
-        manifest = Manifest(
-            position=position, workers=workers, files=tuple(f for f in files if f is not None)
-        )
-        write_atomically(temporary / "manifest.json", encode(manifest))
-        for folder in (temporary / "model", temporary / "training", temporary):
-            _flush(folder)
-        if target.exists():
-            shutil.rmtree(target)
-        temporary.rename(target)
-        _flush(directory)
+        for name, tensors in zip(_FOLDERS, (model, training), strict=True):
+            _write_tensors(temporary / name, tensors)
+        write_atomically(temporary / STATE, encode(_Sidecar(state=state)))
+        paths = sorted(path for path in temporary.rglob("*") if path.is_file())
+        files = tuple(_seal(temporary, path) for path in paths)
+        manifest = Manifest(position=position, workers=workers, files=files)
+        write_atomically(temporary / MANIFEST, encode(manifest))
+        for folder in (*(temporary / name for name in _FOLDERS), temporary):
+            checkpoint_directory.flush(folder)
+        checkpoint_directory.place(temporary, target)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(_refused(target, needed, error)) from error
@@ -140,36 +120,57 @@ def write(
     return target
 
 
+def inspect(path: Path) -> Manifest:
+    """The manifest of a checkpoint whose every file was read and found to be as it was written.
+
+    Raises:
+        DamageError: the manifest or a file is missing, damaged, unreadable or of another release.
+
+    Cost: Reads every file; keeps none.
+    """
+    try:
+        if not (path / MANIFEST).exists():
+            raise DamageError(f"{MANIFEST} is missing")
+        manifest = Manifest.load(path / MANIFEST)
+        if path != checkpoint_directory.checkpoint_of(path.parent, manifest.position.step):
+            raise DamageError(f"{MANIFEST} is that of step {manifest.position.step}")
+        for file in manifest.files:
+            _verify(path, file)
+        _Sidecar.load(path / STATE)
+        for file in _tensor_files(path):
+            with safetensors.safe_open(file, "pt"):
+                pass
+    except OSError as error:
+        name = Path(error.filename).name if error.filename else path.name
+        raise DamageError(f"{name} cannot be read: {error.strerror or error}") from error
+    except FileFormatError as error:
+        # What follows advises people to make the file again, which nobody can.
+        raise DamageError(str(error).rpartition("; ")[0]) from error
+    except SafetensorError as error:
+        raise DamageError(f"a file of tensors cannot be read: {error}") from error
+    return manifest
+
+
+def content(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Model tensors, training tensors and JSON state of a checkpoint that was inspected."""
+    model, training = (_read_tensors(path / name) for name in _FOLDERS)
+    return model, training, _Sidecar.load(path / STATE).state
+
+
 def read(path: Path) -> tuple[Manifest, dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """Manifest, model tensors, training tensors and JSON state of a checkpoint, all verified.
 
     Raises:
-        CheckpointError: a file is missing or damaged; names it, and the checkpoint to use instead.
+        CheckpointError: it is damaged; says how.
     """
     try:
-        manifest = Manifest.load(path / "manifest.json")
-        for file in manifest.files:
-            _verify(path, file)
-        model = _read_tensors(path / "model")
-        training = _read_tensors(path / "training")
-        state = _Sidecar.load(path / "state.json").state
-    except (OSError, FileFormatError, SafetensorError) as error:
-        raise CheckpointError(_damaged(path, str(error))) from error
-    return manifest, model, training, state
-
-
-def prune(directory: Path, keep: int) -> None:
-    """Delete all complete checkpoints but the newest `keep`, and what a killed run left unfinished."""
-    for path in complete(directory)[:-keep]:
-        # The manifest goes first, so that a deletion cut short leaves nothing that looks complete.
-        (path / "manifest.json").unlink()
-        shutil.rmtree(path)
-
-
-def remove_unfinished(directory: Path) -> None:
-    """Delete what a killed run left half written."""
-    for path in directory.glob(".step-*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        manifest = inspect(path)
+    except DamageError as error:
+        raise CheckpointError(
+            f"wanted a whole checkpoint, got a damaged one in {path}: {error}; --resume goes on from the "
+            "newest whole one"
+        ) from error
+    return manifest, *content(path)
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -193,18 +194,23 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     writer.finish(metadata, [results])
 
 
+def _tensor_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in _tensor_files(folder):
         tensors.update(safetensors.torch.load_file(file))
     return tensors
 
 
-def _describe(root: Path, path: Path) -> File | None:
-    if not path.is_file():
-        return None
+def _seal(root: Path, path: Path) -> File:
+    """Make a file durable, and describe it as it is from now on."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
     return File(
-        path=str(path.relative_to(root)), num_bytes=path.stat().st_size, sha256=_sha256(path)
+        path=path.relative_to(root).as_posix(), num_bytes=path.stat().st_size, sha256=_sha256(path)
     )
 
 
@@ -219,24 +225,14 @@ def _sha256(path: Path) -> str:
 def _verify(root: Path, file: File) -> None:
     path = root / file.path
     if not path.is_file():
-        raise CheckpointError(_damaged(root, f"{path} is missing"))
+        raise DamageError(f"{file.path} is missing, wanted {file.num_bytes} bytes")
     size = path.stat().st_size
     if size != file.num_bytes:
-        raise CheckpointError(
-            _damaged(root, f"{path} has {size} bytes instead of {file.num_bytes}")
-        )
-    if _sha256(path) != file.sha256:
-        raise CheckpointError(_damaged(root, f"{path} has other content than when it was written"))
-
-
-def _damaged(path: Path, what: str) -> str:
-    older = [p for p in complete(path.parent) if p.name < path.name]
-    advice = (
-        f"delete {path} to resume from {older[-1]}"
-        if older
-        else f"delete {path} and start again, there is no older one"
-    )
-    return f"wanted a whole checkpoint, got a damaged one: {what}; {advice}"
+        raise DamageError(f"{file.path}: wanted {file.num_bytes} bytes, got {size}")
+    digest = _sha256(path)
+    if digest != file.sha256:
+        wanted, got = file.sha256[:_DIGITS], digest[:_DIGITS]
+        raise DamageError(f"{file.path} was changed: wanted SHA-256 {wanted}..., got {got}...")
 
 
 def _refused(target: Path, needed: int, error: OSError) -> str:
@@ -251,12 +247,3 @@ def _refused(target: Path, needed: int, error: OSError) -> str:
         f"wanted to write the checkpoint {target} ({units.num_bytes(needed)}), got "
         f"{error.strerror or error} with {free} free; the previous checkpoint is untouched: {advice}"
     )
-
-
-def _flush(folder: Path) -> None:
-    """Make names in a directory durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -20,7 +20,7 @@ from ridgeline import errors, units
 from ridgeline.errors import LaunchError, RidgelineError
 from ridgeline.execution import thread_variables
 from ridgeline.plan import Plan
-from ridgeline.runtime import checkpoint
+from ridgeline.runtime import checkpoint_directory
 from ridgeline.runtime.blackbox import read_moment
 from ridgeline.runtime.worker_process import (
     LOGS,
@@ -155,7 +155,7 @@ def failure_of(run_dir: Path, codes: dict[int, int], workers: int) -> RidgelineE
         ago = units.seconds(max(0.0, (time.time_ns() - moment.time_ns) * 1e-9))
         lines.append(f"  last seen: {where}, {ago} ago")
     lines.append(f"  log: {log_path(run_dir, rank)}")
-    last = checkpoint.latest(run_dir / checkpoint.DIRECTORY)
+    last = checkpoint_directory.latest(run_dir / checkpoint_directory.NAME)
     if last is not None:
         lines.append(f"  last checkpoint: {last}; go on with --resume")
     else:

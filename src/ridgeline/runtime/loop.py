@@ -17,7 +17,7 @@ from torch import nn
 from ridgeline.errors import CheckpointError, NonFiniteError
 from ridgeline.history import History
 from ridgeline.plan import Plan
-from ridgeline.runtime import checkpoint, random_state, schedule, training_state
+from ridgeline.runtime import checkpoint_directory, random_state, schedule, training_state
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
 from ridgeline.runtime.engine import Engine
@@ -60,6 +60,7 @@ def train(
     checkpoint_every: int | None = None,
     on_start: Callable[[], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> TrainResult:
     """Train a task under a plan; every worker calls this alike.
 
@@ -73,20 +74,23 @@ def train(
         run_dir: Gets `checkpoints/` and `blackbox/`.
         epochs: Passes over the training data, in all.
         seed: Of the model, the order of the data, and everything random.
-        resume: Go on from the newest checkpoint in `run_dir`, if there is one.
+        resume: Go on from the newest whole checkpoint in `run_dir`, if one was ever completed.
         checkpoint_every: Steps between checkpoints, beside those at the end of every epoch.
         on_start: Called once the model and its step are there, with what was resumed.
         on_progress: Called on rank 0 at every reading.
+        say: Told on rank 0 which checkpoint is taken up, and why newer ones are not.
 
     Raises:
         PlanError: the plan asks for what this release or this world does not offer.
         NonFiniteError: the loss became NaN or infinite; on all workers.
-        CheckpointError: a checkpoint could not be written or read; on all workers.
+        CheckpointError: a checkpoint could not be written, or there are some to resume from but none is
+            whole; on all workers.
         DataError: the data set is empty.
         TaskError: the task's scheduler cannot be stepped after every training step.
     """
     run = _Run(task, plan, world, run_dir=run_dir, epochs=epochs, seed=seed)
     run.on_progress = on_progress
+    run.say = say or run.say
     run.checkpoint_every = checkpoint_every
     try:
         run.start(resume=resume)
@@ -108,8 +112,9 @@ class _Run:
     ) -> None:
         self.task, self.plan, self.world, self.seed = task, plan, world, seed
         self.on_progress: Callable[[Progress], None] | None = None
+        self.say: Callable[[str], None] = lambda _: None
         self.checkpoint_every: int | None = None
-        self.directory = run_dir / checkpoint.DIRECTORY
+        self.directory = run_dir / checkpoint_directory.NAME
         self.sampler = Sampler(task.train_data, task.batch_size, world, seed=seed)
         self.journal = Journal(task.name, self.sampler, epochs)
         self.identity = Identity(
@@ -141,12 +146,8 @@ class _Run:
             scheduler=scheduler,
             total_steps=self.journal.total_steps,
         )
-        newest = checkpoint.latest(self.directory) if resume and self.world.rank == 0 else None
-        found = share_bytes(str(newest or "").encode(), self.world).decode()
-        if found:
-            self.journal.take_up(
-                training_state.load(Path(found), self.trained, self.identity, self.world)
-            )
+        if resume:
+            self._take_up()
         self.step = TrainStep(
             model,
             self.task.loss_fn,
@@ -158,6 +159,17 @@ class _Run:
         )
         self._stack.callback(self.step.close)
         self.round = Round(self.step, self.reader, self.box, scheduler)
+
+    def _take_up(self) -> None:
+        """Go on from the newest whole checkpoint, if there is any."""
+        resumed = training_state.load(self.directory, self.trained, self.identity, self.world)
+        if resumed is None:
+            return
+        self.journal.take_up(resumed.course)
+        if self.saver is not None and resumed.found is not None:
+            self.saver.take_up(resumed.found.path, resumed.found.skipped)
+            for line in resumed.found.lines:
+                self.say(line)
 
     def train_epoch(self) -> None:
         """Train to the end of the current epoch, evaluate, and save."""

@@ -6,13 +6,14 @@ it, at its next meeting point, so that all workers stop together.
 """
 
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ridgeline.errors import CheckpointError
-from ridgeline.runtime import checkpoint
+from ridgeline.runtime import checkpoint, checkpoint_directory
 from ridgeline.runtime.engine import Engine
 
 
@@ -25,7 +26,7 @@ class Saver:
         keep: Newest checkpoints to keep.
 
     Attributes:
-        last: The newest checkpoint that is complete, or None.
+        last: The newest checkpoint that this run wrote or goes on from, or None.
         staging_s: Seconds for which training stood still for the last one.
     """
 
@@ -35,9 +36,19 @@ class Saver:
         self._keep = keep
         self._written = engine.variable("checkpoint")
         self._failure: CheckpointError | None = None
-        self.last = checkpoint.latest(directory)
+        self._skipped: set[Path] = set()
+        self.last: Path | None = None
         self.staging_s = 0.0
-        checkpoint.remove_unfinished(directory)
+
+    def take_up(self, path: Path, skipped: Collection[Path]) -> None:
+        """Go on from a checkpoint, and start deleting what killed runs left.
+
+        Args:
+            path: Whole.
+            skipped: Newer ones, which are not; they are replaced or deleted when the run gets there.
+        """
+        self.last, self._skipped = path, set(skipped)
+        self._start(lambda: self._tidy(path), "tidy")
 
     def save(
         self,
@@ -67,26 +78,19 @@ class Saver:
         self.finish()
 
         def write() -> None:
-            try:
-                self.last = checkpoint.write(
-                    self._directory,
-                    position,
-                    workers=workers,
-                    model=model,
-                    training=training,
-                    state=state,
-                )
-                checkpoint.prune(self._directory, self._keep)
-            except CheckpointError as error:
-                self._failure = error
-            except OSError as error:
-                self._failure = CheckpointError(
-                    f"wanted to delete checkpoints older than the newest {self._keep}, got "
-                    f"{error.strerror or error} in {self._directory}; mend its permissions and go on with "
-                    "--resume"
-                )
+            path = checkpoint.write(
+                self._directory,
+                position,
+                workers=workers,
+                model=model,
+                training=training,
+                state=state,
+            )
+            self.last = path
+            self._skipped.discard(path)
+            self._tidy(path)
 
-        self._engine.push(write, writes=(self._written,), lane="disk", name="checkpoint")
+        self._start(write, "checkpoint")
         self.staging_s = time.perf_counter() - begun_s
 
     @property
@@ -103,3 +107,26 @@ class Saver:
         self._engine.wait(self._written)
         if self._failure is not None:
             raise self._failure
+
+    def _start(self, work: Callable[[], None], name: str) -> None:
+        """Have something done on the disk lane; what goes wrong is kept until the run asks."""
+
+        def attempt() -> None:
+            try:
+                work()
+            except CheckpointError as error:
+                self._failure = error
+
+        self._engine.push(attempt, writes=(self._written,), lane="disk", name=name)
+
+    def _tidy(self, newest: Path) -> None:
+        try:
+            checkpoint_directory.tidy(
+                self._directory, newest=newest, keep=self._keep, skipped=self._skipped
+            )
+        except OSError as error:
+            raise CheckpointError(
+                f"wanted to delete checkpoints older than the newest {self._keep} and what killed runs left, "
+                f"got {error.strerror or error} in {self._directory}; mend its permissions and go on with "
+                "--resume"
+            ) from error

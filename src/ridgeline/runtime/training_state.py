@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from ridgeline.codec import Value
 from ridgeline.errors import CheckpointError
 from ridgeline.history import EpochPoint, StepPoint
 from ridgeline.plan import Plan
-from ridgeline.runtime import checkpoint, random_state, schedule
+from ridgeline.runtime import checkpoint, random_state, resuming, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes, share_tensors
 from ridgeline.runtime.saver import Saver
 from ridgeline.runtime.state_tree import flatten, like_parameters, restore
@@ -62,9 +62,16 @@ class _Header(Value, frozen=True, kw_only=True):
     """What rank 0 tells the others before the tensors; `error` ends the restoring on all of them."""
 
     error: str = ""
-    workers: int = 0
+    path: str = ""
     state: dict[str, Any] = {}
     specs: dict[str, tuple[list[int], str]] = {}
+
+
+class Resumed(NamedTuple):
+    """How far the run had come, and on rank 0 what was found in its directory."""
+
+    course: Course
+    found: resuming.Found | None
 
 
 def save(
@@ -111,19 +118,26 @@ def save(
     )
 
 
-def load(path: Path, trained: Trained, identity: Identity, world: World) -> Course:
-    """Put a checkpoint's state into the model, optimizer, scheduler and generators of every worker.
+def load(directory: Path, trained: Trained, identity: Identity, world: World) -> Resumed | None:
+    """Put the newest whole checkpoint into the model, optimizer, scheduler and generators of every worker.
 
     Args:
-        path: A complete checkpoint; looked at on rank 0 only.
+        directory: Of the run's checkpoints; looked at on rank 0, which chooses and reads for all.
         trained: On the worker's device.
         identity: Of the run that continues.
         world: This worker's place; the number of workers may differ from that of the checkpoint.
 
+    Returns:
+        None where no checkpoint was ever completed; nothing is changed then.
+
     Raises:
-        CheckpointError: it is damaged, of another run, or does not fit the model.
+        CheckpointError: none is whole though there are some; or the newest whole one is of another run, or
+            does not fit the model. On all workers.
     """
-    header, tensors = _share(path, world)
+    header, tensors, found = _share(directory, world)
+    if not header.path:
+        return None
+    path = Path(header.path)
     saved = msgspec.convert(header.state["identity"], Identity)
     if saved != identity:
         mine, its_own = _differing(identity, saved), _differing(saved, identity)
@@ -147,11 +161,12 @@ def load(path: Path, trained: Trained, identity: Identity, world: World) -> Cour
     planned = header.state.get("total_steps", trained.total_steps)
     schedule.load(trained.scheduler, saved, steps=trained.total_steps, planned=planned, path=path)
     course = msgspec.convert(header.state["course"], Course, strict=False)
-    if world.rank < header.workers:
-        random_state.apply(tensors[f"random.{world.rank}"].numpy().tobytes(), world)
-    else:
+    own = tensors.get(f"random.{world.rank}")
+    if own is not None:
+        random_state.apply(own.numpy().tobytes(), world)
+    else:  # the checkpoint is of fewer workers
         random_state.seed_worker(identity.seed, world.rank, step=course.position.step)
-    return course
+    return Resumed(course, found)
 
 
 def _differing(one: Identity, other: Identity) -> str:
@@ -181,23 +196,28 @@ def model_state(path: Path) -> dict[str, Any]:
     return result
 
 
-def _share(path: Path, world: World) -> tuple[_Header, dict[str, Tensor]]:
-    header, tensors = _Header(), None
+def _share(
+    directory: Path, world: World
+) -> tuple[_Header, dict[str, Tensor], resuming.Found | None]:
+    """What rank 0 found and read, on every worker."""
+    header, tensors, found = _Header(), None, None
     if world.rank == 0:
         try:
-            manifest, model, training, state = checkpoint.read(path)
-            tensors = {**_prefixed(model), **training}
-            specs = {
-                name: (list(t.shape), str(t.dtype).removeprefix("torch."))
-                for name, t in tensors.items()
-            }
-            header = _Header(workers=manifest.workers, state=state, specs=specs)
+            found = resuming.find(directory)
+            if found is not None:
+                model, training, state = checkpoint.content(found.path)
+                tensors = {**_prefixed(model), **training}
+                specs = {
+                    name: (list(t.shape), str(t.dtype).removeprefix("torch."))
+                    for name, t in tensors.items()
+                }
+                header = _Header(path=str(found.path), state=state, specs=specs)
         except CheckpointError as error:
             header = _Header(error=str(error))
     header = msgspec.json.decode(share_bytes(msgspec.json.encode(header), world), type=_Header)
     if header.error:
         raise CheckpointError(header.error)
-    return header, share_tensors(tensors, header.specs, world)
+    return header, share_tensors(tensors, header.specs, world), found
 
 
 def _prefixed(model: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -45,12 +45,13 @@ def test_the_loaders_error_comes_unchanged_at_its_batch(depth: int) -> None:
     with pytest.raises(ValueError, match="damaged sample") as raised:
         next(batches)
     assert raised.value is error
-    assert list(batches) == []
+    with pytest.raises(StopIteration):
+        next(batches)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_loader_that_cannot_begin_raises_at_the_first_batch(depth: int) -> None:
-    """And the feed is over."""
+    """In every pass: none of them is silently empty."""
 
     class Broken:
         def __iter__(self) -> Iterator[int]:
@@ -59,7 +60,10 @@ def test_a_loader_that_cannot_begin_raises_at_the_first_batch(depth: int) -> Non
     batches = feed(Broken(), "cpu", depth)
     with pytest.raises(OSError, match="no data set"):
         next(batches)
-    assert list(batches) == []
+    with pytest.raises(StopIteration):
+        next(batches)
+    with pytest.raises(OSError, match="no data set"):
+        list(batches)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -79,7 +83,10 @@ def test_an_exhausted_feed_stays_exhausted(depth: int) -> None:
 
     batches = feed(Loader(), "cpu", depth)
     assert list(batches) == [1, 2]
-    assert list(batches) == []
+    with pytest.raises(StopIteration):
+        next(batches)
+    with pytest.raises(PlanError, match="wanted another pass over the batches, got Loader, which"):
+        iter(batches)
     assert len(asked) == 3
 
 
@@ -290,9 +297,9 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         feed([], "cuda")
 
 
-def test_threads_that_share_a_feed_share_its_batches() -> None:
+def test_threads_that_share_a_pass_share_its_batches() -> None:
     """Every batch goes to one of them, and each gets its own in order."""
-    batches = feed(range(400), "cpu", 3)
+    batches = iter(feed(range(400), "cpu", 3))
     taken: list[list[int]] = [[] for _ in range(4)]
     together = threading.Barrier(4)
 

@@ -60,6 +60,31 @@ def test_the_consumers_stream_sees_every_batch_whole(
 
 
 @settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
+def test_passes_that_are_broken_off_spoil_no_batch(
+    stops: list[int], depth: int, fixed: bool, seed: int
+) -> None:
+    """What the consumer has yet to compute with is whole, though a new pass has begun with its buffers."""
+    channel = SimulatedChannel(seed)
+    loader = [torch.full((3,), float(i)) for i in range(6)]
+    batches = Feed(loader, CPU, depth, channel, fixed_addresses=fixed)
+    sums: list[float] = []
+    for stop in stops:
+        for index, batch in enumerate(batches, 1):
+            channel.compute(lambda values=batch: sums.append(float(values.sum())))
+            if index == stop:
+                break
+    channel.drain()
+    assert sums == [3.0 * i for stop in stops for i in range(min(stop, 6))]
+    batches.close()
+
+
+@settings(deadline=None, max_examples=100)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_work_on_a_batch_kept_into_the_next_round_is_waited_for(
     length: int, depth: int, seed: int

@@ -9,94 +9,29 @@ import functools
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import torch
 
-from ridgeline.errors import PlanError
 from ridgeline.runtime.engine import Engine, Variable
-from ridgeline.runtime.feeding.channel import Channel, CudaChannel, HostChannel
+from ridgeline.runtime.feeding.channel import Channel
 from ridgeline.runtime.feeding.handover import Handover
 from ridgeline.runtime.feeding.meter import Totals
+from ridgeline.runtime.feeding.passes import Pass, check_pass, closed, given_out, no_more
 from ridgeline.runtime.feeding.report import CopyReport, bounding_stage, hidden_share
 from ridgeline.runtime.feeding.slots import Carrier, Slot
-from ridgeline.runtime.feeding.source import Source, shut_down
+from ridgeline.runtime.feeding.source import Source, end_loading, shut_down
 from ridgeline.runtime.feeding.stream import Stream
 from ridgeline.runtime.gaps import TALLY
 
 
-def feed(
-    loader: Iterable[Any],
-    device: torch.device | str | None = None,
-    depth: int = 2,
-    *,
-    fixed_addresses: bool = False,
-    handover: Handover | None = None,
-) -> "Feed":
-    """The batches of `loader` on `device`, in order, prepared ahead.
-
-    A batch is ready for work on the stream that is current where it is asked for, and its memory is
-    used again only after what that stream had been given when a later batch was asked for; work on
-    other streams must have been joined to it by then.
-
-    Args:
-        loader: Any iterable of nests of tensors, such as a DataLoader. Iterated in one other thread.
-        device: Where the batches go; None takes the current GPU, or the CPU where there is none.
-        depth: Batches prepared ahead; 0 does everything in the caller's thread.
-        fixed_addresses: Use `depth` buffers in turn, of which the caller has one, so that every leaf
-            has at most `depth` addresses (a smaller batch is a view; a larger one than any before
-            moves the buffer). A batch is then valid until the next one is asked for. Otherwise a
-            batch is valid as long as it, or a view of it, is referenced; a buffer that is still held
-            when its turn comes is left to its holder and replaced.
-        handover: On the CPU, finds out whether the loading thread pays, and does without where it does not;
-            for loaders that any thread may iterate. Feeds that follow each other share it. None: always
-            a thread, but for lists and tuples, whose batches are there already.
-
-    Returns:
-        An iterator of batches, for one pass (make a feed in every epoch), which is a context manager and has
-        `close()` and `report()`. On the CPU
-        the batches are those of the loader, not copies, unless addresses are fixed. Tensors on other
-        devices, sparse ones, subclasses and those that require gradients are copied when handed over.
-
-    Raises:
-        PlanError: `loader` cannot be iterated; `depth` is no whole number, negative, or 0 with fixed
-            addresses; the device is neither CPU nor CUDA, or torch cannot use it.
-        Exception: in the iteration, whatever the loader raises, unchanged, at the batch where it
-            happened.
-
-    Cost: `depth + 2` batches of pinned memory and of device memory, or `depth` with fixed addresses.
-        Waits on the host only when no batch is ready.
-    """
-    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-        raise PlanError(
-            f"wanted an iterable of batches, got {type(loader).__name__} in feed(...); pass a DataLoader or "
-            "a generator"
-        )
-    least = 1 if fixed_addresses else 0
-    if not isinstance(depth, int) or depth < least:
-        wanted = (
-            f"a whole depth >= {least}{' with fixed_addresses=True' if fixed_addresses else ''}"
-        )
-        raise PlanError(f"wanted {wanted}, got {depth!r} in feed(...); 2 serves most loaders")
-    place = _place(device)
-    channel: Channel | None = None
-    if place.type == "cuda":
-        channel = CudaChannel(place, inward=True)
-    elif fixed_addresses:
-        channel = HostChannel()
-    if channel is not None:
-        handover = None
-    elif type(loader) in (list, tuple):
-        depth = 0
-    return Feed(loader, place, depth, channel, fixed_addresses=fixed_addresses, handover=handover)
-
-
 class Feed(Stream):
-    """Batches on their device, in order; made by `rl.feed`.
+    """Batches on their device, in order, pass after pass; made by `rl.feed`.
 
-    Loading begins with the first batch asked for. A loop that breaks off needs no `close()`: dropping
-    the feed ends its thread.
+    Loading begins with the first batch asked for in a pass. A loop that breaks off needs no `close()`:
+    dropping the feed, or its next pass, ends the thread. `next(feed)` begins a pass where there is none yet,
+    which the first `for` then goes on with. Threads that are to share a pass share one `iter(feed)`.
     """
 
     def __init__(
@@ -113,6 +48,7 @@ class Feed(Stream):
         num_slots = depth if fixed_addresses else depth + 2
         self._device = device
         self._depth = depth
+        self._is_fixed = fixed_addresses
         self._handover = handover if depth > 0 else None
         # A loop still refers to its last batch while it asks for the next: that slot rests one round.
         self._num_resting = 0 if fixed_addresses else 1
@@ -131,11 +67,43 @@ class Feed(Stream):
         self._position: Variable | None = None
         self._closing: weakref.finalize[..., Self] | None = None
         self._is_over = False
-        self._batches = 0
+        self._is_closed = False
+        self._is_claimed = (
+            False  # by a loop; what `next` began before is continued by the first one
+        )
+        self._number = 0  # of the present pass
+        self._batches = self._batches_before = 0
         self._waited_s = 0.0
         self._compute_s = 0.0
         self._handed_s: float | None = None
         self._asked_s: float | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """A new pass, or the present one where nobody loops over it yet, or the loader gives only one.
+
+        Raises:
+            PlanError: the feed is closed, or its loader is over and cannot begin again.
+        """
+        with self._turn:
+            if self._is_closed:
+                raise closed()
+            is_under_way = self._has_begun and not self._is_over
+            is_continued = is_under_way and (not self._is_claimed or self._source.is_one_shot)
+            if not is_continued and (self._has_begun or self._is_claimed):
+                self._begin_again()
+            self._is_claimed = True
+            return Pass(self, self._number)
+
+    def next_of(self, number: int) -> Any:
+        """The next batch of a pass.
+
+        Raises:
+            PlanError: a later one has begun.
+            Exception: see `feed`.
+        """
+        with self._turn:
+            check_pass(number, self._number)
+            return self._next()
 
     def _next(self) -> Any:
         """The next batch; see `feed` for how long it is valid and what may be raised."""
@@ -157,6 +125,8 @@ class Feed(Stream):
         TALLY.batches += 1
         self._ahead.popleft()
         if slot.error is not None:
+            if isinstance(slot.error, StopIteration) and self._batches == self._batches_before:
+                slot.error = given_out(self._source.loader, self._batches) or slot.error
             self._stop(slot)
         if self._handover is not None:
             self._follow(self._handover, begin, waited_s)
@@ -201,14 +171,39 @@ class Feed(Stream):
 
     def close(self) -> None:
         """End the loading and its thread; batches that are held stay valid. Safe to call twice."""
-        self._is_over = True
+        self._is_closed = self._is_over = True
         if self._closing is not None:
             self._closing()
         self._ahead.clear()
         self._lent.clear()
 
+    def _begin_again(self) -> None:
+        """Make way for a new pass."""
+        if self._source.is_one_shot:
+            raise no_more(self._source.loader, self._batches)
+        if not self._is_over:  # broken off: the caller asks for another batch than the one it had
+            self._take_back()
+            self._end()
+        self._has_begun = self._is_over = False
+        self._number += 1
+
+    def _end(self) -> None:
+        """End the pass; memory of fixed addresses stays for the next one."""
+        self._is_over = self._is_claimed = True
+        if self._closing is not None:
+            self._closing.detach()
+            self._closing = None
+        end_loading(self._source, self._engine, self._slots, keeps_memory=self._is_fixed)
+        self._engine = None
+        self._ahead.clear()
+        self._lent.clear()
+        self._free = deque(self._slots)
+        self._handed_s = self._asked_s = None
+        self._close_with(None)
+
     def _begin(self) -> None:
         self._has_begun = True
+        self._batches_before = self._batches
         self._is_over = True  # and so it stays if the loader cannot even begin
         self._source.open()  # here, because a DataLoader watches its workers from the main thread
         self._is_over = False
@@ -283,26 +278,3 @@ class Feed(Stream):
                     lane="loader",
                     name="load",
                 )
-
-
-def _place(device: torch.device | str | None) -> torch.device:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError) as error:  # no such name, no name at all
-        raise PlanError(
-            f"wanted a CPU or CUDA device, got {device!r} in feed(...); name it 'cpu', 'cuda' or 'cuda:0'"
-        ) from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise PlanError(
-            f"wanted a CUDA device that torch can use for feed(...), got {place} without one; feed to 'cpu', "
-            "or install a build of torch for this GPU"
-        )
-    if place.type == "cuda" and place.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    if place.type not in ("cpu", "cuda"):
-        raise PlanError(
-            f"wanted a CPU or CUDA device, got {place} in feed(...); this release copies to no other"
-        )
-    return place

@@ -107,7 +107,6 @@ class Carrier:
 
     def end(self, slot: Slot) -> None:
         """Leave the slot's memory to whoever still uses it."""
-        slot.content = slot.error = None
         for buffer in slot.devices.values():
             self._give_away(slot, buffer)
 

@@ -1,4 +1,4 @@
-"""What `Feed` and `ToHost` have in common: an iterator that is closed when it is over."""
+"""What `Feed` and `ToHost` have in common: nests, one after the other, and something to close."""
 
 import abc
 import threading
@@ -10,7 +10,7 @@ from ridgeline.runtime.feeding.slots import Slot
 
 
 class Stream(Closing, Iterator[Any]):
-    """Nests in order, and a context manager; what ends the iteration closes it.
+    """Nests in order, and a context manager.
 
     Several threads may ask in turn: each nest goes to one of them.
     """
@@ -36,10 +36,14 @@ class Stream(Closing, Iterator[Any]):
     def close(self) -> None:
         """End it; what was handed out stays valid. Safe to call twice."""
 
-    def _stop(self, slot: Slot) -> NoReturn:
-        """Close, and raise what the slot holds instead of a nest: an error, or the end."""
-        error, slot.error = slot.error, None
+    def _end(self) -> None:
+        """What the end of the iteration does."""
         self.close()
+
+    def _stop(self, slot: Slot) -> NoReturn:
+        """End it, and raise what the slot holds instead of a nest: an error, or the end."""
+        error, slot.error = slot.error, None
+        self._end()
         try:
             if isinstance(error, StopIteration):
                 raise StopIteration

@@ -25,12 +25,12 @@ class Disk:
 
     Args:
         root: The directory.
-        stop: Number of the first call that does not happen, from 0; None lets all happen.
+        stop: The first call that does not happen: its number, from 0, or how it begins; None lets all happen.
         kill: Called instead; None raises `KilledError`.
     """
 
     def __init__(
-        self, root: Path, stop: int | None = None, kill: Callable[[], object] | None = None
+        self, root: Path, stop: int | str | None = None, kill: Callable[[], object] | None = None
     ) -> None:
         self.log: list[str] = []
         self._root = str(root)
@@ -60,12 +60,14 @@ class Disk:
         place = _resolved(path, dir_fd)
         if not place.startswith(self._root):
             return
-        if self._is_dead or len(self.log) == self._stop:
+        told = f"{name} {place.removeprefix(self._root)}"
+        is_stop = isinstance(self._stop, str) and told.startswith(self._stop)
+        if self._is_dead or is_stop or len(self.log) == self._stop:
             self._is_dead = True
             if self._kill is not None:
                 self._kill()
             raise KilledError
-        self.log.append(f"{name} {place.removeprefix(self._root)}")
+        self.log.append(told)
 
     def _wrapped(self, name: str) -> Callable[..., Any]:
         original = getattr(os, name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ridgeline.decision.heartbeat import Say
 from ridgeline.errors import CheckpointError
+from ridgeline.history import History
 
 HOME = Path("runs")
 MACHINE = "machine.json"
@@ -83,7 +84,7 @@ def check_unfinished(run_dir: Path, epochs: int, say: Say) -> Path | None:
     found = resuming.find(run_dir / checkpoint_directory.NAME)
     if found is None:
         return None
-    if found.position.epoch >= epochs:
+    if found.position.epoch >= epochs and _is_concluded(run_dir, epochs):
         raise CheckpointError(
             f"wanted epochs left to train, got all {epochs} done in {found.path}; raise --epochs if the "
             f"schedule of the learning rate allows it, or run `ridgeline report {run_dir}` to see how it went"
@@ -91,3 +92,11 @@ def check_unfinished(run_dir: Path, epochs: int, say: Say) -> Path | None:
     for line in found.lines:
         say(line)
     return found.path
+
+
+def _is_concluded(run_dir: Path, epochs: int) -> bool:
+    """Whether a run whose steps are all done wrote down how it went; one killed at its end did not."""
+    history = run_dir / HISTORY
+    if not (run_dir / VERDICT).is_file() or not history.is_file():
+        return False
+    return len(History.load(history).epochs) >= epochs

@@ -173,6 +173,8 @@ def limit_samples_per_s(decision: Decision) -> float | None:
 
 def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> int:
     """Verify, report, and show how it went; a missed prediction is reported, not punished."""
+    if not (run_dir / run_directory.MEASURED).is_file():
+        return _conclude_unmeasured(run_dir, task, output)
     trial = decision.ranking.best.measured if decision.ranking else None
     measured = with_drift(Timeline.load(run_dir / run_directory.MEASURED), trial)
     measured = with_stale_profile(measured, trial, decision.predicted)
@@ -208,6 +210,23 @@ def conclude(run_dir: Path, task: str, decision: Decision, output: Output) -> in
     return FINE
 
 
+def _conclude_unmeasured(run_dir: Path, task: str, output: Output) -> int:
+    """Report a run that was killed after its last step, with what was measured of its steps."""
+    history = History.load(run_dir / run_directory.HISTORY)
+    write_report(run_dir)
+    page = run_dir / PAGE_NAME
+    metric = history.epochs[-1].metric
+    output.result(
+        {"run_dir": str(run_dir), "task": task, "metric": metric, "report": str(page)},
+        _done(task, history),
+        Text(
+            "no verdict: the run was killed after its last step, before it wrote down what that took"
+        ),
+        Text(f"report: {page}"),
+    )
+    return FINE
+
+
 def _with_changed_task(measured: Timeline, request: TrainRequest) -> Timeline:
     """The measured timeline, with a note when no single text of the task file made the run."""
     if not request.is_task_changed:
@@ -219,16 +238,21 @@ def _with_changed_task(measured: Timeline, request: TrainRequest) -> Timeline:
 def _summary(
     task: str, history: History, verdict: Verdict, overhead_ns: float | None, page: Path
 ) -> list[RenderableType]:
-    last = history.epochs[-1]
-    metric = metric_text(last.metric, (point.metric for point in history.epochs))
-    done = last.epoch + 1
     overhead = "not measured" if overhead_ns is None else f"{units.nanoseconds(overhead_ns)} a step"
     if verdict.hides_overhead:
         overhead += " on the host, hidden behind the device"
     return [
-        title(task, f"test metric {metric} after {done} epoch{'s' * (done > 1)}"),
+        _done(task, history),
         Panel(Text(verdict.text), box=box.ROUNDED, expand=False),
         Text(verdict.outlook),
         Text(f"Ridgeline's own time: {overhead}"),
         Text(f"report: {page}"),
     ]
+
+
+def _done(task: str, history: History) -> RenderableType:
+    """The headline of a run."""
+    last = history.epochs[-1]
+    metric = metric_text(last.metric, (point.metric for point in history.epochs))
+    done = last.epoch + 1
+    return title(task, f"test metric {metric} after {done} epoch{'s' * (done > 1)}")

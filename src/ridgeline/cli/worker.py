@@ -144,7 +144,9 @@ def work(
     )
     if world.rank == 0:
         result.history.save(run_dir / HISTORY_FILE)
-        result.timeline.save(run_dir / MEASURED_FILE)
+        # Nothing was timed where the run that is resumed had been killed after its last step.
+        if result.timeline.step_ns > 0:
+            result.timeline.save(run_dir / MEASURED_FILE)
     return result.history
 
 

@@ -42,8 +42,9 @@ def feed(
 
     Returns:
         An iterable with `close()` and `report()`, and a context manager. `next` of it takes from the present
-        pass. On the CPU the batches are those of the loader, not copies, unless addresses are fixed. Tensors
-        on other devices, sparse ones, subclasses and those that require gradients are copied when handed over.
+        pass. On the CPU the batches are those of the loader, not copies, unless addresses are fixed.
+        Tensors on other devices, sparse ones, subclasses and those that require gradients are copied when
+        handed over.
 
     Raises:
         PlanError: `loader` cannot be iterated; `depth` is no whole number, negative, or 0 with fixed

@@ -28,7 +28,7 @@ def test_one_worker(tmp_path: Path) -> None:
     assert_all_end_well(killed_runs.killed_everywhere(tmp_path, alone))
 
 
-@pytest.mark.timeout(300)  # some hundred short runs of two processes
+@pytest.mark.timeout(600)  # some hundred short runs of two processes
 def test_two_workers(tmp_path: Path) -> None:
     """The same with a worker whose random numbers rank 0 keeps for it."""
     reply = run_in_group(

@@ -21,7 +21,8 @@ class Guards:
     Args:
         program: A function without a closure whose parameters are the names of the arguments.
         arguments: Their values, as the program is captured with.
-        given: The arguments whose tensors each call brings along; all others are captured where they are.
+        given: The arguments whose tensors each call brings along.
+        followed: Tensors that the captured program follows to wherever they lie; all others have to stay.
 
     Attributes:
         holds: Takes the arguments; whether a captured program serves them. In the modes of the capture.
@@ -42,6 +43,7 @@ class Guards:
         program: types.FunctionType,
         arguments: Mapping[str, Any],
         given: Collection[str] = (),
+        followed: Collection[Tensor] = (),
     ) -> None:
         self._reading = reading = read_program(program, arguments)
         brought = tuple(f"L[{name!r}]" for name in given)
@@ -49,11 +51,13 @@ class Guards:
             [text for text in texts if not text.startswith(brought)]
             for texts in (reading.tensors, reading.expressions)
         )
-        self._read = reader(tensors, reading.scope)
+        now, known = dict(arguments), set(map(id, followed))
+        values = reader(tensors, reading.scope)(now)
+        pairs = zip(tensors, values, strict=True)
+        self._read = reader([text for text, t in pairs if id(t) not in known], reading.scope)
         self._values = reader(expressions, reading.scope)
         names = class_variables(reading.expressions)
         self._watch = watch_classes(reading.classes, reading.code, names)
-        now = dict(arguments)
         self._gaps = watch_gaps(reading, reader(reading.zeros, reading.scope), now)
         self._before = self._values(now)
         self.tensors: tuple[Tensor, ...] = self._read(now)

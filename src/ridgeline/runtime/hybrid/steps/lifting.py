@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
+from ridgeline.runtime.copies import overlaps
 from ridgeline.runtime.entries import Entries
 from ridgeline.runtime.hybrid.steps.rates import LearningRateInputs
 from ridgeline.runtime.hybrid.steps.substitution import OptimizerSubstitution
@@ -251,4 +252,5 @@ def _fits(mine: Any, theirs: Any) -> bool:
         isinstance(mine, Tensor)
         and isinstance(theirs, Tensor)
         and (mine.shape, mine.dtype, mine.device) == (theirs.shape, theirs.dtype, theirs.device)
+        and not overlaps(mine)
     )

@@ -64,7 +64,7 @@ class StepReads:
             self._arguments["kind"] = kind
             self._program = cast_loss_program
         self._accumulate = body.plan.accumulate
-        self._given = ["batch", "model"] if is_lifted else ["batch"]
+        self._is_lifted = is_lifted
         self._example = batch
         self._guards = [self._read(batch)]
 
@@ -106,7 +106,9 @@ class StepReads:
         return spoken(self._guards[0].difference(arguments))
 
     def _read(self, batch: Any) -> Guards:
-        return Guards(self._program, self._with(batch), self._given)
+        model = self._arguments["model"]
+        followed = [*model.parameters(), *model.buffers()] if self._is_lifted else []
+        return Guards(self._program, self._with(batch), ["batch"], followed)
 
     def _with(self, batch: Any) -> dict[str, Any]:
         if self._accumulate > 1:

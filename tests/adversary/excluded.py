@@ -28,90 +28,10 @@ ONE_PROGRAM = ("step:step-graph", "step:packaged")
 
 EXCLUDED: tuple[Exclusion, ...] = (
     Exclusion(
-        "Not noticed: class attributes, slots, NumPy arrays, what is three objects deep or "
-        "read by a computed name, attributes that appear, 0.0 that becomes -0.0.",
+        "What fills itself with the first call is filled when the callable is looked at.",
         CALLS,
         """
-        array/element; attribute with default/add; attribute with default/on the class;
-        class attribute/on the class; deep object/deepest; dynamic name/what; has attribute/add;
-        object's method/attribute; object's method/method of the class;
-        object's method/method of the object; property/replaced; signed zero/negative;
-        slotted dataclass/set; through vars/set
-        """,
-    ),
-    Exclusion(
-        "An attribute that was missing at capture is not waited for; modes of torch are not "
-        "looked at.",
-        CALLS,
-        """
-        expects an exception/added
-        """,
-    ),
-    Exclusion(
-        "Not noticed: methods put on classes and objects, defaults, code of closures, what "
-        "inherited methods and decorators read.",
-        CALLS,
-        """
-        closure/code; decorated/what the decorator reads; default arguments/default;
-        default arguments/keyword default; default arguments/keyword entry;
-        helper of a submodule/attribute; helper of a submodule/method;
-        inherited forward/attribute of the ancestor; inherited forward/method of the heir;
-        inherited forward/no override; list as a default/element; method/on the class;
-        method/on the object; mixin/attribute; mixin/method; mixin/override;
-        static method/default; static method/replaced; super forward/class of the object;
-        super forward/forward of the child; super forward/forward of the object;
-        super forward/forward of the parent; super forward/what the parent reads
-        """,
-    ),
-    Exclusion(
-        "What the code keeps in Python stays as it was at capture, or was changed by the "
-        "capture's own runs, also before a refusal.",
-        CALLS,
-        """
-        cache by shape; counter; first call is special; global counter; hidden state; history;
-        idle counter; last activation; lazy module; lazy tensor
-        """,
-    ),
-    Exclusion(
-        "What hooks read and do in Python is not noticed; TorchScript fails on some hooks "
-        "with an error of its own.",
-        CALLS,
-        """
-        forward hook/before the first; forward hook/what it reads;
-        forward pre-hook/what it reads; hook that counts
-        """,
-    ),
-    Exclusion(
-        "Not noticed: a forward put on a module or a class, and weights of other strides or "
-        "length at the same address.",
-        CALLS,
-        """
-        bias half as long at its address; block repeated; forward of a block;
-        forward of a layer; forward of the class; weight transposed;
-        weight's strides at its address
-        """,
-    ),
-    Exclusion(
-        "Generators of the user's own are drawn from by checks, and are further on after a "
-        "refusal.",
-        CALLS,
-        """
-        generator; generator of the file; numpy generator
-        """,
-    ),
-    Exclusion(
-        "A result that is the module's own tensor, or a view of an argument, is another tensor.",
-        CALLS,
-        """
-        weight result
-        """,
-    ),
-    Exclusion(
-        "Buffers that are replaced are changed by a refused capture; tensors in containers "
-        "are constants.",
-        CALLS,
-        """
-        reassigned buffer; tensors in containers/in place
+        cache by shape; first call is special; lazy module; lazy tensor
         """,
     ),
     Exclusion(
@@ -132,49 +52,10 @@ EXCLUDED: tuple[Exclusion, ...] = (
         """,
     ),
     Exclusion(
-        "Python values that the model reads are constants of one program; the guide says so.",
-        ONE_PROGRAM,
+        "Where torch.compile runs a program in pieces, hooks of all modules are called around these, too.",
+        ("call:compiled", *GUARDED),
         """
-        array/element; attribute with default/add; attribute with default/on the class;
-        callable object/entry; callable object/replaced; class attribute/on the class;
-        class attribute/on the object; deep object/deepest; deep object/middle;
-        dictionary/entry; dictionary/inner entry; dictionary/replaced; dynamic name/what;
-        dynamic name/which; frozen dataclass/forced; frozen dataclass/replaced;
-        has attribute/add; int or float/to float; list/element; list/longer; list/shorter;
-        none or number/set; number/class attribute; number/set; number/to a tensor;
-        number/to nan; object's method/attribute; object's method/method of the class;
-        object's method/method of the object; objects in a list/attribute; plain object/inner;
-        plain object/replaced; plain object/set; property/replaced; property/what it reads;
-        set/add; signed zero/negative; slotted dataclass/replaced; slotted dataclass/set;
-        text/set; through vars/set; tuple of lists/element
-        """,
-    ),
-    Exclusion(
-        "So are branches on what changed.",
-        ONE_PROGRAM,
-        """
-        branch on a number/set; expects an exception/added; loop of a length/more;
-        loop of a length/none
-        """,
-    ),
-    Exclusion(
-        "Code, and what it reads of closures, globals and defaults, is a constant of one program.",
-        ONE_PROGRAM,
-        """
-        closure/cell; closure/code; closure/content; decorated/what the decorator reads;
-        default arguments/default; default arguments/keyword default;
-        default arguments/keyword entry; function of a namespace/function;
-        function of a namespace/number; global function/inner; global function/outer;
-        global list/element; global list/replaced; global number/set; global tensor/replaced;
-        helper of a submodule/attribute; helper of a submodule/method; hidden module/replaced;
-        hidden module/weight; inherited forward/attribute of the ancestor;
-        inherited forward/method of the heir; inherited forward/no override; lambda/content;
-        lambda/replaced; list as a default/element; method/attribute; method/on the class;
-        method/on the object; mixin/attribute; mixin/method; mixin/override; partial/content;
-        partial/replaced; static method/default; static method/replaced;
-        super forward/class of the object; super forward/forward of the child;
-        super forward/forward of the object; super forward/forward of the parent;
-        super forward/what the parent reads
+        hook on all modules
         """,
     ),
     Exclusion(
@@ -186,43 +67,10 @@ EXCLUDED: tuple[Exclusion, ...] = (
         """,
     ),
     Exclusion(
-        "What hooks read is a constant of one program.",
+        "A buffer whose strides change in place has its former strides after the next step.",
         ONE_PROGRAM,
         """
-        backward hook/what it reads; forward hook/what it reads; forward pre-hook/what it reads;
-        tensor hook/what it reads
-        """,
-    ),
-    Exclusion(
-        "What a loss reads of the model's attributes and of defaults is not watched.",
-        ONE_PROGRAM,
-        """
-        loss reads the model/set; loss with a default/default
-        """,
-    ),
-    Exclusion(
-        "Not noticed: a forward put on a module or a class, and other strides at the same address.",
-        ONE_PROGRAM,
-        """
-        forward of a block; forward of a layer; forward of the class; weight transposed;
-        weight's strides at its address
-        """,
-    ),
-    Exclusion(
-        "Probabilities are constants of one program.",
-        ONE_PROGRAM,
-        """
-        dropout/probability; functional dropout/probability
-        """,
-    ),
-    Exclusion(
-        "Settings of batch norm are constants, replaced tensors outside of parameters are not "
-        "noticed, and expanded buffers raise torch's error.",
-        ONE_PROGRAM,
-        """
-        batch norm/epsilon; batch norm/momentum; batch norm/without statistics;
-        expanded buffer/contiguous; expanded buffer/replaced; kept view/replaced;
-        tensors in containers/element
+        table/strides at its address
         """,
     ),
 )

@@ -30,7 +30,7 @@ def test_every_mode_is_plain_pytorch(mode: str, tmp_path: Path) -> None:
                 path.write_text(script(program, verdict))
                 pytest.fail(f"{verdict.kind} in call {verdict.call} of {path}:\n{verdict.detail}")
             outcomes.append(verdict.outcome)
-    assert outcomes.count("equal") >= len(outcomes) / 3
+    assert outcomes.count("equal") >= len(outcomes) / 4
 
 
 def test_what_is_excluded_exists() -> None:

@@ -69,3 +69,10 @@ def test_a_model_without_shapes_is_refused() -> None:
         CaptureError, match=r"got 'weight' of a LazyLinear that has none yet; call the"
     ):
         hybridize(nn.LazyLinear(3), torch.randn(2, 4))
+
+
+def test_a_result_that_is_a_parameter_is_refused() -> None:
+    """Eager gives the parameter itself, which a program could only give as another tensor."""
+    layer = nn.Linear(2, 2)
+    with pytest.raises(CaptureError, match=r"a tensor of shape \(2, 2\) that the callable holds"):
+        hybridize(lambda x: (layer(x), layer.weight), torch.ones(1, 2), "compiled")

@@ -70,7 +70,7 @@ class Entry:
         with preserved(tensors):
             self.notes = _inspected(fn, args, device) if is_replayed else ()
             if mode != "eager" and self._form_name not in forms:
-                check_results(without_gradients(fn)(*args))
+                check_results(without_gradients(fn)(*args), tensors)
             if self._form_name not in forms:
                 forms[self._form_name] = make_form(self._form_name, fn, args)
             self.form = forms[self._form_name]

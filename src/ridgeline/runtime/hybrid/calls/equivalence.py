@@ -102,13 +102,24 @@ def compare_calls(
     return worst
 
 
-def check_results(result: Any) -> None:
+def check_results(result: Any, own: Sequence[Tensor] = ()) -> None:
     """Refuse results that a captured program cannot make anew, nor anyone compare.
 
+    Args:
+        result: Of one call.
+        own: Tensors that the callable holds.
+
     Raises:
-        CaptureError: a part is neither a tensor nor a constant that cannot change.
+        CaptureError: a part is neither a tensor nor a constant that cannot change, or it is one of `own`.
     """
+    mine = set(map(id, own))
     for leaf in pytree.tree_leaves(result):
+        if id(leaf) in mine:
+            raise CaptureError(
+                f"wanted results that are new in every call, got a tensor of shape {tuple(leaf.shape)} that "
+                "the callable holds itself, and a captured program would give as another one; return a copy, "
+                "or use mode='eager'"
+            )
         if not isinstance(leaf, (Tensor, *CONSTANTS)):
             raise CaptureError(
                 f"wanted results in tuples, lists and dictionaries of tensors, numbers and texts, got a "

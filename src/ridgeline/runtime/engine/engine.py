@@ -5,21 +5,28 @@ runs side by side on different lanes.
 """
 
 import functools
-import threading
 import weakref
+from _thread import start_new_thread
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine import failures
+from ridgeline.runtime.engine.apart import Over, run_apart, settle
+from ridgeline.runtime.engine.arguments import check_push
+from ridgeline.runtime.engine.ending import end_behind, tell_untold
 from ridgeline.runtime.engine.lanes import Finish, JoinableLane, LaneRunner
-from ridgeline.runtime.engine.scheduler import Scheduler, check_alive, closed_gate
+from ridgeline.runtime.engine.scheduler import Scheduler, check_alive
 from ridgeline.runtime.engine.statistics import EngineStatistics
-from ridgeline.runtime.engine.task import Task, here
-from ridgeline.runtime.engine.threads import ThreadLane
-from ridgeline.runtime.engine.variable import Variable, check_variables
+from ridgeline.runtime.engine.task import Task, closed_gate, here
+from ridgeline.runtime.engine.variable import Variable, check_owner, check_variables
 from ridgeline.timeline import Span, Timeline
+
+_NO_VARIABLES: tuple[
+    Variable, ...
+] = ()  # Python has one empty tuple: told by `is`, it costs no call
 
 
 class Engine:
@@ -70,12 +77,11 @@ class Engine:
             serial=serial,
         )
         # Threads know the scheduler, not the engine, so one that is dropped can be told from one in use.
-        self._ending = weakref.finalize(self, _end_behind, self._scheduler)
-        self._ending.atexit = False  # type: ignore[attr-defined]
+        self._ending = weakref.finalize(self, end_behind, self._scheduler)
 
     def variable(self, name: str = "") -> Variable:
         """A new variable; the name serves messages and reports."""
-        return Variable(name or "variable")
+        return Variable(name or "variable", self._scheduler.owner)
 
     def push(
         self,
@@ -110,19 +116,34 @@ class Engine:
         Cost: About 10 us. Blocks while the bounds are reached; on `compute` and `host`, until done.
         """
         scheduler = self._scheduler
+        if not (type(num_bytes) is type(priority) is int and num_bytes >= 0 and callable(fn)):
+            priority, num_bytes = check_push(fn, name, priority, num_bytes)
         if not name:
             try:
                 name = fn.__name__
             except AttributeError:  # such as functools.partial
                 name = type(fn).__name__
-        record = scheduler.lanes.records.get(lane) or scheduler.lanes.make(lane, name)
-        if reads or writes:
-            check_variables(reads, name)
-            check_variables(writes, name)
-        written = tuple(writes) if len(writes) < 2 else tuple(dict.fromkeys(writes))
-        read = tuple([v for v in dict.fromkeys(reads) if v not in written]) if reads else ()
+        try:
+            record = scheduler.lanes.records[lane]
+        except (KeyError, TypeError):  # a new lane, or nothing that could be a name
+            record = scheduler.make_lane(lane, name)
+        read = written = _NO_VARIABLES
+        if writes is not _NO_VARIABLES:
+            check_variables(writes, name, scheduler.owner)
+            written = tuple(writes) if len(writes) < 2 else tuple(dict.fromkeys(writes))
+        if reads is not _NO_VARIABLES:
+            check_variables(reads, name, scheduler.owner)
+            read = tuple([v for v in dict.fromkeys(reads) if v not in written]) if reads else ()
         task = Task(fn, read, written, record, name, priority, num_bytes, 2)
-        scheduler.push(task)
+        try:
+            scheduler.push(task)
+        except EngineError:  # refused
+            raise
+        except BaseException:
+            over: Over = SimpleQueue()
+            start_new_thread(run_apart, (over, settle, scheduler, task))
+            over.get()
+            raise
         return task
 
     def wait(self, variable: Variable) -> None:
@@ -134,23 +155,27 @@ class Engine:
         Raises:
             EngineError: the variable is poisoned by a task that failed or was cancelled, chained to what
                 that raised; every time, until `clear_error` or `delete`. Or the variable was deleted,
-                or is written by the task that waits.
+                is of another engine, or would come only after the task that waits: the message names
+                who waits for whom.
         """
         scheduler = self._scheduler
         scheduler.process.check("wait")
+        check_owner(variable, "wait", scheduler.owner)
         gate = None
         with scheduler.lock:
             check_alive(variable, "wait")
             if variable.version < variable.pushed_writes:
-                if here.task is not None and variable in here.task.writes:
-                    raise EngineError(
-                        f"wanted a wait for what others write, got {variable.name!r}, which the "
-                        f"waiting task {here.task.name!r} itself writes; wait after the push instead"
-                    )
-                gate = closed_gate()
-                variable.waiters.append((variable.pushed_writes, gate))
+                if scheduler.is_inside():
+                    gate = scheduler.block(variable)
+                else:
+                    gate = closed_gate()
+                    variable.waiters.append((variable.pushed_writes, gate))
         if gate is not None:
-            gate.acquire()
+            try:
+                gate.acquire()
+            finally:
+                if here.task is not None:
+                    scheduler.blocked.pop(here.task, None)
         if variable.writer_event is not None:
             variable.writer_event[1].wait()
         error = variable.error
@@ -172,7 +197,7 @@ class Engine:
         for record in list(scheduler.lanes.records.values()):
             if isinstance(record.runner, JoinableLane):
                 record.runner.join()
-        self._tell_untold()
+        tell_untold(self._scheduler)
 
     def end_batch(self) -> None:
         """End a mini-batch: block until at most `max_batches` ended ones are unfinished.
@@ -184,33 +209,41 @@ class Engine:
         """
         scheduler = self._scheduler
         scheduler.process.check("end_batch")
-        is_inside = scheduler.is_inside()
+        pacing = scheduler.pacing
         with scheduler.lock:
-            scheduler.pacing.end_batch(scheduler.num_pushed, blocks=not is_inside)
-        if not is_inside:
-            self._tell_untold()
+            pacing.end_batch(scheduler.num_pushed)
+        if scheduler.is_inside():
+            return
+        while True:
+            with scheduler.lock:
+                gate = pacing.batch_gate()
+            if gate is None:
+                break
+            pacing.wait_at(gate)
+        tell_untold(self._scheduler)
 
     def cancel(self, task: Task) -> bool:
         """Keep a task from running if it has not begun; True if so.
 
         What it would have written is poisoned by `concurrent.futures.CancelledError`, in its turn: a
         result that never came must not be read. A task that writes nothing is just left out.
+
+        Raises:
+            EngineError: it is no task of this engine, or the engine is of another process.
         """
         scheduler = self._scheduler
         scheduler.process.check("cancel")
-        error = failures.cancellation(task)
-        with scheduler.lock:
-            if task.is_done or task.error is not None:
-                return False
-            runner = task.record.runner
-            if not task.waits and not (isinstance(runner, ThreadLane) and runner.withdraw(task)):
-                return False
-            task.error = error
-            task.is_cancelled = True
-            was_ready = not task.waits
-        if was_ready:
-            scheduler.finish(task, None)
-        return True
+        if not isinstance(task, Task) or not scheduler.lanes.owns(task.record):
+            raise EngineError(
+                f"wanted a task of this engine to cancel, got {task!r}; cancel it where it was pushed"
+            )
+        try:
+            return scheduler.cancel(task)
+        except BaseException:
+            over: Over = SimpleQueue()
+            start_new_thread(run_apart, (over, settle, scheduler, None))
+            over.get()
+            raise
 
     def delete(self, variable: Variable) -> None:
         """Refuse the variable from now on; what was pushed before still runs.
@@ -233,14 +266,19 @@ class Engine:
         self._push_control(variable, "clear_error", functools.partial(_clear_error, variable))
 
     def statistics(self) -> EngineStatistics:
-        """What was done so far."""
+        """What was done so far.
+
+        Raises:
+            EngineError: the engine is of another process.
+        """
         scheduler = self._scheduler
+        scheduler.process.check("statistics")
         pacing = scheduler.pacing
         with scheduler.lock:
             lost = scheduler.num_failed + scheduler.num_skipped + scheduler.num_cancelled
             return EngineStatistics(
                 pushed=scheduler.num_pushed,
-                done=scheduler.num_pushed - pacing.pending - lost,
+                done=scheduler.num_pushed - len(scheduler.unfinished) - lost,
                 failed=scheduler.num_failed,
                 skipped=scheduler.num_skipped,
                 cancelled=scheduler.num_cancelled,
@@ -276,10 +314,10 @@ class Engine:
         Raises:
             EngineError: a task failed and nobody has been told yet; or called by a task.
         """
-        self._ending.detach()
         self._scheduler.shut()
+        self._ending.detach()  # last: one that was interrupted here ends with the engine
         if not self._scheduler.process.is_forked:
-            self._tell_untold()
+            tell_untold(self._scheduler)
 
     def __enter__(self) -> Self:
         return self
@@ -294,25 +332,22 @@ class Engine:
         if error is None:
             self.close()
         else:
-            self._ending.detach()
             self._scheduler.shut()
+            self._ending.detach()
 
     def _push_control(self, variable: Variable, name: str, action: Callable[[], None]) -> None:
         scheduler = self._scheduler
+        check_owner(variable, name, scheduler.owner)
         task = Task(action, (), (variable,), scheduler.lanes.control, name, 0, 0, 3)
-        scheduler.push(task)
-
-    def _tell_untold(self) -> None:
-        with self._scheduler.lock:
-            untold = self._scheduler.failures.take_untold()
-        if untold:
-            failures.tell(untold[0], others=len(untold) - 1)
-
-
-def _end_behind(scheduler: Scheduler) -> None:
-    """Let a dropped engine finish what is pending and end its threads, without holding up who dropped it."""
-    if scheduler.has_threads:
-        threading.Thread(target=scheduler.shut, name="ridgeline-ending", daemon=True).start()
+        try:
+            scheduler.push(task)
+        except EngineError:  # refused
+            raise
+        except BaseException:
+            over: Over = SimpleQueue()
+            start_new_thread(run_apart, (over, settle, scheduler, task))
+            over.get()
+            raise
 
 
 def _delete(variable: Variable) -> None:

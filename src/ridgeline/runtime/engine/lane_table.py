@@ -16,18 +16,29 @@ class LaneRecord:
     """One lane of one engine.
 
     Attributes:
+        is_inline: Its tasks run in the thread that pushes.
         keeps_order: Its runner has to be told of every push.
         is_control: It is that of the engine's own tasks, which delete variables and clear errors.
         busy_ns: Time of its tasks so far, summed over its threads.
     """
 
-    __slots__ = ("busy_ns", "index", "is_control", "keeps_order", "kind", "name", "runner")
+    __slots__ = (
+        "busy_ns",
+        "index",
+        "is_control",
+        "is_inline",
+        "keeps_order",
+        "kind",
+        "name",
+        "runner",
+    )
 
     def __init__(self, name: str, kind: Lane, index: int, runner: LaneRunner) -> None:
         self.name = name
         self.kind: Lane = kind
         self.index = index
         self.runner = runner
+        self.is_inline = runner.runs_inline
         self.keeps_order = not isinstance(runner, InlineLane | ThreadLane)
         self.is_control = False
         self.busy_ns = 0
@@ -69,10 +80,10 @@ class LaneTable:
         self.control.is_control = True
         for name, num_threads in threads.items():
             parse_lane(name, "Engine(threads=...)")
-            if num_threads < 1:
+            if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
                 raise EngineError(
-                    f"wanted at least 1 thread, got {num_threads} for lane {name!r} in Engine(...); "
-                    "raise it or leave the lane out"
+                    f"wanted at least 1 thread, got {num_threads!r} for lane {name!r} in Engine(...); "
+                    "give a whole number from 1 on or leave the lane out"
                 )
         for name, make in lanes.items():
             kind, index = parse_lane(name, "Engine(lanes=...)")
@@ -108,10 +119,11 @@ def parse_lane(name: str, where: str) -> tuple[Lane, int]:
     Raises:
         EngineError: the kind is unknown or the index is not a number.
     """
-    kind, colon, index = name.partition(":")
-    for known in LANES:
-        if kind == known and (not colon or index.isdecimal()):
-            return known, int(index or 0)
+    if isinstance(name, str):
+        kind, colon, index = name.partition(":")
+        for known in LANES:
+            if kind == known and (not colon or index.isdecimal()):
+                return known, int(index or 0)
     raise EngineError(
         f"wanted a lane of {LANES}, or one of them with an index such as 'copy-in:1', got {name!r} "
         f"for {where}; use one"

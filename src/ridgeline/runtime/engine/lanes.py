@@ -8,12 +8,15 @@ Collectives must start in the same order on every worker, so the last two keep p
 
 import abc
 import threading
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
+from ridgeline.runtime.engine.apart import Over, run_apart
 from ridgeline.runtime.engine.task import Task, here
 from ridgeline.runtime.engine.variable import events_before, touches_streams
 
@@ -33,8 +36,14 @@ class LaneRunner(Protocol):
     def enqueue(self, task: Task) -> None:
         """A task was pushed; called in push order, under the engine's lock, before it may be ready."""
 
+    def forget(self, task: Task) -> None:
+        """The push of the task did not come about; called under the engine's lock if `keeps_order`."""
+
     def start(self, task: Task) -> None:
-        """All the task waits for is done: run it and call `finish` once."""
+        """All the task waits for is done: run it and call `finish`.
+
+        After an interrupt it is called again for tasks that nobody has taken (`is_taken`).
+        """
 
     def close(self) -> None:
         """No task will come any more; end the lane's threads."""
@@ -59,8 +68,24 @@ class InlineLane:
     def enqueue(self, task: Task) -> None:
         """Nothing to prepare."""
 
+    def forget(self, task: Task) -> None:
+        """Nothing to undo."""
+
     def start(self, task: Task) -> None:
         """Run it here and now. An interrupt or exit goes on to the caller once the engine knows."""
+        try:
+            self._run(task)
+        except BaseException as raised:
+            if task.is_taken and not task.is_done:
+                over: Over = SimpleQueue()
+                start_new_thread(run_apart, (over, self._finish, task, raised))
+                over.get()
+            raise
+
+    def _run(self, task: Task) -> None:
+        if task.is_taken:
+            return
+        task.is_taken = True
         error = call_on_host(task)
         self._finish(task, error)
         if error is not None and not isinstance(error, Exception):
@@ -91,18 +116,28 @@ class InOrderLane(abc.ABC):
         with self._lock:
             self._order.append(task)
 
+    def forget(self, task: Task) -> None:
+        """Take it out of the order; it never becomes ready."""
+        with self._lock:
+            if task in self._order:
+                self._order.remove(task)
+
     def start(self, task: Task) -> None:
         """Launch it and what waited behind it, unless something before it is not ready."""
-        with self._lock:
-            self._ready.add(task.sequence)
-            if self._is_launching:
-                return
-            self._is_launching = True
-        while (head := self._take()) is not None:
-            if head.error is None:
-                self.launch(head)
-            else:  # a task it depends on failed: there is no work to wait for
-                self._finish(head, None)
+        launches = False
+        try:
+            with self._lock:
+                self._ready.add(task.sequence)
+                if not self._is_launching:
+                    self._is_launching = launches = True
+            if launches:
+                self._launch_ready()
+        except BaseException as raised:
+            if launches:
+                over: Over = SimpleQueue()
+                start_new_thread(run_apart, (over, self._give_up, raised))
+                over.get()
+            raise
 
     @abc.abstractmethod
     def launch(self, task: Task) -> None:
@@ -111,14 +146,32 @@ class InOrderLane(abc.ABC):
     def close(self) -> None:  # noqa: B027 - most lanes own nothing that ends
         """Nothing to end."""
 
+    def _launch_ready(self) -> None:
+        while (head := self._take()) is not None:
+            head.is_taken = True
+            if head.error is None:
+                self.launch(head)
+                head.has_starter = True
+            else:  # a task it depends on failed: there is no work to wait for
+                self._finish(head, None)
+
     def _take(self) -> Task | None:
+        """The next task to launch; it stays the first until it is launched, or else it could be lost."""
         with self._lock:
+            if self._order and self._order[0].is_taken:
+                self._ready.discard(self._order.popleft().sequence)
             if not self._order or self._order[0].sequence not in self._ready:
                 self._is_launching = False
                 return None
-            head = self._order.popleft()
-            self._ready.discard(head.sequence)
-            return head
+            return self._order[0]
+
+    def _give_up(self, error: BaseException) -> None:
+        """An interrupt came while launching: what is half launched has failed, others may launch on."""
+        with self._lock:
+            head = self._order[0] if self._order and self._order[0].is_taken else None
+            self._is_launching = False
+        if head is not None and not head.has_starter:
+            self._finish(head, error)
 
 
 class WorkLane(InOrderLane):
@@ -131,7 +184,11 @@ class WorkLane(InOrderLane):
         if error is not None:
             self._finish(task, error)
             return
-        returned[0].add_done_callback(partial(self._done, task))
+        future = returned[0]
+        future.add_done_callback(partial(self._done, task))
+        # A future that is done calls back at once, and torch drops an interrupt of the callback.
+        if future.done() and not task.is_done:
+            self._done(task, future)
 
     def _done(self, task: Task, future: Any) -> None:
         error: BaseException | None = None
@@ -155,9 +212,9 @@ def call(task: Task, returned: list[Any] | None = None) -> BaseException | None:
         here.__dict__
     )  # of this thread alone; three accesses through `here` cost a tenth of a task
     outer = thread.get("task")
-    thread["task"] = task
-    task.start_ns = perf_counter_ns()
     try:
+        thread["task"] = task
+        task.start_ns = perf_counter_ns()
         value = task.fn()
         if returned is not None:
             returned.append(value)

@@ -2,21 +2,35 @@
 
 One lock guards variables, counts and gates; it is held for a few microseconds per task, and neither
 tasks nor lanes run under it. Whoever ends the last thing that a task waits for starts it.
+
+An interrupt may come anywhere. One that comes while the state changes has the push undone, or the end of a
+task completed, before the lock is free again; `settle` then starts what nobody will start. Both happen apart.
 """
 
 import threading
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Mapping
+from queue import SimpleQueue
 from time import perf_counter_ns
 
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine import failures
+from ridgeline.runtime.engine.apart import (
+    Over,
+    await_over,
+    complete,
+    inherit_error,
+    run_apart,
+    undo_push,
+)
+from ridgeline.runtime.engine.cycles import Blocked, check_ends
 from ridgeline.runtime.engine.failures import Failures
 from ridgeline.runtime.engine.lane_table import LaneRecord, LaneTable
 from ridgeline.runtime.engine.lanes import Finish, LaneRunner
-from ridgeline.runtime.engine.pacing import Pacing
+from ridgeline.runtime.engine.pacing import RECHECK_S, Pacing
 from ridgeline.runtime.engine.process import Process
-from ridgeline.runtime.engine.task import Task, here
+from ridgeline.runtime.engine.task import Task, closed_gate, here, nothing, open_gates
 from ridgeline.runtime.engine.threads import ThreadLane
 from ridgeline.runtime.engine.variable import Variable
 
@@ -38,9 +52,11 @@ class Scheduler:
         serial: bool,
     ) -> None:
         self.lock = threading.Lock()
-        self.pacing = Pacing(
-            self.lock, max_pending=max_pending, max_bytes=max_bytes, max_batches=max_batches
-        )
+        self.pacing = Pacing(max_pending=max_pending, max_bytes=max_bytes, max_batches=max_batches)
+        self.unfinished = self.pacing.unfinished
+        self.owner = object()
+        self._last_lost: Task | None = None
+        self.blocked: dict[Task, Blocked] = {}
         self.failures = Failures()
         self.num_pushed = 0
         self.num_failed = 0
@@ -49,8 +65,8 @@ class Scheduler:
         self.begin_ns = perf_counter_ns()
         self.spans: deque[tuple[str, LaneRecord, int, int, int]] = deque(maxlen=SPANS_KEPT)
         self._is_serial = serial
-        self._idle_gates: list[threading.Lock] = []
-        self._is_closed = False
+        self.idle_gates: list[threading.Lock] = []
+        self._limit = max_pending  # 0 once it is closed
         self.process = Process()
         self.lanes = LaneTable(
             lanes,
@@ -64,57 +80,76 @@ class Scheduler:
         """Register a task and start it if it may start; see `Engine.push`."""
         if self.process.is_forked:
             self.process.check("push")
-        record = task.record
-        runner = record.runner
-        reads, writes, pacing = task.reads, task.writes, self.pacing
-        with self.lock:
-            if pacing.pending >= pacing.max_pending or task.num_bytes or self._is_closed:
-                self._await_admission(task)
-            for variable in reads:
-                if variable.is_deleted:
-                    check_alive(variable, task.name)
-            for variable in writes:
-                if variable.is_deleted:
-                    check_alive(variable, task.name)
-            task.sequence = self.num_pushed + 1
-            if record.keeps_order:
-                runner.enqueue(task)
-            self.num_pushed += 1
-            pacing.pending = pending = pacing.pending + 1
-            if pending > pacing.most_pending:
-                pacing.most_pending = pending
-            if task.num_bytes:
-                pacing.enter_bytes(task.num_bytes)
-            waits = 0
-            for variable in reads:
-                waits += variable.append(task, is_write=False)
-            for variable in writes:
-                waits += variable.append(task, is_write=True)
-            task.waits = waits
-            if waits:
-                if runner.runs_inline and not record.is_control and not self.is_inside():
-                    task.gate = closed_gate()
-            elif writes or reads:
-                _inherit_error(task)
+        runner, reads, writes = task.record.runner, task.reads, task.writes
+        room: threading.Lock | None = None
+        while True:
+            with self.lock:
+                pending = len(self.unfinished)
+                if (pending < self._limit and not task.num_bytes) or self._admits(task):
+                    for variable in reads:
+                        if variable.is_deleted:
+                            check_alive(variable, task.name)
+                    for variable in writes:
+                        if variable.is_deleted:
+                            check_alive(variable, task.name)
+                    try:
+                        waits = self._register(task, reads, writes)
+                    except BaseException:
+                        over: Over = SimpleQueue()
+                        start_new_thread(run_apart, (over, undo_push, self, task))
+                        await_over(over)
+                        raise
+                    if pending >= self.pacing.most_pending:
+                        self.pacing.most_pending = pending + 1
+                    break
+                room = self.pacing.room_gate(room)
+            self.pacing.wait_at(room, RECHECK_S)
         if task.gate is not None:
             self._pass_gate(task, task.gate)
         elif not waits:
-            if record.is_control:
+            if task.record.is_control:
                 self.finish(task, None)
             else:
                 runner.start(task)
         if self._is_serial and not runner.runs_inline and not self.is_inside():
             self.drain()
 
+    def _register(
+        self, task: Task, reads: tuple[Variable, ...], writes: tuple[Variable, ...]
+    ) -> int:
+        """Queue the task at its variables, under the lock; how many of them it waits for."""
+        record = task.record
+        self.num_pushed = task.sequence = sequence = self.num_pushed + 1
+        self.unfinished[sequence] = task
+        if record.keeps_order:
+            record.runner.enqueue(task)
+        if task.num_bytes:
+            self.pacing.enter_bytes(task.num_bytes)
+        waits = 0
+        for variable in reads:
+            waits += variable.append(task, is_write=False)
+        for variable in writes:
+            waits += variable.append(task, is_write=True)
+        if not waits:
+            if record.is_inline:
+                task.has_starter = True  # this thread
+            if writes or reads:
+                inherit_error(task)
+            return 0
+        task.waits = waits
+        if record.is_inline and not record.is_control and not self.is_inside():
+            task.gate = closed_gate()
+        return waits
+
     def finish(self, task: Task, error: BaseException | None) -> None:
         """A task is over: release what it held and start what waited for it."""
         following = self.finish_and_next(task, error)
         if following is not None:
-            self._start_all([following])
+            self.start_all([following])
 
     def finish_and_next(self, task: Task, error: BaseException | None) -> Task | None:
         """Likewise; a task of the same lane that became ready is left to the caller."""
-        record, pacing = task.record, self.pacing
+        record = task.record
         stop_ns = perf_counter_ns()
         start_ns = task.start_ns
         task.stop_ns = stop_ns
@@ -122,49 +157,108 @@ class Scheduler:
             self.spans.append((task.name, record, task.index, start_ns, stop_ns))
         else:  # it was skipped
             task.start_ns = start_ns = stop_ns
-        ready: list[Task] | None = None
         with self.lock:
-            record.busy_ns += stop_ns - start_ns
-            if error is not None or task.error is not None:
-                self._fail(task, error)
-            elif record.is_control:
-                task.fn()
-            for variable in task.reads:
-                if variable.release_read():
-                    ready = self._begin(variable, ready)
-            for variable in task.writes:
-                if task.error is not None:
-                    variable.error = task.error
-                if variable.release_write():
-                    ready = self._begin(variable, ready)
-            task.is_done = True
-            task.fn = _nothing  # a caller who keeps the task does not keep what its function holds
-            pacing.pending -= 1
-            if pacing.is_watched or task.num_bytes:
-                pacing.leave(task)
-            if self._idle_gates and not pacing.pending:
-                for gate in self._idle_gates:
-                    gate.release()
-                self._idle_gates.clear()
+            if task.is_done:  # finished already, by who mended an interrupt
+                return None
+            try:
+                record.busy_ns += stop_ns - start_ns
+                ready = self._release(task, error)
+            except BaseException:
+                over: Over = SimpleQueue()
+                start_new_thread(run_apart, (over, complete, self, task, error))
+                await_over(over)
+                raise
         return self._hand_over(record, ready) if ready else None
+
+    def _release(self, task: Task, error: BaseException | None) -> list[Task] | None:
+        """Give back what a task held, under the lock; what became ready by it."""
+        ready: list[Task] | None = None
+        pacing = self.pacing
+        if error is not None or task.error is not None:
+            self.fail(task, error)
+        elif task.record.is_control:
+            task.fn()
+        for variable in task.reads:
+            if variable.release_read():
+                ready = self._begin(variable, ready)
+        for variable in task.writes:
+            if task.error is not None:
+                variable.error = task.error
+            if variable.release_write():
+                ready = self._begin(variable, ready)
+        task.is_done = True
+        task.fn = nothing  # a caller who keeps the task does not keep what its function holds
+        del self.unfinished[task.sequence]
+        if pacing.is_watched or task.num_bytes:
+            pacing.leave(task)
+        if self.idle_gates and not self.unfinished:
+            open_gates(self.idle_gates)
+        return ready
+
+    def make_lane(self, name: str, where: str) -> LaneRecord:
+        """A lane on its first use; a forked child's copy of the table may be locked for good."""
+        self.process.check("push")
+        return self.lanes.make(name, where)
+
+    def cancel(self, task: Task) -> bool:
+        """Keep a task from running unless it has begun; see `Engine.cancel`."""
+        error = failures.cancellation(task)
+        with self.lock:
+            if task.is_done or task.error is not None:
+                return False
+            task.has_starter = (
+                False  # first: taken out of its queue, it may have to be started again
+            )
+            runner = task.record.runner
+            if not task.waits and not (isinstance(runner, ThreadLane) and runner.withdraw(task)):
+                return False
+            task.is_cancelled = True
+            task.error = error
+            was_ready = not task.waits
+        if was_ready:
+            self.finish(task, None)
+        return True
+
+    def block(self, variable: Variable) -> threading.Lock:
+        """The gate at which a task waits for a variable; called under the lock.
+
+        Raises:
+            EngineError: what it waits for can come only after it.
+        """
+        task = here.task
+        assert task is not None
+        if variable in task.writes:
+            raise EngineError(
+                f"wanted a wait for what others write, got {variable.name!r}, which the "
+                f"waiting task {task.name!r} itself writes; wait after the push instead"
+            )
+        self.blocked[task] = Blocked(variable, variable.pushed_writes, here.agenda)
+        try:
+            check_ends(task, variable, self.unfinished.values(), self.blocked)
+        except EngineError:
+            del self.blocked[task]
+            raise
+        gate = closed_gate()
+        variable.waiters.append((variable.pushed_writes, gate))
+        return gate
 
     def drain(self) -> None:
         """Block until nothing is pending."""
         with self.lock:
-            if not self.pacing.pending:
+            if not self.unfinished:
                 return
             gate = closed_gate()
-            self._idle_gates.append(gate)
+            self.idle_gates.append(gate)
         gate.acquire()
 
     def shut(self) -> None:
         """Refuse pushes from outside, finish what is pending, end the threads; safe to call twice."""
         if self.process.is_forked:
-            self._is_closed = True
+            self._limit = 0
             return
         self.check_outside("close")
         with self.lock:
-            self._is_closed = True
+            self._limit = 0
         self.drain()
         for record in list(self.lanes.records.values()):
             record.runner.close()
@@ -175,6 +269,11 @@ class Scheduler:
         return not self.process.is_forked and any(
             isinstance(record.runner, ThreadLane) for record in list(self.lanes.records.values())
         )
+
+    @property
+    def waits_for_others(self) -> bool:
+        """A task is pending on a lane whose work other processes have to join, such as a collective."""
+        return any(task.record.keeps_order for task in list(self.unfinished.values()))
 
     def is_inside(self) -> bool:
         """The caller is a task of this engine."""
@@ -194,35 +293,24 @@ class Scheduler:
                 "it would wait for; wait for single variables there"
             )
 
-    def _await_admission(self, task: Task) -> None:
-        """Wait for room, or refuse the task; called under the lock, which is free meanwhile.
+    def _admits(self, task: Task) -> bool:
+        """Whether there is room for the task; called under the lock.
 
         Raises:
             EngineError: the engine is closed.
         """
         if self.is_inside():  # it would wait for its own end
-            return
-        if not self.pacing.has_room(task.num_bytes):
-            self.pacing.await_room(task.num_bytes)
-        if self._is_closed:
+            return True
+        if not self._limit:
             raise EngineError(
                 f"wanted an open engine for task {task.name!r} ({task.origin}), got a closed one; "
                 "push before close() or make a new Engine"
             )
+        return self.pacing.has_room(task.num_bytes)
 
     def _pass_gate(self, task: Task, gate: threading.Lock) -> None:
         """Run a task in this thread as soon as it may run."""
-        try:
-            gate.acquire()
-        except BaseException:  # an interrupt: the task is registered, so it has to come to its end
-            with self.lock:
-                task.gate = None
-                task.error = task.error or failures.cancellation(task)
-                task.is_cancelled = True
-                is_ready = not task.waits
-            if is_ready:
-                self._start(task)
-            raise
+        gate.acquire()
         self._start(task)
 
     def _start(self, task: Task) -> None:
@@ -232,7 +320,7 @@ class Scheduler:
         else:
             task.record.runner.start(task)
 
-    def _start_all(self, ready: list[Task]) -> None:
+    def start_all(self, ready: list[Task]) -> None:
         """Start tasks that became ready, one after the other.
 
         A lane may end a task while it starts it, which makes others ready: they join the agenda of the
@@ -241,9 +329,10 @@ class Scheduler:
         if here.agenda is not None:
             here.agenda.extend(ready)
             return
-        here.agenda = agenda = deque(ready)
+        agenda = deque(ready)
         interrupt: BaseException | None = None
         try:
+            here.agenda = agenda
             while agenda:
                 try:
                     self._start(agenda.popleft())
@@ -262,19 +351,23 @@ class Scheduler:
                 following = ready.pop(position)
                 break
         if ready:
-            self._start_all(ready)
+            self.start_all(ready)
         return following
 
-    def _fail(self, task: Task, error: BaseException | None) -> None:
+    def fail(self, task: Task, error: BaseException | None) -> None:
         """Count what did not end well."""
         if error is not None:
             task.error = error
+        if self._last_lost is task:  # counted before an interrupt
+            return
+        if error is not None:
             self.failures.add(task, error)
             self.num_failed += 1
         elif task.is_cancelled:
             self.num_cancelled += 1
         else:
             self.num_skipped += 1
+        self._last_lost = task
 
     def _begin(self, variable: Variable, ready: list[Task] | None) -> list[Task]:
         """Let in whoever is next in a variable's queue; `ready` with those that wait for nothing more."""
@@ -282,19 +375,12 @@ class Scheduler:
         for task in variable.begin():
             task.waits -= 1
             if not task.waits:
-                _inherit_error(task)
+                inherit_error(task)
                 if task.gate is None:
                     ready.append(task)
                 else:
                     task.gate.release()
         return ready
-
-
-def closed_gate() -> threading.Lock:
-    """A lock that is held: who acquires it sleeps until somebody else releases it."""
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
 
 
 def check_alive(variable: Variable, where: str) -> None:
@@ -308,21 +394,3 @@ def check_alive(variable: Variable, where: str) -> None:
             f"wanted a variable in use for {where!r}, got {variable.name!r}, which was deleted; "
             "make a new one with engine.variable()"
         )
-
-
-def _inherit_error(task: Task) -> None:
-    """A task that touches a poisoned variable will not run; called when all before it is done."""
-    if task.error is not None or task.record.is_control:
-        return
-    for variable in task.reads:
-        if variable.error is not None:
-            task.error = variable.error
-            return
-    for variable in task.writes:
-        if variable.error is not None:
-            task.error = variable.error
-            return
-
-
-def _nothing() -> None:
-    return None

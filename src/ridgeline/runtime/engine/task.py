@@ -29,14 +29,16 @@ class Task:
         error: What it raised, inherited from a variable, or `CancelledError`; None so far.
         is_cancelled: It was cancelled before it began.
         is_done: It ran, was skipped or cancelled, and its variables have been released.
+        is_taken: A thread runs it; whoever comes to it later must leave it alone.
+        has_starter: A queue or a thread will take it: after an interrupt it need not be started again.
         start_ns: `time.perf_counter_ns()` when it was started.
         stop_ns: Likewise when it was done.
     """
 
     __slots__ = (
-        "error", "fn", "gate", "index", "is_cancelled", "is_done", "name",
-        "num_bytes", "priority", "reads", "record", "sequence", "stack", "start_ns", "stop_ns", "waits",
-        "writes",
+        "error", "fn", "gate", "has_starter", "index", "is_cancelled", "is_done", "is_taken",
+        "name", "num_bytes", "priority", "reads", "record", "sequence", "stack", "start_ns", "stop_ns",
+        "waits", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +80,8 @@ class Task:
         self.error: BaseException | None = None
         self.is_cancelled = False
         self.is_done = False
+        self.is_taken = False
+        self.has_starter = False
         self.start_ns = 0
         self.stop_ns = 0
 
@@ -125,9 +129,28 @@ class Here(threading.local):
 here = Here()
 
 
+def closed_gate() -> threading.Lock:
+    """A lock that is held: who acquires it sleeps until somebody else releases it."""
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+def open_gates(gates: list[threading.Lock]) -> None:
+    """Wake those who sleep at these gates, which are forgotten; again after an interrupt, if need be."""
+    for gate in gates:
+        if gate.locked():
+            gate.release()
+    gates.clear()
+
+
 def line_of(code: CodeType, offset: int) -> int:
     """The source line of an instruction."""
     for start, stop, line in code.co_lines():
         if start <= offset < stop and line is not None:
             return line
     return code.co_firstlineno
+
+
+def nothing() -> None:
+    """What is left of a function that ran."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ridgeline.runtime.engine.lanes import call, call_on_host
-from ridgeline.runtime.engine.task import Task
+from ridgeline.runtime.engine.task import Task, closed_gate, open_gates
 
 FinishAndNext = Callable[[Task, BaseException | None], Task | None]
 """Like `Finish`; returns a task of the same lane that became ready by it, which is then not started."""
@@ -27,32 +27,33 @@ class ThreadLane:
     def __init__(self, finish: FinishAndNext, name: str, *, num_threads: int = 1) -> None:
         self._finish = finish
         self._name = name
-        self._num_threads = num_threads
+        self.num_threads = num_threads
         self._queue: deque[Task] = deque()
         self._heap: list[tuple[int, int, Task]] = []
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._num_idle = 0
-        self._threads: list[threading.Thread] = []
+        self._sleepers: list[threading.Lock] = []
+        self._threads: dict[int, threading.Thread] = {}
+        self._has_started = False
         self._is_closed = False
 
     def enqueue(self, task: Task) -> None:
         """Nothing to prepare."""
 
+    def forget(self, task: Task) -> None:
+        """Nothing to undo."""
+
     def start(self, task: Task) -> None:
         """Hand the task to the threads; one is woken if one sleeps."""
-        if not self._threads:
+        if not self._has_started:
             self._start_threads()
         if task.priority:
             self._put_urgent(task)
         else:
             self._queue.append(task)
-        # Read after the task is there; a thread looks again after it counted itself as idle.
-        if self._num_idle:
-            with self._lock:
-                if self._num_idle:
-                    self._num_idle -= 1
-                    self._changed.notify()
+        # Read after the task is there; a thread looks again after it is among the sleepers.
+        if self._sleepers:
+            self._wake()
+        task.has_starter = True  # last: after an interrupt before this, it is started again
 
     def withdraw(self, task: Task) -> bool:
         """Take back a task; True if no thread has taken it."""
@@ -71,28 +72,41 @@ class ThreadLane:
         """Let the threads finish what is ready, then end them."""
         with self._lock:
             self._is_closed = True
-            self._num_idle = 0
-            self._changed.notify_all()
-        for thread in self._threads:
+            open_gates(self._sleepers)
+        for thread in list(self._threads.values()):
             thread.join()
 
     def _start_threads(self) -> None:
-        with self._lock:
-            for index in range(len(self._threads), self._num_threads):
+        """Start those that are missing.
+
+        An interrupt may come after a thread has started and before that is noted. So each also notes
+        itself, and one that finds another in its place ends.
+        """
+        for index in range(self.num_threads):
+            if index not in self._threads:
                 name = f"ridgeline-{self._name}" + (f"-{index}" if index else "")
                 thread = threading.Thread(target=self._run, args=(index,), name=name, daemon=True)
                 thread.start()
-                self._threads.append(thread)
+                self._threads.setdefault(index, thread)
+        self._has_started = True
 
     def _run(self, index: int) -> None:
+        me = threading.current_thread()
+        if self._threads.setdefault(index, me) is not me:
+            return
+        gate = closed_gate()
         ready: Task | None = None
-        while (task := self._take(ready)) is not None:
-            if self._num_threads > 1:
+        while (task := self._take(ready, gate)) is not None:
+            ready = None
+            if task.is_taken:  # started twice, since an interrupt left in doubt whether it was
+                continue
+            task.is_taken = True
+            if self.num_threads > 1:
                 task.index = index
             run = call_on_host if task.reads or task.writes else call
             ready = self._finish(task, run(task))
 
-    def _take(self, ready: Task | None) -> Task | None:
+    def _take(self, ready: Task | None, gate: threading.Lock) -> Task | None:
         """The next task to run, `ready` or one before it; None at the end. Sleeps until there is one."""
         queue = self._queue
         if ready is not None:
@@ -112,21 +126,32 @@ class ThreadLane:
                     return queue.popleft()
                 except IndexError:  # another thread was faster
                     continue
-            if not self._sleep():
+            if not self._sleep(gate):
                 return None
 
     def _put_urgent(self, task: Task) -> None:
         with self._lock:
             heapq.heappush(self._heap, (-task.priority, task.sequence, task))
 
-    def _sleep(self) -> bool:
+    def _wake(self) -> None:
+        """Wake one thread. The gate opens first: an interrupt before the pop then costs no wake-up."""
+        with self._lock:
+            if self._sleepers:
+                gate = self._sleepers[-1]
+                if gate.locked():
+                    gate.release()
+                self._sleepers.pop()
+
+    def _sleep(self, gate: threading.Lock) -> bool:
         """Sleep until there may be a task; False at the end."""
         with self._lock:
-            self._num_idle += 1
-            if self._queue or self._heap:
-                self._num_idle -= 1
-            elif self._is_closed:
-                return False
-            else:
-                self._changed.wait()
-            return True
+            self._sleepers.append(gate)
+            if self._queue or self._heap or self._is_closed:
+                self._sleepers.pop()
+                return bool(self._queue or self._heap)
+        gate.acquire()
+        if gate in self._sleepers:  # who woke this thread was interrupted
+            with self._lock:
+                if gate in self._sleepers:
+                    self._sleepers.remove(gate)
+        return True

@@ -26,18 +26,20 @@ class Variable:
 
     Attributes:
         name: Serves messages and reports.
+        owner: The scheduler's mark: an engine knows its own variables by it.
         version: Writes that are done, failed and skipped ones included.
         error: What poisons it: tasks that touch it are skipped. None if it is sound.
         is_deleted: Nothing may touch it any more.
     """
 
     __slots__ = (
-        "error", "is_deleted", "name", "pushed_writes", "queue", "reader_events", "readers",
+        "error", "is_deleted", "name", "owner", "pushed_writes", "queue", "reader_events", "readers",
         "version", "waiters", "writer", "writer_event",
     )  # fmt: skip
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, owner: object = None) -> None:
         self.name = name
+        self.owner = owner
         self.queue: deque[tuple[Task, bool]] = deque()
         self.readers = 0
         self.writer: Task | None = None
@@ -78,11 +80,21 @@ class Variable:
         self.writer = None
         self.version += 1
         if self.waiters:
-            for target, gate in self.waiters:
-                if target <= self.version:
-                    gate.release()
-            self.waiters = [waiter for waiter in self.waiters if waiter[0] > self.version]
+            self.wake()
         return bool(self.queue)
+
+    def wake(self) -> None:
+        """Let those go on that wait for a version that is reached; again after an interrupt, if need be."""
+        for target, gate in self.waiters:
+            if target <= self.version and gate.locked():
+                gate.release()
+        self.waiters = [waiter for waiter in self.waiters if waiter[0] > self.version]
+
+    def unfinished_writes(self, last: int) -> list[Task]:
+        """The tasks whose writes, up to the version `last`, are still to come."""
+        writers = [] if self.writer is None else [self.writer]
+        writers.extend(task for task, is_write in self.queue if is_write)
+        return writers[: last - self.version]
 
     def begin(self) -> list[Task]:
         """Let in who is next: one writer, or all readers up to the next writer."""
@@ -106,22 +118,41 @@ class Variable:
         self.reader_events.clear()
 
 
-def check_variables(given: Sequence[Variable], where: str) -> None:
-    """Refuse what is no sequence of variables.
+def check_variables(given: Sequence[Variable], where: str, owner: object) -> None:
+    """Refuse what is no sequence of variables of this engine.
 
     Raises:
-        EngineError: it is a variable by itself, or holds something else.
+        EngineError: it is a variable by itself, or holds something else, or one of another engine.
     """
-    if isinstance(given, Sequence):
+    if given.__class__ in (tuple, list) or isinstance(given, Sequence):
         for variable in given:
             if variable.__class__ is not Variable:
                 break
+            if variable.owner is not owner:
+                check_owner(variable, where, owner)
         else:
             return
     raise EngineError(
         f"wanted a tuple or list of variables, got {given!r} as reads or writes of {where!r}; make them with "
         "engine.variable() and pass (variable,)"
     )
+
+
+def check_owner(variable: Variable, where: str, owner: object) -> None:
+    """Refuse what is no variable, and one of another engine, whose tasks this one does not know.
+
+    Raises:
+        EngineError: it is.
+    """
+    if variable.__class__ is not Variable:
+        raise EngineError(
+            f"wanted a variable for {where!r}, got {variable!r}; make one with engine.variable()"
+        )
+    if variable.owner is not owner:
+        raise EngineError(
+            f"wanted a variable of this engine for {where!r}, got {variable.name!r} of another one; "
+            "make it with variable() of the engine that uses it"
+        )
 
 
 def touches_streams(task: Task) -> bool:

@@ -1,0 +1,42 @@
+"""What the engine refuses by name, before anything is changed."""
+
+import operator
+from typing import Any
+
+from ridgeline.errors import EngineError
+
+
+def whole_number(name: str, value: Any, where: str, *, least: int | None = None) -> int:
+    """The value as an int; numpy's integers are taken, booleans and floats are not.
+
+    Raises:
+        EngineError: it is no whole number, or below `least`.
+    """
+    bound = "" if least is None else f" >= {least}"
+    wanted = f"wanted {name}{bound}" if least is not None else f"wanted a whole number as {name}"
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise EngineError(f"{wanted}, got {value!r} in {where}; give a whole number")
+    if least is not None and number < least:
+        raise EngineError(f"{wanted}, got {value} in {where}; raise it")
+    return number
+
+
+def check_push(fn: Any, name: Any, priority: Any, num_bytes: Any) -> tuple[int, int]:
+    """Refuse what no task can be made of; priority and bytes as ints.
+
+    Raises:
+        EngineError: `fn` cannot be called, or the others are no whole numbers, or bytes are negative.
+    """
+    if not callable(fn):
+        raise EngineError(
+            f"wanted a function to run, got {fn!r} in push(...); give a callable without arguments"
+        )
+    where = f"push of {name!r}"
+    return (
+        whole_number("priority", priority, where),
+        whole_number("num_bytes", num_bytes, where, least=0),
+    )

@@ -34,7 +34,8 @@ class Engine:
 
     A lane is a kind of `timeline.LANES`, or one of several of a kind: `copy-in:1`. `host` and
     `compute` run in the pushing thread; every other lane is a thread of its own, which ends with `close` or,
-    where nobody calls it, when the engine is no longer referred to and its tasks are done.
+    where nobody calls it, when the engine is no longer referred to and its tasks are done. The end of the
+    interpreter waits for pending tasks, but for collectives.
 
     Args:
         max_pending: Tasks that may be unfinished; a further push blocks. Keeps a fast producer from
@@ -110,8 +111,9 @@ class Engine:
             num_bytes: Memory that it holds until it is done, for `max_bytes`.
 
         Raises:
-            EngineError: the engine is closed or of another process, the lane is unknown, `reads` or
-                `writes` are not sequences of variables, or a variable was deleted.
+            EngineError: the engine is closed or of another process, or an argument makes no sense: an
+                unknown lane, what is no sequence of this engine's variables, a deleted one.
+            RecursionError: the stack is used up; the engine goes on.
 
         Cost: About 10 us. Blocks while the bounds are reached; on `compute` and `host`, until done.
         """
@@ -291,7 +293,12 @@ class Engine:
             )
 
     def timeline(self, title: str = "engine") -> Timeline:
-        """The tasks that ran, the last 100,000 of them, as spans from the making of the engine."""
+        """The tasks that ran, the last 100,000 of them, as spans from the making of the engine.
+
+        Raises:
+            EngineError: the engine is of another process.
+        """
+        self._scheduler.process.check("timeline")
         begin_ns = self._scheduler.begin_ns
         spans = tuple(
             Span(

@@ -290,7 +290,7 @@ class Scheduler:
             task = here.task
             raise EngineError(
                 f"wanted {what}() outside of the engine's tasks, got it in {task and task.name!r}, which "
-                "it would wait for; wait for single variables there"
+                "it would wait for; push a task that reads what is awaited, or wait for its variables"
             )
 
     def _admits(self, task: Task) -> bool:

@@ -17,8 +17,15 @@ if TYPE_CHECKING:
     from ridgeline.runtime.engine.scheduler import Scheduler
     from ridgeline.runtime.engine.variable import Variable
 
-Over = SimpleQueue[None]
-"""Gets an item when it is over."""
+
+class Over(SimpleQueue[None]):
+    """Gets an item when something done apart is over.
+
+    Attributes:
+        is_over: Set before, for an interrupt may come when the item has just been taken.
+    """
+
+    is_over = False
 
 
 def run_apart(over: Over, action: Callable[..., Any], *arguments: Any) -> None:
@@ -26,17 +33,8 @@ def run_apart(over: Over, action: Callable[..., Any], *arguments: Any) -> None:
     try:
         action(*arguments)
     finally:
+        over.is_over = True
         over.put(None)
-
-
-def await_over(over: Over) -> None:
-    """Wait for what mends the state, under the lock: a second interrupt must not free that too early."""
-    while True:
-        try:
-            over.get()
-            return
-        except KeyboardInterrupt:  # the first one goes on to the caller
-            continue
 
 
 def undo_push(scheduler: "Scheduler", task: Task) -> None:

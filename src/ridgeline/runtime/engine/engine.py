@@ -8,7 +8,6 @@ import functools
 import weakref
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,10 +17,10 @@ from ridgeline.runtime.engine.apart import Over, run_apart, settle
 from ridgeline.runtime.engine.arguments import check_push
 from ridgeline.runtime.engine.ending import end_behind, tell_untold
 from ridgeline.runtime.engine.lanes import Finish, JoinableLane, LaneRunner
-from ridgeline.runtime.engine.scheduler import Scheduler, check_alive
+from ridgeline.runtime.engine.scheduler import Scheduler
 from ridgeline.runtime.engine.statistics import EngineStatistics
 from ridgeline.runtime.engine.task import Task, closed_gate, here
-from ridgeline.runtime.engine.variable import Variable, check_owner, check_variables
+from ridgeline.runtime.engine.variable import Variable, check_alive, check_owner, check_variables
 from ridgeline.timeline import Span, Timeline
 
 _NO_VARIABLES: tuple[
@@ -142,7 +141,7 @@ class Engine:
         except EngineError:  # refused
             raise
         except BaseException:
-            over: Over = SimpleQueue()
+            over = Over()
             start_new_thread(run_apart, (over, settle, scheduler, task))
             over.get()
             raise
@@ -242,7 +241,7 @@ class Engine:
         try:
             return scheduler.cancel(task)
         except BaseException:
-            over: Over = SimpleQueue()
+            over = Over()
             start_new_thread(run_apart, (over, settle, scheduler, None))
             over.get()
             raise
@@ -351,7 +350,7 @@ class Engine:
         except EngineError:  # refused
             raise
         except BaseException:
-            over: Over = SimpleQueue()
+            over = Over()
             start_new_thread(run_apart, (over, settle, scheduler, task))
             over.get()
             raise

@@ -12,7 +12,6 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
@@ -77,7 +76,7 @@ class InlineLane:
             self._run(task)
         except BaseException as raised:
             if task.is_taken and not task.is_done:
-                over: Over = SimpleQueue()
+                over = Over()
                 start_new_thread(run_apart, (over, self._finish, task, raised))
                 over.get()
             raise
@@ -134,7 +133,7 @@ class InOrderLane(abc.ABC):
                 self._launch_ready()
         except BaseException as raised:
             if launches:
-                over: Over = SimpleQueue()
+                over = Over()
                 start_new_thread(run_apart, (over, self._give_up, raised))
                 over.get()
             raise

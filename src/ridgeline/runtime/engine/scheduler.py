@@ -11,14 +11,12 @@ import threading
 from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
 from time import perf_counter_ns
 
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine import failures
 from ridgeline.runtime.engine.apart import (
     Over,
-    await_over,
     complete,
     inherit_error,
     run_apart,
@@ -32,7 +30,7 @@ from ridgeline.runtime.engine.pacing import RECHECK_S, Pacing
 from ridgeline.runtime.engine.process import Process
 from ridgeline.runtime.engine.task import Task, closed_gate, here, nothing, open_gates
 from ridgeline.runtime.engine.threads import ThreadLane
-from ridgeline.runtime.engine.variable import Variable
+from ridgeline.runtime.engine.variable import Variable, check_alive
 
 SPANS_KEPT = 100_000
 """Spans an engine remembers; older ones are dropped, so that a long run stays bounded in memory."""
@@ -95,9 +93,13 @@ class Scheduler:
                     try:
                         waits = self._register(task, reads, writes)
                     except BaseException:
-                        over: Over = SimpleQueue()
+                        over = Over()
                         start_new_thread(run_apart, (over, undo_push, self, task))
-                        await_over(over)
+                        while not over.is_over:  # a second interrupt must not free the lock
+                            try:
+                                over.get()
+                            except KeyboardInterrupt:
+                                continue
                         raise
                     if pending >= self.pacing.most_pending:
                         self.pacing.most_pending = pending + 1
@@ -164,9 +166,13 @@ class Scheduler:
                 record.busy_ns += stop_ns - start_ns
                 ready = self._release(task, error)
             except BaseException:
-                over: Over = SimpleQueue()
+                over = Over()
                 start_new_thread(run_apart, (over, complete, self, task, error))
-                await_over(over)
+                while not over.is_over:  # a second interrupt must not free the lock
+                    try:
+                        over.get()
+                    except KeyboardInterrupt:
+                        continue
                 raise
         return self._hand_over(record, ready) if ready else None
 
@@ -381,16 +387,3 @@ class Scheduler:
                 else:
                     task.gate.release()
         return ready
-
-
-def check_alive(variable: Variable, where: str) -> None:
-    """Refuse a deleted variable.
-
-    Raises:
-        EngineError: it was deleted.
-    """
-    if variable.is_deleted:
-        raise EngineError(
-            f"wanted a variable in use for {where!r}, got {variable.name!r}, which was deleted; "
-            "make a new one with engine.variable()"
-        )

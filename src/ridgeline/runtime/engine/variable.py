@@ -155,6 +155,19 @@ def check_owner(variable: Variable, where: str, owner: object) -> None:
         )
 
 
+def check_alive(variable: Variable, where: str) -> None:
+    """Refuse a deleted variable.
+
+    Raises:
+        EngineError: it was deleted.
+    """
+    if variable.is_deleted:
+        raise EngineError(
+            f"wanted a variable in use for {where!r}, got {variable.name!r}, which was deleted; "
+            "make a new one with engine.variable()"
+        )
+
+
 def touches_streams(task: Task) -> bool:
     """Some stream may still use the task's variables."""
     for variable in task.reads:

@@ -173,10 +173,13 @@ def test_signals_at_random_times_leave_engines_that_end() -> None:
     while num_struck < 300:
         program = Program(LANES[num_struck % 3], 60)
         after_s = [draw.uniform(1e-4, 6e-3), *draw.choice(([], [], [1e-3]))]
-        is_over = threading.Event()
-        striker = threading.Thread(target=strike, args=(threading.get_ident(), after_s, is_over))
+        may_begin, is_over = threading.Lock(), threading.Event()
+        may_begin.acquire()
+        main = threading.get_ident()
+        striker = threading.Thread(target=strike, args=(main, after_s, may_begin, is_over))
         striker.start()
         try:
+            may_begin.release()
             program.run()
         except KeyboardInterrupt:
             num_struck += 1
@@ -187,8 +190,9 @@ def test_signals_at_random_times_leave_engines_that_end() -> None:
         program.check()
 
 
-def strike(main: int, after_s: list[float], is_over: threading.Event) -> None:
+def strike(main: int, after_s: list[float], may_begin: Any, is_over: threading.Event) -> None:
     """Interrupt the main thread each of these times after the other, until it has ended."""
+    may_begin.acquire()
     for time_s in after_s:
         if not is_over.wait(time_s):
             signal.pthread_kill(main, signal.SIGINT)

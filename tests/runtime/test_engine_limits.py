@@ -328,3 +328,22 @@ def test_what_is_pending_when_the_interpreter_ends_is_finished(tmp_path: Path, d
     assert (tmp_path / "out").read_text() == "012"
     if not drops:
         assert "EngineError: ZeroDivisionError: division by zero (in task 'last'" in done.stderr
+
+
+def test_collectives_that_are_pending_when_the_interpreter_ends_are_named() -> None:
+    """They are not waited for, since their other workers may be gone."""
+    program = textwrap.dedent("""
+        import torch
+        from ridgeline.runtime.engine import Engine
+        from ridgeline.runtime.engine.lanes import WorkLane
+
+        engine = Engine(lanes={"communication": WorkLane})
+        engine.push(torch.futures.Future, lane="communication")
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (
+        "got one with 1 unfinished tasks and collectives among them, which are dropped"
+        in done.stderr
+    )

@@ -17,10 +17,13 @@ def end_behind(scheduler: Scheduler) -> None:
         EngineError: the interpreter ends, and a task failed and nobody has been told yet, or tasks remain
             that others have to finish; Python prints it.
     """
-    if not scheduler.has_threads:
+    has_threads = scheduler.has_threads
+    waits_for_others = not scheduler.process.is_forked and scheduler.waits_for_others
+    if not has_threads and not waits_for_others:
         return
-    waits_for_others = scheduler.waits_for_others
     if threading.main_thread().is_alive():
+        if not has_threads:
+            return
         threading.Thread(
             target=scheduler.shut, name="ridgeline-ending", daemon=waits_for_others
         ).start()

@@ -1,6 +1,7 @@
 """What the engine refuses by name, before anything is changed."""
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.errors import EngineError
@@ -23,6 +24,32 @@ def whole_number(name: str, value: Any, where: str, *, least: int | None = None)
     if least is not None and number < least:
         raise EngineError(f"{wanted}, got {value} in {where}; raise it")
     return number
+
+
+def check_name(name: Any, where: str) -> None:
+    """Refuse a name that is no text.
+
+    Raises:
+        EngineError: it is something else.
+    """
+    if not isinstance(name, str):
+        raise EngineError(f"wanted a name of type str, got {name!r} in {where}(...); give text")
+
+
+def check_factories(threads: Any, lanes: Any) -> None:
+    """Refuse what names no lanes.
+
+    Raises:
+        EngineError: it is no mapping, or a lane's factory cannot be called.
+    """
+    for what, given in (("threads", threads), ("lanes", lanes)):
+        if not isinstance(given, Mapping):
+            raise EngineError(f"wanted {what} by lane, got {given!r} in Engine(...); give a dict")
+    for name, make in lanes.items():
+        if not callable(make):
+            raise EngineError(
+                f"wanted a factory for lane {name!r}, got {make!r} in Engine(lanes=...); give a callable"
+            )
 
 
 def check_push(fn: Any, name: Any, priority: Any, num_bytes: Any) -> tuple[int, int]:

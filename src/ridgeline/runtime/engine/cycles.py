@@ -4,12 +4,11 @@ Only a task that waits can close a circle, since pushes wait for earlier ones al
 waits, so it is enough to ask whether this one can ever go on, as things stand.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine.task import Task
+from ridgeline.runtime.engine.task import Agenda, Task
 from ridgeline.runtime.engine.threads import ThreadLane
 from ridgeline.runtime.engine.variable import Variable
 
@@ -18,12 +17,12 @@ class Blocked(NamedTuple):
     """What a running task waits for: a version of a variable.
 
     Attributes:
-        agenda: Tasks that its thread will start later, and nobody else.
+        agenda: The innermost one of its thread, whose tasks nobody else will start.
     """
 
     variable: Variable
     version: int
-    agenda: deque[Task] | None
+    agenda: Agenda | None
 
 
 class Need(NamedTuple):
@@ -42,6 +41,11 @@ def check_ends(
     Raises:
         EngineError: it cannot.
     """
+    if variable in task.writes:
+        raise EngineError(
+            f"wanted a wait for what others write, got {variable.name!r}, which the "
+            f"waiting task {task.name!r} itself writes; wait after the push instead"
+        )
     cycle = find_cycle(task, unfinished, blocked)
     if cycle:
         raise EngineError(
@@ -103,6 +107,8 @@ def _needs(task: Task, tasks: list[Task], blocked: Mapping[Task, Blocked]) -> It
         others = waiting.variable.unfinished_writes(waiting.version)
         yield Need(others, True, f"variable {waiting.variable.name!r}, written by")
     if task.is_taken:
+        inside = [other for other in blocked if task in _around(other)]
+        yield Need(inside, True, "the end of its function, in which there runs")
         return
     if task.waits:
         for variable in (*task.reads, *task.writes):
@@ -117,8 +123,25 @@ def _needs(task: Task, tasks: list[Task], blocked: Mapping[Task, Blocked]) -> It
         earlier = [o for o in tasks if o.record is task.record and o.sequence < task.sequence]
         yield Need(earlier[-1:], True, "its lane, which keeps the order of pushes, and")
     elif not task.waits:
-        owners = [other for other, wait in blocked.items() if task in (wait.agenda or ())]
+        owners = [other for other, wait in blocked.items() if _is_left(task, wait.agenda)]
         yield Need(owners, True, "its thread, where there runs")
+
+
+def _around(task: Task) -> Iterable[Task]:
+    """The tasks in whose functions this one runs."""
+    outer = task.outer
+    while outer is not None:
+        yield outer
+        outer = outer.outer
+
+
+def _is_left(task: Task, agenda: Agenda | None) -> bool:
+    """The task comes after what the thread of this agenda does."""
+    while agenda is not None:
+        if task in agenda:
+            return True
+        agenda = agenda.outer
+    return False
 
 
 def _before(task: Task, variable: Variable, tasks: list[Task]) -> list[Task]:

@@ -1,6 +1,9 @@
 """How an engine ends that nobody closed, and what nobody has been told of when it does."""
 
 import threading
+import weakref
+from _thread import start_new_thread
+from typing import Any
 
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine import failures
@@ -10,24 +13,20 @@ from ridgeline.runtime.engine.scheduler import Scheduler
 def end_behind(scheduler: Scheduler) -> None:
     """End an engine that nobody closed: one that was dropped, or any at the end of the interpreter.
 
-    One that was dropped finishes what is pending and ends its threads without holding up who dropped it,
-    in a thread for which the end of the interpreter waits. At that end itself it is done here and now.
+    One that was dropped finishes what is pending and ends its threads without holding up who dropped it; the
+    end of the interpreter waits for that. At that end itself it is done here and now.
 
     Raises:
-        EngineError: the interpreter ends, and a task failed and nobody has been told yet, or tasks remain
+        EngineError: a task failed and nobody has been told yet, or the interpreter ends and tasks remain
             that others have to finish; Python prints it.
     """
-    has_threads = scheduler.has_threads
-    waits_for_others = not scheduler.process.is_forked and scheduler.waits_for_others
-    if not has_threads and not waits_for_others:
+    if scheduler.process.is_forked or not (scheduler.has_threads or scheduler.waits_for_others):
         return
     if threading.main_thread().is_alive():
-        if not has_threads:
-            return
-        threading.Thread(
-            target=scheduler.shut, name="ridgeline-ending", daemon=waits_for_others
-        ).start()
-    elif waits_for_others:
+        # Who drops an engine may hold any lock, for it may be the garbage collector's turn: so no waiting.
+        ending = weakref.finalize(scheduler, end_behind, scheduler)
+        start_new_thread(_end_apart, (scheduler, ending))
+    elif scheduler.waits_for_others:
         raise EngineError(
             f"wanted an engine that is closed before the interpreter ends, got one with "
             f"{len(scheduler.unfinished)} unfinished tasks and collectives among them, which are dropped "
@@ -48,3 +47,11 @@ def tell_untold(scheduler: Scheduler) -> None:
         untold, num_counted = scheduler.failures.take_untold()
     if untold:
         failures.tell(untold[0], others=len(untold) - 1 + num_counted, only_counted=num_counted)
+
+
+def _end_apart(scheduler: Scheduler, ending: "weakref.finalize[Any, Any]") -> None:
+    scheduler.shut(
+        waits=False
+    )  # a thread like this one must not join others: it would be listed for good
+    ending.detach()
+    tell_untold(scheduler)

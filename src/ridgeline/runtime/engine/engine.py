@@ -13,14 +13,14 @@ from typing import Any, Self
 
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine import failures
-from ridgeline.runtime.engine.apart import Over, run_apart, settle
-from ridgeline.runtime.engine.arguments import check_push
+from ridgeline.runtime.engine.arguments import check_name, check_push
 from ridgeline.runtime.engine.ending import end_behind, tell_untold
 from ridgeline.runtime.engine.lanes import Finish, JoinableLane, LaneRunner
+from ridgeline.runtime.engine.mending import settle
 from ridgeline.runtime.engine.scheduler import Scheduler
 from ridgeline.runtime.engine.statistics import EngineStatistics
-from ridgeline.runtime.engine.task import Task, closed_gate, here
-from ridgeline.runtime.engine.variable import Variable, check_alive, check_owner, check_variables
+from ridgeline.runtime.engine.task import Task
+from ridgeline.runtime.engine.variable import Variable, check_owner, check_variables
 from ridgeline.timeline import Span, Timeline
 
 _NO_VARIABLES: tuple[
@@ -73,14 +73,19 @@ class Engine:
             max_bytes=max_bytes,
             max_batches=max_batches,
             threads=threads,
-            lanes=lanes or {},
+            lanes={} if lanes is None else lanes,
             serial=serial,
         )
         # Threads know the scheduler, not the engine, so one that is dropped can be told from one in use.
         self._ending = weakref.finalize(self, end_behind, self._scheduler)
 
     def variable(self, name: str = "") -> Variable:
-        """A new variable; the name serves messages and reports."""
+        """A new variable; the name serves messages and reports.
+
+        Raises:
+            EngineError: the name is no text.
+        """
+        check_name(name, "variable")
         return Variable(name or "variable", self._scheduler.owner)
 
     def push(
@@ -117,13 +122,15 @@ class Engine:
         Cost: About 10 us. Blocks while the bounds are reached; on `compute` and `host`, until done.
         """
         scheduler = self._scheduler
-        if not (type(num_bytes) is type(priority) is int and num_bytes >= 0 and callable(fn)):
-            priority, num_bytes = check_push(fn, name, priority, num_bytes)
         if not name:
             try:
                 name = fn.__name__
             except AttributeError:  # such as functools.partial
                 name = type(fn).__name__
+        elif name.__class__ is not str:
+            check_name(name, "push")
+        if not (type(num_bytes) is type(priority) is int and num_bytes >= 0 and callable(fn)):
+            priority, num_bytes = check_push(fn, name, priority, num_bytes)
         try:
             record = scheduler.lanes.records[lane]
         except (KeyError, TypeError):  # a new lane, or nothing that could be a name
@@ -141,9 +148,7 @@ class Engine:
         except EngineError:  # refused
             raise
         except BaseException:
-            over = Over()
-            start_new_thread(run_apart, (over, settle, scheduler, task))
-            over.get()
+            start_new_thread(settle, (scheduler, task))
             raise
         return task
 
@@ -162,23 +167,10 @@ class Engine:
         scheduler = self._scheduler
         scheduler.process.check("wait")
         check_owner(variable, "wait", scheduler.owner)
-        gate = None
-        with scheduler.lock:
-            check_alive(variable, "wait")
-            if variable.version < variable.pushed_writes:
-                if scheduler.is_inside():
-                    gate = scheduler.block(variable)
-                else:
-                    gate = closed_gate()
-                    variable.waiters.append((variable.pushed_writes, gate))
-        if gate is not None:
-            try:
-                gate.acquire()
-            finally:
-                if here.task is not None:
-                    scheduler.blocked.pop(here.task, None)
-        if variable.writer_event is not None:
-            variable.writer_event[1].wait()
+        scheduler.wait(variable)
+        event = variable.writer_event
+        if event is not None:
+            event[1].wait()
         error = variable.error
         if error is not None:
             with scheduler.lock:
@@ -241,9 +233,7 @@ class Engine:
         try:
             return scheduler.cancel(task)
         except BaseException:
-            over = Over()
-            start_new_thread(run_apart, (over, settle, scheduler, None))
-            over.get()
+            start_new_thread(settle, (scheduler, None))
             raise
 
     def delete(self, variable: Variable) -> None:
@@ -350,9 +340,7 @@ class Engine:
         except EngineError:  # refused
             raise
         except BaseException:
-            over = Over()
-            start_new_thread(run_apart, (over, settle, scheduler, task))
-            over.get()
+            start_new_thread(settle, (scheduler, task))
             raise
 
 

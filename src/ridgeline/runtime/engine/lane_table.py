@@ -4,7 +4,9 @@ import threading
 from collections.abc import Callable, Mapping
 
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine.lanes import Finish, InlineLane, LaneRunner
+from ridgeline.runtime.engine.apart import apart
+from ridgeline.runtime.engine.arguments import check_factories
+from ridgeline.runtime.engine.lanes import ControlLane, Finish, InlineLane, LaneRunner
 from ridgeline.runtime.engine.threads import FinishAndNext, ThreadLane
 from ridgeline.timeline import LANES, Lane
 
@@ -70,13 +72,15 @@ class LaneTable:
         threads: Mapping[str, int],
         serial: bool,
     ) -> None:
+        check_factories(threads, lanes)
         self._finish = finish
         self._finish_and_next = finish_and_next
         self._threads = dict(threads)
         self._is_serial = serial
         self._lock = threading.Lock()
+        self._is_closed = False
         self.records: dict[str, LaneRecord] = {}
-        self.control = LaneRecord("engine", "host", 0, InlineLane(finish))
+        self.control = LaneRecord("engine", "host", 0, ControlLane(finish))
         self.control.is_control = True
         for name, num_threads in threads.items():
             parse_lane(name, "Engine(threads=...)")
@@ -93,14 +97,37 @@ class LaneTable:
         """The lane of this name, made unless it is there.
 
         Raises:
-            EngineError: there is no such kind of lane.
+            EngineError: there is no such kind of lane, or its threads cannot be started.
         """
         kind, index = parse_lane(name, where)
+        apart(self._make, name, kind, index)
+        return self.records[name]
+
+    def close(self, *, waits: bool) -> None:
+        """Let the threads end once they are through with what is ready; wait until they have."""
         with self._lock:
-            record = self.records.get(name)
-            if record is None:
-                record = self.records[name] = LaneRecord(name, kind, index, self._runner(name))
-            return record
+            self._is_closed = True
+            runners = [record.runner for record in self.records.values()]
+        for runner in runners:
+            runner.close()
+        for runner in runners:
+            if waits and isinstance(runner, ThreadLane):
+                runner.await_end()
+
+    def _make(self, name: str, kind: Lane, index: int) -> None:
+        with self._lock:
+            if name in self.records:
+                return
+            runner = self._runner(name)
+            if isinstance(runner, ThreadLane) and not self._is_closed:
+                try:
+                    runner.open()
+                except RuntimeError as error:
+                    runner.close()
+                    raise EngineError(
+                        f"wanted {runner.num_threads} threads for lane {name!r}, got {error}; end others"
+                    ) from error
+            self.records[name] = LaneRecord(name, kind, index, runner)
 
     def owns(self, record: LaneRecord) -> bool:
         """The lane is of this engine."""
@@ -122,7 +149,7 @@ def parse_lane(name: str, where: str) -> tuple[Lane, int]:
     if isinstance(name, str):
         kind, colon, index = name.partition(":")
         for known in LANES:
-            if kind == known and (not colon or index.isdecimal()):
+            if kind == known and (not colon or (index.isdecimal() and index.isascii())):
                 return known, int(index or 0)
     raise EngineError(
         f"wanted a lane of {LANES}, or one of them with an index such as 'copy-in:1', got {name!r} "

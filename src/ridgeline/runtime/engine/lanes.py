@@ -15,7 +15,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
-from ridgeline.runtime.engine.apart import Over, run_apart
+from ridgeline.errors import EngineError
 from ridgeline.runtime.engine.task import Task, here
 from ridgeline.runtime.engine.variable import events_before, touches_streams
 
@@ -57,12 +57,17 @@ class JoinableLane(Protocol):
 
 
 class InlineLane:
-    """Runs tasks in the pushing thread; a push returns when the task is done."""
+    """Runs tasks in the pushing thread; a push returns when the task is done.
+
+    Attributes:
+        cut_short: Tasks whose end an interrupt kept from the engine, with what they failed by.
+    """
 
     runs_inline = True
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
+        self.cut_short: deque[tuple[Task, BaseException | None]] = deque()
 
     def enqueue(self, task: Task) -> None:
         """Nothing to prepare."""
@@ -71,27 +76,34 @@ class InlineLane:
         """Nothing to undo."""
 
     def start(self, task: Task) -> None:
-        """Run it here and now. An interrupt or exit goes on to the caller once the engine knows."""
-        try:
-            self._run(task)
-        except BaseException as raised:
-            if task.is_taken and not task.is_done:
-                over = Over()
-                start_new_thread(run_apart, (over, self._finish, task, raised))
-                over.get()
-            raise
-
-    def _run(self, task: Task) -> None:
+        """Run it here and now. An interrupt or exit goes on to the caller."""
         if task.is_taken:
             return
-        task.is_taken = True
-        error = call_on_host(task)
-        self._finish(task, error)
+        try:
+            task.is_taken = True
+            error = (call_on_host if task.writes or task.reads else call)(task)
+            self._finish(task, error)
+        except BaseException as raised:
+            self.cut_short += ((task, raised),)  # no call, which could be interrupted
+            raise
         if error is not None and not isinstance(error, Exception):
             raise error
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+class ControlLane(InlineLane):
+    """For the engine's own tasks, which `finish` runs under the engine's lock."""
+
+    def start(self, task: Task) -> None:
+        """It has come to its end."""
+        try:
+            task.is_taken = True
+            self._finish(task, None)
+        except BaseException:
+            self.cut_short += ((task, None),)
+            raise
 
 
 class InOrderLane(abc.ABC):
@@ -108,7 +120,7 @@ class InOrderLane(abc.ABC):
         self._order: deque[Task] = deque()
         self._ready: set[int] = set()
         self._lock = threading.Lock()
-        self._is_launching = False
+        self._launcher: object = None  # whoever launches at present
 
     def enqueue(self, task: Task) -> None:
         """Note its place."""
@@ -123,19 +135,16 @@ class InOrderLane(abc.ABC):
 
     def start(self, task: Task) -> None:
         """Launch it and what waited behind it, unless something before it is not ready."""
-        launches = False
+        me = object()
         try:
             with self._lock:
                 self._ready.add(task.sequence)
-                if not self._is_launching:
-                    self._is_launching = launches = True
-            if launches:
+                if self._launcher is None:
+                    self._launcher = me
+            if self._launcher is me:
                 self._launch_ready()
         except BaseException as raised:
-            if launches:
-                over = Over()
-                start_new_thread(run_apart, (over, self._give_up, raised))
-                over.get()
+            start_new_thread(self._go_on, (me, raised))
             raise
 
     @abc.abstractmethod
@@ -160,17 +169,17 @@ class InOrderLane(abc.ABC):
             if self._order and self._order[0].is_taken:
                 self._ready.discard(self._order.popleft().sequence)
             if not self._order or self._order[0].sequence not in self._ready:
-                self._is_launching = False
+                self._launcher = None
                 return None
             return self._order[0]
 
-    def _give_up(self, error: BaseException) -> None:
-        """An interrupt came while launching: what is half launched has failed, others may launch on."""
-        with self._lock:
-            head = self._order[0] if self._order and self._order[0].is_taken else None
-            self._is_launching = False
-        if head is not None and not head.has_starter:
-            self._finish(head, error)
+    def _go_on(self, launcher: object, error: BaseException) -> None:
+        """Launch on where an interrupt ended that; what is half launched has failed."""
+        if self._launcher is launcher:
+            head = self._order[0] if self._order else None
+            if head is not None and head.is_taken and not head.has_starter:
+                self._finish(head, error)
+            self._launch_ready()
 
 
 class WorkLane(InOrderLane):
@@ -184,9 +193,16 @@ class WorkLane(InOrderLane):
             self._finish(task, error)
             return
         future = returned[0]
-        future.add_done_callback(partial(self._done, task))
-        # A future that is done calls back at once, and torch drops an interrupt of the callback.
-        if future.done() and not task.is_done:
+        if not all(hasattr(future, name) for name in ("add_done_callback", "done", "value")):
+            wrong = (
+                f"wanted a torch Future from task {task.name!r} on lane {task.lane}, got {future!r}"
+            )
+            self._finish(task, EngineError(f"{wrong}; return work.get_future()"))
+            return
+        if not future.done():
+            future.add_done_callback(partial(self._done, task))
+        # One that is done by now may call back here and now, where torch would drop an interrupt.
+        if future.done():
             self._done(task, future)
 
     def _done(self, task: Task, future: Any) -> None:
@@ -212,6 +228,7 @@ def call(task: Task, returned: list[Any] | None = None) -> BaseException | None:
     )  # of this thread alone; three accesses through `here` cost a tenth of a task
     outer = thread.get("task")
     try:
+        task.outer = outer
         thread["task"] = task
         task.start_ns = perf_counter_ns()
         value = task.fn()
@@ -221,6 +238,7 @@ def call(task: Task, returned: list[Any] | None = None) -> BaseException | None:
         return error
     finally:
         thread["task"] = outer
+        task.outer = None
     return None
 
 

@@ -3,34 +3,30 @@
 One lock guards variables, counts and gates; it is held for a few microseconds per task, and neither
 tasks nor lanes run under it. Whoever ends the last thing that a task waits for starts it.
 
-An interrupt may come anywhere. One that comes while the state changes has the push undone, or the end of a
-task completed, before the lock is free again; `settle` then starts what nobody will start. Both happen apart.
+An interrupt may come anywhere. One that comes while the state changes leaves a note of what is half done;
+whoever changes it next has that mended first; `settle` then starts what nobody will start. Both happen apart.
 """
 
 import threading
-from _thread import start_new_thread
+from _thread import get_ident, start_new_thread
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
+from typing import Any
 
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine import failures
-from ridgeline.runtime.engine.apart import (
-    Over,
-    complete,
-    inherit_error,
-    run_apart,
-    undo_push,
-)
+from ridgeline.runtime.engine.apart import apart
 from ridgeline.runtime.engine.cycles import Blocked, check_ends
 from ridgeline.runtime.engine.failures import Failures
 from ridgeline.runtime.engine.lane_table import LaneRecord, LaneTable
 from ridgeline.runtime.engine.lanes import Finish, LaneRunner
+from ridgeline.runtime.engine.mending import complete, inherit_error, mend, settle, undo_push
 from ridgeline.runtime.engine.pacing import RECHECK_S, Pacing
 from ridgeline.runtime.engine.process import Process
-from ridgeline.runtime.engine.task import Task, closed_gate, here, nothing, open_gates
+from ridgeline.runtime.engine.task import Agenda, Task, closed_gate, here, nothing, open_gates
 from ridgeline.runtime.engine.threads import ThreadLane
-from ridgeline.runtime.engine.variable import Variable, check_alive
+from ridgeline.runtime.engine.variable import Variable, check_alive, check_all_alive
 
 SPANS_KEPT = 100_000
 """Spans an engine remembers; older ones are dropped, so that a long run stays bounded in memory."""
@@ -53,6 +49,7 @@ class Scheduler:
         self.pacing = Pacing(max_pending=max_pending, max_bytes=max_bytes, max_batches=max_batches)
         self.unfinished = self.pacing.unfinished
         self.owner = object()
+        self.half_done: tuple[Any, ...] | None = None  # what mends it, and its arguments
         self._last_lost: Task | None = None
         self.blocked: dict[Task, Blocked] = {}
         self.failures = Failures()
@@ -78,127 +75,123 @@ class Scheduler:
         """Register a task and start it if it may start; see `Engine.push`."""
         if self.process.is_forked:
             self.process.check("push")
-        runner, reads, writes = task.record.runner, task.reads, task.writes
+        record, has_variables = task.record, task.writes or task.reads
+        waits = 0
         room: threading.Lock | None = None
         while True:
             with self.lock:
-                pending = len(self.unfinished)
-                if (pending < self._limit and not task.num_bytes) or self._admits(task):
-                    for variable in reads:
-                        if variable.is_deleted:
-                            check_alive(variable, task.name)
-                    for variable in writes:
-                        if variable.is_deleted:
-                            check_alive(variable, task.name)
-                    try:
-                        waits = self._register(task, reads, writes)
-                    except BaseException:
-                        over = Over()
-                        start_new_thread(run_apart, (over, undo_push, self, task))
-                        while not over.is_over:  # a second interrupt must not free the lock
-                            try:
-                                over.get()
-                            except KeyboardInterrupt:
-                                continue
-                        raise
-                    if pending >= self.pacing.most_pending:
-                        self.pacing.most_pending = pending + 1
-                    break
-                room = self.pacing.room_gate(room)
-            self.pacing.wait_at(room, RECHECK_S)
-        if task.gate is not None:
+                if self.half_done is None:
+                    pending = len(self.unfinished)
+                    if (pending < self._limit and not task.num_bytes) or self._admits(task):
+                        if has_variables:
+                            check_all_alive(task)
+                        task.sequence = sequence = self.num_pushed + 1
+                        try:
+                            if record.keeps_order:
+                                record.runner.enqueue(task)
+                            if task.num_bytes:
+                                self.pacing.enter_bytes(task.num_bytes)
+                            if has_variables:
+                                waits = self._queue(task)
+                        except BaseException:
+                            self.half_done = undo_push, task
+                            raise
+                        if record.is_inline and not waits:
+                            task.has_starter = True  # this thread
+                        self.num_pushed = sequence
+                        self.unfinished[sequence] = task
+                        if pending >= self.pacing.most_pending:
+                            self.pacing.most_pending = pending + 1
+                        break
+                    room = self.pacing.room_gate(room)
+            if self.half_done is not None:
+                apart(mend, self)
+            elif room is not None:
+                self.pacing.wait_at(room, RECHECK_S)
+        if not waits:
+            record.runner.start(task)
+        elif task.gate is not None:
             self._pass_gate(task, task.gate)
-        elif not waits:
-            if task.record.is_control:
-                self.finish(task, None)
-            else:
-                runner.start(task)
-        if self._is_serial and not runner.runs_inline and not self.is_inside():
+        if self._is_serial and not record.is_inline and not self.is_inside():
             self.drain()
 
-    def _register(
-        self, task: Task, reads: tuple[Variable, ...], writes: tuple[Variable, ...]
-    ) -> int:
-        """Queue the task at its variables, under the lock; how many of them it waits for."""
-        record = task.record
-        self.num_pushed = task.sequence = sequence = self.num_pushed + 1
-        self.unfinished[sequence] = task
-        if record.keeps_order:
-            record.runner.enqueue(task)
-        if task.num_bytes:
-            self.pacing.enter_bytes(task.num_bytes)
+    def _queue(self, task: Task) -> int:
+        """Queue a task at its variables, under the lock; how many of them it waits for."""
         waits = 0
-        for variable in reads:
+        for variable in task.reads:
             waits += variable.append(task, is_write=False)
-        for variable in writes:
+        for variable in task.writes:
             waits += variable.append(task, is_write=True)
         if not waits:
-            if record.is_inline:
-                task.has_starter = True  # this thread
-            if writes or reads:
-                inherit_error(task)
+            inherit_error(task)
             return 0
         task.waits = waits
-        if record.is_inline and not record.is_control and not self.is_inside():
+        if task.record.is_inline and not task.record.is_control and not self.is_inside():
             task.gate = closed_gate()
         return waits
 
     def finish(self, task: Task, error: BaseException | None) -> None:
         """A task is over: release what it held and start what waited for it."""
-        following = self.finish_and_next(task, error)
-        if following is not None:
-            self.start_all([following])
+        try:
+            following = self.finish_and_next(task, error)
+            if following is not None:
+                self.start_all([following])
+        except BaseException:
+            start_new_thread(settle, (self, None))
+            raise
 
     def finish_and_next(self, task: Task, error: BaseException | None) -> Task | None:
         """Likewise; a task of the same lane that became ready is left to the caller."""
-        record = task.record
+        record, pacing = task.record, self.pacing
         stop_ns = perf_counter_ns()
-        start_ns = task.start_ns
-        task.stop_ns = stop_ns
-        if start_ns:
-            self.spans.append((task.name, record, task.index, start_ns, stop_ns))
-        else:  # it was skipped
-            task.start_ns = start_ns = stop_ns
-        with self.lock:
-            if task.is_done:  # finished already, by who mended an interrupt
-                return None
-            try:
-                record.busy_ns += stop_ns - start_ns
-                ready = self._release(task, error)
-            except BaseException:
-                over = Over()
-                start_new_thread(run_apart, (over, complete, self, task, error))
-                while not over.is_over:  # a second interrupt must not free the lock
+        ready: list[Task] | None = None
+        while True:
+            with self.lock:
+                if task.is_done:  # ended already, by who mended an interrupt
+                    return None
+                if self.half_done is None:
                     try:
-                        over.get()
-                    except KeyboardInterrupt:
-                        continue
-                raise
+                        task.stop_ns = stop_ns
+                        if task.start_ns:
+                            self.spans.append(
+                                (task.name, record, task.index, task.start_ns, stop_ns)
+                            )
+                            record.busy_ns += stop_ns - task.start_ns
+                        else:  # it was skipped
+                            task.start_ns = stop_ns
+                        if error is not None or task.error is not None:
+                            self.fail(task, error)
+                        if task.writes or task.reads:
+                            ready = self._release(task)
+                        # A caller who keeps the task does not keep what its function holds.
+                        task.fn = nothing
+                        task.is_done = True
+                        del self.unfinished[task.sequence]
+                        if pacing.is_watched or task.num_bytes:
+                            pacing.leave(task)
+                        if self.idle_gates and not self.unfinished:
+                            open_gates(self.idle_gates)
+                    except BaseException:
+                        self.half_done = complete, task, error
+                        raise
+                    break
+            apart(mend, self)
         return self._hand_over(record, ready) if ready else None
 
-    def _release(self, task: Task, error: BaseException | None) -> list[Task] | None:
-        """Give back what a task held, under the lock; what became ready by it."""
+    def _release(self, task: Task) -> list[Task] | None:
+        """Give back a task's variables, under the lock; what became ready by it."""
         ready: list[Task] | None = None
-        pacing = self.pacing
-        if error is not None or task.error is not None:
-            self.fail(task, error)
-        elif task.record.is_control:
+        error = task.error
+        if task.record.is_control and error is None:
             task.fn()
         for variable in task.reads:
             if variable.release_read():
                 ready = self._begin(variable, ready)
         for variable in task.writes:
-            if task.error is not None:
-                variable.error = task.error
+            if error is not None:
+                variable.error = error
             if variable.release_write():
                 ready = self._begin(variable, ready)
-        task.is_done = True
-        task.fn = nothing  # a caller who keeps the task does not keep what its function holds
-        del self.unfinished[task.sequence]
-        if pacing.is_watched or task.num_bytes:
-            pacing.leave(task)
-        if self.idle_gates and not self.unfinished:
-            open_gates(self.idle_gates)
         return ready
 
     def make_lane(self, name: str, where: str) -> LaneRecord:
@@ -209,47 +202,61 @@ class Scheduler:
     def cancel(self, task: Task) -> bool:
         """Keep a task from running unless it has begun; see `Engine.cancel`."""
         error = failures.cancellation(task)
-        with self.lock:
-            if task.is_done or task.error is not None:
-                return False
-            task.has_starter = (
-                False  # first: taken out of its queue, it may have to be started again
-            )
-            runner = task.record.runner
-            if not task.waits and not (isinstance(runner, ThreadLane) and runner.withdraw(task)):
-                return False
-            task.is_cancelled = True
-            task.error = error
-            was_ready = not task.waits
+        while True:
+            with self.lock:
+                if task.is_done or task.error is not None:
+                    return False
+                if self.half_done is None:
+                    # First: taken out of its queue, it may have to be started again.
+                    task.has_starter = False
+                    runner = task.record.runner
+                    was_ready = not task.waits
+                    if was_ready and not (isinstance(runner, ThreadLane) and runner.withdraw(task)):
+                        return False
+                    task.is_cancelled = True
+                    task.error = error
+                    break
+            apart(mend, self)
         if was_ready:
             self.finish(task, None)
         return True
 
-    def block(self, variable: Variable) -> threading.Lock:
-        """The gate at which a task waits for a variable; called under the lock.
+    def wait(self, variable: Variable) -> None:
+        """Sleep until the writes of `variable` pushed so far are done; see `Engine.wait`."""
+        gate = None
+        try:
+            while True:
+                with self.lock:
+                    check_alive(variable, "wait")
+                    if self.half_done is None:
+                        if variable.version < variable.pushed_writes:
+                            if self.is_inside():
+                                self._check_ends(variable)
+                            gate = closed_gate()
+                            variable.waiters.append((variable.pushed_writes, gate))
+                        break
+                apart(mend, self)
+            if gate is not None:
+                gate.acquire()
+        finally:
+            if here.task is not None:
+                self.blocked.pop(here.task, None)
+
+    def _check_ends(self, variable: Variable) -> None:
+        """Note that a task waits for a variable; called under the lock.
 
         Raises:
             EngineError: what it waits for can come only after it.
         """
         task = here.task
         assert task is not None
-        if variable in task.writes:
-            raise EngineError(
-                f"wanted a wait for what others write, got {variable.name!r}, which the "
-                f"waiting task {task.name!r} itself writes; wait after the push instead"
-            )
         self.blocked[task] = Blocked(variable, variable.pushed_writes, here.agenda)
-        try:
-            check_ends(task, variable, self.unfinished.values(), self.blocked)
-        except EngineError:
-            del self.blocked[task]
-            raise
-        gate = closed_gate()
-        variable.waiters.append((variable.pushed_writes, gate))
-        return gate
+        check_ends(task, variable, self.unfinished.values(), self.blocked)
 
     def drain(self) -> None:
         """Block until nothing is pending."""
+        if self.half_done is not None:  # the stack was too full even to begin with that
+            apart(settle, self, None)
         with self.lock:
             if not self.unfinished:
                 return
@@ -257,24 +264,24 @@ class Scheduler:
             self.idle_gates.append(gate)
         gate.acquire()
 
-    def shut(self) -> None:
-        """Refuse pushes from outside, finish what is pending, end the threads; safe to call twice."""
+    def shut(self, *, waits: bool = True) -> None:
+        """Refuse pushes from outside, finish what is pending, end the threads; safe to call twice.
+
+        Args:
+            waits: For the threads, too.
+        """
         if self.process.is_forked:
             self._limit = 0
             return
         self.check_outside("close")
-        with self.lock:
-            self._limit = 0
+        self._limit = 0
         self.drain()
-        for record in list(self.lanes.records.values()):
-            record.runner.close()
+        self.lanes.close(waits=waits)
 
     @property
     def has_threads(self) -> bool:
-        """Whether this process has threads of its lanes, which somebody has to end."""
-        return not self.process.is_forked and any(
-            isinstance(record.runner, ThreadLane) for record in list(self.lanes.records.values())
-        )
+        """Whether there are threads of its lanes, which somebody has to end."""
+        return any(isinstance(r.runner, ThreadLane) for r in list(self.lanes.records.values()))
 
     @property
     def waits_for_others(self) -> bool:
@@ -282,9 +289,13 @@ class Scheduler:
         return any(task.record.keeps_order for task in list(self.unfinished.values()))
 
     def is_inside(self) -> bool:
-        """The caller is a task of this engine."""
+        """The caller is a task of this engine, if only through tasks of others that it runs."""
         task = here.task
-        return task is not None and self.lanes.owns(task.record)
+        while task is not None:
+            if self.lanes.owns(task.record):
+                return True
+            task = task.outer
+        return False
 
     def check_outside(self, what: str) -> None:
         """Refuse what a task could wait for only forever.
@@ -317,36 +328,35 @@ class Scheduler:
     def _pass_gate(self, task: Task, gate: threading.Lock) -> None:
         """Run a task in this thread as soon as it may run."""
         gate.acquire()
-        self._start(task)
-
-    def _start(self, task: Task) -> None:
-        """Hand a task that nothing holds back to its lane."""
-        if task.record.is_control:
-            self.finish(task, None)
-        else:
-            task.record.runner.start(task)
+        task.record.runner.start(task)
 
     def start_all(self, ready: list[Task]) -> None:
         """Start tasks that became ready, one after the other.
 
         A lane may end a task while it starts it, which makes others ready: they join the agenda of the
-        thread, for a chain of such tasks would otherwise use up the stack.
+        thread, for a chain of such tasks would otherwise use up the stack. A function that runs meanwhile
+        has agendas of its own: what it pushes and waits for must not be left until it is over.
         """
-        if here.agenda is not None:
-            here.agenda.extend(ready)
+        outer = here.agenda
+        if outer is not None and outer.task is here.task:
+            outer.extend(ready)
             return
-        agenda = deque(ready)
+        agenda = Agenda(ready, here.task, outer)
         interrupt: BaseException | None = None
         try:
             here.agenda = agenda
             while agenda:
+                task = agenda.popleft()
                 try:
-                    self._start(agenda.popleft())
+                    task.record.runner.start(task)
                 except BaseException as error:  # noqa: BLE001 - the others start before it goes on
                     interrupt = error
         finally:
-            here.agenda = None
-        if interrupt is not None:
+            here.agenda = outer
+        # What a task raised its variables tell. Ctrl-C is for the main thread; a lane's thread must not end.
+        if isinstance(interrupt, Exception) or (
+            interrupt is not None and get_ident() == threading.main_thread().ident
+        ):
             raise interrupt
 
     def _hand_over(self, record: LaneRecord, ready: list[Task]) -> Task | None:

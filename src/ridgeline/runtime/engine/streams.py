@@ -138,7 +138,7 @@ class StreamLane(InOrderLane):
         super().__init__(finish)
         self.stream = stream
         self._device = stream.device if device is None and stream is not None else device
-        self._pushes: deque[tuple[int, torch.cuda.Stream, Any]] = deque()
+        self._pushes: deque[tuple[Task, torch.cuda.Stream, Any]] = deque()
         self._fork: Fork | None = None
         self._last: dict[Hashable, StreamEvent] = {}
 
@@ -148,13 +148,13 @@ class StreamLane(InOrderLane):
         current = torch.cuda.current_stream(self._device)
         needs_event = self.stream is not None and current != self.stream
         event = current.record_event() if needs_event else None
-        self._pushes.append((task.sequence, self.stream or current, event))
+        self._pushes.append((task, self.stream or current, event))
 
     def launch(self, task: Task) -> None:
         """Enqueue the task's work on the stream, behind what it has to wait for."""
-        sequence, stream, pushed = self._pushes.popleft()
-        while sequence != task.sequence:  # those of tasks that were skipped
-            sequence, stream, pushed = self._pushes.popleft()
+        noted, stream, pushed = self._pushes.popleft()
+        while noted is not task:  # those of tasks that were skipped, or whose push was interrupted
+            noted, stream, pushed = self._pushes.popleft()
         try:
             error = self._run(task, stream, pushed)
         except BaseException as raised:  # noqa: BLE001 - errors of the waits belong to the waiters, too

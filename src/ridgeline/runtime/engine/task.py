@@ -26,6 +26,7 @@ class Task:
     Attributes:
         name: Span name.
         index: Which lane of its kind it ran on: the device, or the thread.
+        outer: While its function runs: the task inside whose function that happens, or None.
         error: What it raised, inherited from a variable, or `CancelledError`; None so far.
         is_cancelled: It was cancelled before it began.
         is_done: It ran, was skipped or cancelled, and its variables have been released.
@@ -36,8 +37,8 @@ class Task:
     """
 
     __slots__ = (
-        "error", "fn", "gate", "has_starter", "index", "is_cancelled", "is_done", "is_taken",
-        "name", "num_bytes", "priority", "reads", "record", "sequence", "stack", "start_ns", "stop_ns",
+        "error", "fn", "gate", "has_starter", "index", "is_cancelled", "is_done", "is_taken", "name",
+        "num_bytes", "outer", "priority", "reads", "record", "sequence", "stack", "start_ns", "stop_ns",
         "waits", "writes",
     )  # fmt: skip
 
@@ -77,6 +78,7 @@ class Task:
         self.sequence = 0
         self.waits = 0
         self.gate: threading.Lock | None = None
+        self.outer: Task | None = None
         self.error: BaseException | None = None
         self.is_cancelled = False
         self.is_done = False
@@ -114,16 +116,30 @@ class Task:
         return f"Task({self.name} on {self.lane}, {state})"
 
 
+class Agenda(deque[Task]):
+    """Tasks that a thread will start once it has started the present one.
+
+    Attributes:
+        task: The task whose function ran when it was made, or None.
+        outer: The agenda to which the thread comes back afterwards, or None.
+    """
+
+    def __init__(self, ready: list[Task], task: Task | None, outer: "Agenda | None") -> None:
+        super().__init__(ready)
+        self.task = task
+        self.outer = outer
+
+
 class Here(threading.local):
-    """What the present thread is doing for an engine.
+    """What the present thread is doing for engines.
 
     Attributes:
         task: The task whose function runs, or None.
-        agenda: Tasks it will start once it has started the present one, or None.
+        agenda: The innermost one, or None.
     """
 
     task: Task | None = None
-    agenda: deque[Task] | None = None
+    agenda: Agenda | None = None
 
 
 here = Here()

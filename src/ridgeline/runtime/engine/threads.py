@@ -13,7 +13,7 @@ FinishAndNext = Callable[[Task, BaseException | None], Task | None]
 
 
 class ThreadLane:
-    """A number of worker threads, started by the first task.
+    """A number of worker threads.
 
     Ready tasks run by priority, higher first, then as they became ready. A queue serves priority 0,
     which almost all have: its append and popleft are single instructions of the interpreter and need no
@@ -32,8 +32,8 @@ class ThreadLane:
         self._heap: list[tuple[int, int, Task]] = []
         self._lock = threading.Lock()
         self._sleepers: list[threading.Lock] = []
-        self._threads: dict[int, threading.Thread] = {}
-        self._has_started = False
+        self._threads: list[threading.Thread] = []
+        self._runs: list[threading.Lock] = []  # held by a thread while it runs
         self._is_closed = False
 
     def enqueue(self, task: Task) -> None:
@@ -44,8 +44,6 @@ class ThreadLane:
 
     def start(self, task: Task) -> None:
         """Hand the task to the threads; one is woken if one sleeps."""
-        if not self._has_started:
-            self._start_threads()
         if task.priority:
             self._put_urgent(task)
         else:
@@ -68,32 +66,44 @@ class ThreadLane:
         except ValueError:
             return False
 
+    def open(self) -> None:
+        """Start the threads; call it apart.
+
+        Raises:
+            RuntimeError: the system has no more.
+        """
+        for index in range(self.num_threads):
+            name = f"ridgeline-{self._name}" + (f"-{index}" if index else "")
+            runs = closed_gate()
+            thread = threading.Thread(target=self._run, args=(index, runs), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+            self._runs.append(runs)
+
     def close(self) -> None:
-        """Let the threads finish what is ready, then end them."""
+        """Let the threads finish what is ready, then end."""
         with self._lock:
             self._is_closed = True
             open_gates(self._sleepers)
-        for thread in list(self._threads.values()):
+
+    def await_end(self) -> None:
+        """Wait until the threads have ended.
+
+        A `join` that is interrupted takes a thread that runs for one that has ended: so it comes last.
+        """
+        for runs in self._runs:
+            with runs:
+                pass
+        for thread in self._threads:
             thread.join()
 
-    def _start_threads(self) -> None:
-        """Start those that are missing.
+    def _run(self, index: int, runs: threading.Lock) -> None:
+        try:
+            self._serve(index)
+        finally:
+            runs.release()
 
-        An interrupt may come after a thread has started and before that is noted. So each also notes
-        itself, and one that finds another in its place ends.
-        """
-        for index in range(self.num_threads):
-            if index not in self._threads:
-                name = f"ridgeline-{self._name}" + (f"-{index}" if index else "")
-                thread = threading.Thread(target=self._run, args=(index,), name=name, daemon=True)
-                thread.start()
-                self._threads.setdefault(index, thread)
-        self._has_started = True
-
-    def _run(self, index: int) -> None:
-        me = threading.current_thread()
-        if self._threads.setdefault(index, me) is not me:
-            return
+    def _serve(self, index: int) -> None:
         gate = closed_gate()
         ready: Task | None = None
         while (task := self._take(ready, gate)) is not None:

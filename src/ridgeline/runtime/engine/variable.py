@@ -168,6 +168,20 @@ def check_alive(variable: Variable, where: str) -> None:
         )
 
 
+def check_all_alive(task: Task) -> None:
+    """Refuse a task that touches a deleted variable.
+
+    Raises:
+        EngineError: it does.
+    """
+    for variable in task.reads:
+        if variable.is_deleted:
+            check_alive(variable, task.name)
+    for variable in task.writes:
+        if variable.is_deleted:
+            check_alive(variable, task.name)
+
+
 def touches_streams(task: Task) -> bool:
     """Some stream may still use the task's variables."""
     for variable in task.reads:

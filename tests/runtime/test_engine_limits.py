@@ -3,20 +3,19 @@
 import contextlib
 import gc
 import os
-import subprocess
 import sys
-import textwrap
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.engine.lanes import WorkLane
 
 
 @pytest.mark.parametrize("lane", ["host", "compute"])
@@ -60,98 +59,6 @@ def test_a_push_at_any_depth_of_the_stack_leaves_the_engine_whole(lane: str) -> 
         engine.clear_error(variable)
         engine.wait(variable)
         assert engine.statistics().pending == 0
-
-
-def test_a_task_that_waits_for_its_own_lane_is_told_so() -> None:
-    """The task that it waits for comes after it on the same thread: the message names both."""
-    with Engine() as engine:
-        result = engine.variable("result")
-
-        def outer() -> None:
-            engine.push(int, writes=(result,), lane="loader", name="inner")
-            engine.wait(result)
-
-        engine.push(outer, lane="loader", name="outer")
-        with pytest.raises(EngineError) as caught:
-            engine.wait_all()
-        assert str(caught.value.__cause__) == (
-            "wanted a wait that can end, got 'result' in task 'outer', which would wait for itself: "
-            "'outer' on lane loader waits for variable 'result', written by 'inner'; "
-            "'inner' on lane loader waits for its lane, where there runs 'outer'; "
-            "push a task that reads 'result' instead of waiting, or give the lane more threads"
-        )
-        engine.wait(result)
-        assert result.version == 1
-
-
-def test_with_a_second_thread_a_task_may_wait_for_its_own_lane() -> None:
-    """As the message says."""
-    with Engine(threads={"loader": 2}) as engine:
-        result = engine.variable("result")
-
-        def outer() -> None:
-            engine.push(int, writes=(result,), lane="loader", name="inner")
-            engine.wait(result)
-
-        engine.push(outer, lane="loader", name="outer")
-        engine.wait_all()
-
-
-def test_tasks_that_wait_for_each_other_are_told_so() -> None:
-    """Whichever comes last raises; the other one ends."""
-    both = threading.Barrier(2, timeout=30)
-    with Engine() as engine:
-        a, b = engine.variable("a"), engine.variable("b")
-        made = threading.Event()
-
-        def wait(variable: Any) -> None:
-            made.wait(30)
-            both.wait()
-            engine.wait(variable)
-
-        engine.push(lambda: wait(b), writes=(a,), lane="loader", name="first")
-        engine.push(lambda: wait(a), writes=(b,), lane="disk", name="second")
-        made.set()
-        with pytest.raises(
-            EngineError,
-            match=r"'first' on lane loader waits for variable 'b', written by 'second'.*"
-            r"|'second' on lane disk waits for variable 'a', written by 'first'",
-        ):
-            engine.wait_all()
-        assert engine.statistics().failed in (1, 2)
-
-
-def test_a_reader_that_waits_for_a_later_write_is_told_so() -> None:
-    """The write waits for the reader to be through."""
-    with Engine() as engine:
-        v = engine.variable("v")
-        may_wait = threading.Event()
-        engine.push(
-            lambda: may_wait.wait(30) and engine.wait(v), reads=(v,), lane="disk", name="reader"
-        )
-        engine.push(int, writes=(v,), lane="loader", name="writer")
-        may_wait.set()
-        with pytest.raises(
-            EngineError, match="'writer' on lane loader waits for variable 'v', used by 'reader'"
-        ):
-            engine.wait_all()
-
-
-def test_waits_of_tasks_that_can_end_are_let_be() -> None:
-    """Chains over several lanes, none of which closes."""
-    ended: list[int] = []
-    with Engine() as engine:
-        chain = [engine.variable(str(index)) for index in range(4)]
-
-        def work(index: int) -> None:
-            if index:
-                engine.wait(chain[index - 1])
-            ended.append(index)
-
-        for index, lane in enumerate(("loader", "disk", "copy-in", "copy-out")):
-            engine.push(lambda index=index: work(index), writes=(chain[index],), lane=lane)
-        engine.wait_all()
-    assert ended == [0, 1, 2, 3]
 
 
 def test_a_forked_child_is_refused_whatever_was_locked() -> None:
@@ -302,48 +209,97 @@ def test_bounds_are_whole_numbers(name: str, value: Any) -> None:
         Engine(**{name: value})
 
 
-@pytest.mark.parametrize("drops", [False, True])
-def test_what_is_pending_when_the_interpreter_ends_is_finished(tmp_path: Path, drops: bool) -> None:
-    """Nobody closes the engine, kept or dropped: the file is whole, and a failure is printed."""
-    program = textwrap.dedent(f"""
-        import threading
-        from ridgeline.runtime.engine import Engine
-
-        engine = Engine()
-        state = engine.variable()
-        main = threading.main_thread()
-        engine.push(lambda: main.join(), writes=(state,), lane="disk")
-        for number in range(3):
-            engine.push(
-                lambda number=number: open("out", "a").write(str(number)), writes=(state,), lane="disk"
-            )
-        engine.push(lambda: 1 / 0, lane="loader", name="last")
-        if {drops}:
-            main.join = lambda: None
-            del engine
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (tmp_path / "out").read_text() == "012"
-    if not drops:
-        assert "EngineError: ZeroDivisionError: division by zero (in task 'last'" in done.stderr
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"threads": None}, "wanted threads by lane, got None in Engine(...); give a dict"),
+        ({"lanes": 5}, "wanted lanes by lane, got 5 in Engine(...); give a dict"),
+        (
+            {"lanes": {"loader": 5}},
+            "wanted a factory for lane 'loader', got 5 in Engine(lanes=...)",
+        ),
+    ],
+)
+def test_lanes_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
+    """By name."""
+    with pytest.raises(EngineError) as caught:
+        Engine(**given)
+    assert str(caught.value).startswith(said)
 
 
-def test_collectives_that_are_pending_when_the_interpreter_ends_are_named() -> None:
-    """They are not waited for, since their other workers may be gone."""
-    program = textwrap.dedent("""
-        import torch
-        from ridgeline.runtime.engine import Engine
-        from ridgeline.runtime.engine.lanes import WorkLane
+def test_names_are_text() -> None:
+    """Of tasks and of variables."""
+    with Engine() as engine:
+        with pytest.raises(EngineError, match=r"^wanted a name of type str, got 3 in push\(...\)"):
+            engine.push(int, name=3)  # type: ignore[arg-type]
+        with pytest.raises(
+            EngineError, match=r"^wanted a name of type str, got b'v' in variable\("
+        ):
+            engine.variable(b"v")  # type: ignore[arg-type]
+        assert engine.statistics().pushed == 0
 
-        engine = Engine(lanes={"communication": WorkLane})
-        engine.push(torch.futures.Future, lane="communication")
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert (
-        "got one with 1 unfinished tasks and collectives among them, which are dropped"
-        in done.stderr
-    )
+
+def test_a_lane_whose_threads_cannot_be_started_refuses_the_push(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The threads that were started end, nothing is pending, and the lane works once there is room."""
+    starts = iter([True, True, False])
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if not next(starts):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Engine(threads={"loader": 3}) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", limited)
+            with pytest.raises(
+                EngineError, match="wanted 3 threads for lane 'loader', got can't start new thread"
+            ):
+                engine.push(int, lane="loader")
+        assert engine.statistics().pushed == 0
+        engine.push(int, lane="loader")
+        engine.wait_all()
+
+
+def test_a_closed_engine_starts_no_threads() -> None:
+    """For a lane that was never used."""
+    engine = Engine()
+    engine.close()
+    before = set(threading.enumerate())
+    with pytest.raises(EngineError, match="got a closed one"):
+        engine.push(int, lane="disk")
+    assert set(threading.enumerate()) == before
+
+
+def test_an_exit_in_a_task_does_not_end_the_thread_that_came_to_run_it() -> None:
+    """A task of the host lane, pushed by a task, runs in the loader's thread: that serves on."""
+    may_go = threading.Event()
+    ran: list[str] = []
+    with Engine() as engine:
+        v = engine.variable()
+
+        def outer() -> None:
+            engine.push(lambda: may_go.wait(30) and None, writes=(v,), lane="loader")
+            engine.push(lambda: exit(3), reads=(v,), lane="host", name="leaver")
+            engine.push(lambda: ran.append("host"), reads=(v,), lane="host")
+
+        engine.push(outer)
+        engine.push(lambda: ran.append("loader"), lane="loader")
+        may_go.set()
+        with pytest.raises(EngineError, match=r"SystemExit: 3 \(in task 'leaver'"):
+            engine.wait_all()
+    assert sorted(ran) == ["host", "loader"]
+
+
+def test_what_is_no_future_fails_the_task_on_a_lane_of_collectives() -> None:
+    """And the lane goes on."""
+    with Engine(lanes={"communication": WorkLane}) as engine:
+        engine.push(lambda: 5, lane="communication", name="step")
+        with pytest.raises(EngineError, match="wanted a torch Future from task 'step' on lane"):
+            engine.wait_all()
+        future: torch.futures.Future[None] = torch.futures.Future()
+        future.set_result(None)
+        engine.push(lambda: future, lane="communication")
+        engine.wait_all()

@@ -4,10 +4,12 @@ Only a task that waits can close a circle, since pushes wait for earlier ones al
 waits, so it is enough to ask whether this one can ever go on, as things stand.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ridgeline.errors import EngineError
+from ridgeline.runtime.engine.lane_table import LaneRecord
 from ridgeline.runtime.engine.task import Agenda, Task
 from ridgeline.runtime.engine.threads import ThreadLane
 from ridgeline.runtime.engine.variable import Variable
@@ -62,24 +64,23 @@ def find_cycle(
 
     A task whose function runs and does not wait is taken to end some time.
 
-    Cost: A few passes over the unfinished tasks that `root` depends on; asked only by tasks that wait.
+    Cost: A few passes over the unfinished tasks and their variables; asked only by tasks that wait.
     """
-    tasks = list(unfinished)
+    known = _Known(unfinished, blocked)
     needs: dict[Task, list[Need]] = {}
     reached = [root]
     while reached:
         task = reached.pop()
         if task not in needs:
-            needs[task] = list(_needs(task, tasks, blocked))
+            needs[task] = list(known.needs(task))
             reached.extend(other for need in needs[task] for other in need.others)
-    stuck = dict.fromkeys(needs)  # until shown otherwise
-    found = True
-    while found:
-        found = False
-        for task in sorted(stuck, key=_sequence):  # what others wait for comes first, as a rule
+    stuck = dict.fromkeys(sorted(needs, key=_sequence))  # until shown otherwise
+    num_before = 0
+    while len(stuck) != num_before:
+        num_before = len(stuck)
+        for task in list(stuck):  # what others wait for comes first, as a rule
             if all(_is_met(need, stuck) for need in needs[task]):
                 del stuck[task]
-                found = True
     if root not in stuck:
         return []
     cycle: list[str] = []
@@ -100,63 +101,77 @@ def _is_met(need: Need, stuck: Mapping[Task, None]) -> bool:
     return not need.others or any(other not in stuck for other in need.others)
 
 
-def _needs(task: Task, tasks: list[Task], blocked: Mapping[Task, Blocked]) -> Iterable[Need]:
-    """What has to happen before the task ends."""
-    waiting = blocked.get(task)
-    if waiting is not None:
-        others = waiting.variable.unfinished_writes(waiting.version)
-        yield Need(others, True, f"variable {waiting.variable.name!r}, written by")
-    if task.is_taken:
-        inside = [other for other in blocked if task in _around(other)]
-        yield Need(inside, True, "the end of its function, in which there runs")
-        return
-    if task.waits:
-        for variable in (*task.reads, *task.writes):
-            before = _before(task, variable, tasks)
-            yield Need(before, True, f"variable {variable.name!r}, used by")
-    runner = task.record.runner
-    if isinstance(runner, ThreadLane):
-        running = [other for other in tasks if other.is_taken and other.record is task.record]
-        if len(running) >= runner.num_threads:
-            yield Need(running, False, "its lane, where there runs")
-    elif task.record.keeps_order:
-        earlier = [o for o in tasks if o.record is task.record and o.sequence < task.sequence]
-        yield Need(earlier[-1:], True, "its lane, which keeps the order of pushes, and")
-    elif not task.waits:
-        owners = [other for other, wait in blocked.items() if _is_left(task, wait.agenda)]
-        yield Need(owners, True, "its thread, where there runs")
+class _Known:
+    """What tasks need, looked up once for all of them."""
 
+    def __init__(self, unfinished: Iterable[Task], blocked: Mapping[Task, Blocked]) -> None:
+        self._blocked = blocked
+        self._running: dict[LaneRecord, list[Task]] = defaultdict(list)
+        self._before_in_lane: dict[Task, Task] = {}
+        self._readers: dict[Variable, list[Task]] = defaultdict(list)
+        self._before: dict[Variable, dict[Task, list[Task]]] = {}
+        self._inside: dict[Task, list[Task]] = defaultdict(list)
+        self._starters: dict[Task, list[Task]] = defaultdict(list)
+        last: dict[LaneRecord, Task] = {}
+        for task in unfinished:
+            if task.is_taken:
+                self._running[task.record].append(task)
+            if task.record in last:
+                self._before_in_lane[task] = last[task.record]
+            last[task.record] = task
+            for variable in task.reads:
+                self._readers[variable].append(task)
+        for task, wait in blocked.items():
+            outer, agenda = task.outer, wait.agenda
+            while outer is not None:
+                self._inside[outer].append(task)
+                outer = outer.outer
+            while agenda is not None:
+                for later in list(agenda):
+                    self._starters[later].append(task)
+                agenda = agenda.outer
 
-def _around(task: Task) -> Iterable[Task]:
-    """The tasks in whose functions this one runs."""
-    outer = task.outer
-    while outer is not None:
-        yield outer
-        outer = outer.outer
+    def needs(self, task: Task) -> Iterable[Need]:
+        """What has to happen before the task ends."""
+        wait = self._blocked.get(task)
+        if wait is not None:
+            others = wait.variable.unfinished_writes(wait.version)
+            yield Need(others, True, f"variable {wait.variable.name!r}, written by")
+        if task.is_taken:
+            yield Need(self._inside[task], True, "the end of its function, in which there runs")
+            return
+        if task.waits:
+            for variable in (*task.reads, *task.writes):
+                before = self._before_in_queue(variable).get(task, [])
+                yield Need(before, True, f"variable {variable.name!r}, used by")
+        runner = task.record.runner
+        if isinstance(runner, ThreadLane):
+            running = self._running[task.record]
+            if len(running) >= runner.num_threads:
+                yield Need(running, False, "its lane, where there runs")
+        elif task.record.keeps_order:
+            if task in self._before_in_lane:
+                earlier = [self._before_in_lane[task]]
+                yield Need(earlier, True, "its lane, which keeps the order of pushes, and")
+        elif not task.waits:
+            yield Need(self._starters[task], True, "its thread, where there runs")
 
-
-def _is_left(task: Task, agenda: Agenda | None) -> bool:
-    """The task comes after what the thread of this agenda does."""
-    while agenda is not None:
-        if task in agenda:
-            return True
-        agenda = agenda.outer
-    return False
-
-
-def _before(task: Task, variable: Variable, tasks: list[Task]) -> list[Task]:
-    """The unfinished tasks that must be through with the variable first; none if it holds the variable."""
-    before = [] if variable.writer is None else [variable.writer]
-    for queued, _ in variable.queue:
-        if queued is task:
-            break
-        before.append(queued)
-    else:
-        return []
-    if variable.readers:  # they are only counted
-        inside = {queued for queued, _ in variable.queue}
-        before += [other for other in tasks if variable in other.reads and other not in inside]
-    return before
+    def _before_in_queue(self, variable: Variable) -> dict[Task, list[Task]]:
+        """By task that waits for the variable: those right before it, which have to be through with it."""
+        before = self._before.get(variable)
+        if before is None:
+            before = self._before[variable] = dict[Task, list[Task]]()
+            queued = {task for task, _ in variable.queue}
+            writer: list[Task] = [] if variable.writer is None else [variable.writer]
+            readers = [task for task in self._readers[variable] if task not in queued]
+            for task, is_write in variable.queue:
+                before[task] = (readers or writer) if is_write else writer
+                if is_write:
+                    writer = [task]
+                    readers = list[Task]()
+                else:
+                    readers.append(task)
+        return before
 
 
 def _sequence(task: Task) -> int:

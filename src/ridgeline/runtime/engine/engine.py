@@ -21,6 +21,7 @@ from ridgeline.runtime.engine.scheduler import Scheduler
 from ridgeline.runtime.engine.statistics import EngineStatistics
 from ridgeline.runtime.engine.task import Task
 from ridgeline.runtime.engine.variable import Variable, check_owner, check_variables
+from ridgeline.runtime.engine.waiting import wait_for
 from ridgeline.timeline import Span, Timeline
 
 _NO_VARIABLES: tuple[
@@ -167,7 +168,7 @@ class Engine:
         scheduler = self._scheduler
         scheduler.process.check("wait")
         check_owner(variable, "wait", scheduler.owner)
-        scheduler.wait(variable)
+        wait_for(scheduler, variable)
         event = variable.writer_event
         if event is not None:
             event[1].wait()

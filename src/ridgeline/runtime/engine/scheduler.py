@@ -17,7 +17,6 @@ from typing import Any
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine import failures
 from ridgeline.runtime.engine.apart import apart
-from ridgeline.runtime.engine.cycles import Blocked, check_ends
 from ridgeline.runtime.engine.failures import Failures
 from ridgeline.runtime.engine.lane_table import LaneRecord, LaneTable
 from ridgeline.runtime.engine.lanes import Finish, LaneRunner
@@ -26,7 +25,7 @@ from ridgeline.runtime.engine.pacing import RECHECK_S, Pacing
 from ridgeline.runtime.engine.process import Process
 from ridgeline.runtime.engine.task import Agenda, Task, closed_gate, here, nothing, open_gates
 from ridgeline.runtime.engine.threads import ThreadLane
-from ridgeline.runtime.engine.variable import Variable, check_alive, check_all_alive
+from ridgeline.runtime.engine.variable import Variable, check_all_alive
 
 SPANS_KEPT = 100_000
 """Spans an engine remembers; older ones are dropped, so that a long run stays bounded in memory."""
@@ -51,7 +50,6 @@ class Scheduler:
         self.owner = object()
         self.half_done: tuple[Any, ...] | None = None  # what mends it, and its arguments
         self._last_lost: Task | None = None
-        self.blocked: dict[Task, Blocked] = {}
         self.failures = Failures()
         self.num_pushed = 0
         self.num_failed = 0
@@ -220,38 +218,6 @@ class Scheduler:
         if was_ready:
             self.finish(task, None)
         return True
-
-    def wait(self, variable: Variable) -> None:
-        """Sleep until the writes of `variable` pushed so far are done; see `Engine.wait`."""
-        gate = None
-        try:
-            while True:
-                with self.lock:
-                    check_alive(variable, "wait")
-                    if self.half_done is None:
-                        if variable.version < variable.pushed_writes:
-                            if self.is_inside():
-                                self._check_ends(variable)
-                            gate = closed_gate()
-                            variable.waiters.append((variable.pushed_writes, gate))
-                        break
-                apart(mend, self)
-            if gate is not None:
-                gate.acquire()
-        finally:
-            if here.task is not None:
-                self.blocked.pop(here.task, None)
-
-    def _check_ends(self, variable: Variable) -> None:
-        """Note that a task waits for a variable; called under the lock.
-
-        Raises:
-            EngineError: what it waits for can come only after it.
-        """
-        task = here.task
-        assert task is not None
-        self.blocked[task] = Blocked(variable, variable.pushed_writes, here.agenda)
-        check_ends(task, variable, self.unfinished.values(), self.blocked)
 
     def drain(self) -> None:
         """Block until nothing is pending."""

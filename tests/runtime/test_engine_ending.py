@@ -1,0 +1,54 @@
+"""What is pending when the interpreter ends is finished, or said."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_what_is_pending_when_the_interpreter_ends_is_finished(tmp_path: Path, drops: bool) -> None:
+    """Nobody closes the engine, kept or dropped: the file is whole, and a failure is printed."""
+    program = textwrap.dedent(f"""
+        import threading
+        from ridgeline.runtime.engine import Engine
+
+        engine = Engine()
+        state = engine.variable()
+        main = threading.main_thread()
+        engine.push(lambda: main.join(), writes=(state,), lane="disk")
+        for number in range(3):
+            engine.push(
+                lambda number=number: open("out", "a").write(str(number)), writes=(state,), lane="disk"
+            )
+        engine.push(lambda: 1 / 0, lane="loader", name="last")
+        if {drops}:
+            main.join = lambda: None
+            del engine
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (tmp_path / "out").read_text() == "012"
+    assert "EngineError: ZeroDivisionError: division by zero (in task 'last'" in done.stderr
+
+
+def test_collectives_that_are_pending_when_the_interpreter_ends_are_named() -> None:
+    """They are not waited for, since their other workers may be gone."""
+    program = textwrap.dedent("""
+        import torch
+        from ridgeline.runtime.engine import Engine
+        from ridgeline.runtime.engine.lanes import WorkLane
+
+        engine = Engine(lanes={"communication": WorkLane})
+        engine.push(torch.futures.Future, lane="communication")
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (
+        "got one with 1 unfinished tasks and collectives among them, which are dropped"
+        in done.stderr
+    )

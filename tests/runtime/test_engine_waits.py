@@ -243,12 +243,13 @@ def test_an_engine_used_in_a_task_of_another_keeps_its_own_order() -> None:
 
 def test_a_child_made_while_tasks_wait_has_waits_of_its_own() -> None:
     """Tasks of the parent's engine wait at the fork, and its lock is held; the child's new engine works."""
-    is_there, may_go = threading.Event(), threading.Event()
+    may_go = threading.Event()
     with Engine() as engine:
         v = engine.variable()
-        engine.push(lambda: (is_there.set(), may_go.wait(30)), writes=(v,), lane="loader")
+        engine.push(lambda: may_go.wait(30), writes=(v,), lane="loader")
         engine.push(lambda: engine.wait(v), lane="disk")
-        is_there.wait(30)
+        while not waiting._blocked:
+            may_go.wait(0.001)
         with engine._scheduler.lock, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
             child = os.fork()

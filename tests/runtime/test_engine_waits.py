@@ -263,7 +263,7 @@ def wait_in_a_task() -> int:
     """Failed tasks of a new engine: none."""
     with Engine() as engine:
         v = engine.variable()
-        engine.push(int, writes=(v,), lane="loader")
-        engine.push(lambda: engine.wait(v), lane="disk")
+        engine.push(lambda: threading.Event().wait(0.02), writes=(v,), lane="loader")
+        engine.push(lambda: engine.wait(v), lane="disk")  # as a rule before that is over
         engine.wait_all()
         return engine.statistics().failed

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -191,3 +192,39 @@ def test_a_copy_of_a_model_has_guards_of_its_own() -> None:
     with torch.no_grad():
         guards = CallReads(model, (x,)).guards
         assert not guards.holds({"fn": twin, "args": (x,)})
+
+
+LOG = logging.getLogger(__name__)
+
+
+class Deep(nn.Module):
+    """Everyday code that torch's compiler reads only when it is told to: a recurrent layer, and a logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+        self.state = Holder()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.value = 1  # put back below, so nothing has changed
+        LOG.debug("one more step")
+        out = self.head(self.lstm(x[:, None])[0][:, -1])
+        self.state.value = None
+        return out
+
+
+class Holder:
+    """Holds something for the time of a call."""
+
+    def __init__(self) -> None:
+        self.value: int | None = None
+
+
+def test_recurrent_layers_loggers_and_what_is_put_back_can_be_read() -> None:
+    """None of them is a change that a captured program would lose."""
+    model, x = Deep(), torch.randn(2, 6)
+    with torch.no_grad():
+        guards = CallReads(model, (x,)).guards
+        assert guards.holds({"fn": model, "args": (x,)})
+        model.lstm.batch_first = False
+        assert not guards.holds({"fn": model, "args": (x,)})

@@ -8,6 +8,8 @@ import torch
 from step_pairs import Pair, adamw, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
 
+from ridgeline.plan import Plan
+from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.hybrid.guards.reading import UnreadableError
 from ridgeline.runtime.step import TrainStep
 
@@ -158,3 +160,15 @@ def test_autocast_around_the_step_is_seen() -> None:
         run(pair, range(6, 9))
         assert pair.counters()["recaptures"] == 2
         assert "compiled again because autocast around the step changed" in pair.program.notes
+
+
+def test_plans_of_one_step_share_what_was_read() -> None:
+    """Reading takes seconds, and trials of a choice read the same step."""
+    model, forms = make(dropout=0.0), CompiledForms()
+    optimizer = sgd(model)
+    for _ in range(2):
+        plan = Plan(execution="step-graph")
+        with TrainStep(model, loss_fn, optimizer, plan, device="cpu", forms=forms) as step:
+            for index in range(3):
+                step(batch_of(index))
+    assert len(forms.readings) == 1

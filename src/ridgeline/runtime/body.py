@@ -41,6 +41,7 @@ class StepBody:
 
     Attributes:
         form: How the loss is computed: as written, compiled whole, or by region.
+        readings: Guards of model and loss function that were read, for this plan or others; see `StepReads`.
         overhead_ns: Host time of the last step that a plain loop would not have spent.
 
     Raises:
@@ -85,6 +86,7 @@ class StepBody:
                 owns_random=plan.random == "compiled",
                 forms=forms,
             )
+        self.readings: list[Any] = [] if forms is None else forms.readings
         self._autocast = plan.precision
         self._device = device
         self._is_checked = False

@@ -166,10 +166,12 @@ class CompiledForms:
 
     Attributes:
         limit_s: Seconds that compiling the next form may take.
+        readings: Guards of loss function and model that were read; see `StepReads`.
     """
 
     def __init__(self, limit_s: float = math.inf) -> None:
         self.limit_s = limit_s
+        self.readings: list[Any] = []
         self._known: dict[Hashable, Form] = {}
 
     def take(self, key: Hashable, make: Callable[[], _T]) -> Form:
@@ -181,6 +183,7 @@ class CompiledForms:
     def forget(self) -> None:
         """Drop all forms; steps that use one keep it."""
         self._known.clear()
+        self.readings.clear()
 
 
 def make_form(

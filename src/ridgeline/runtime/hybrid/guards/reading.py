@@ -6,6 +6,7 @@ shapes, strides and dtypes of tensors, autocast and other modes. Captured progra
 """
 
 import builtins
+import logging
 import re
 import threading
 import types
@@ -36,10 +37,12 @@ SETTINGS: dict[str, Any] = {
     "specialize_float": True,
     "specialize_int": True,
     "automatic_dynamic_shapes": False,
+    "allow_rnn": True,
     "side_effect_replay_policy": "silent",
 }
 """Of TorchDynamo, while it reads. What a version of torch does not have is left out."""
 _lock = threading.Lock()
+_UNKNOWN = object()
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
@@ -110,6 +113,8 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
         return _end
 
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
+    # What a program logs is no result of it; libraries add methods of their own to loggers.
+    settings["ignore_logger_methods"] = set(filter(callable, vars(logging.Logger).values()))
     compiled = torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)
     with _lock, config.patch(settings):
         try:
@@ -154,20 +159,20 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     output = InstructionTranslator.current_tx().output
     effects = output.side_effects
     modified = effects._get_modified_vars()  # noqa: SLF001 - nothing public says what a program writes
-    writes = [
-        Write(name, _kind_of(variable))
+    writes = {
+        Write(name, _kind_of(variable)): final
         for variable in modified
         if not isinstance(variable.mutation_type, AttributeMutationNew)
-        for name in _names_of(variable, effects.store_attr_mutations)
-    ]
+        for name, final in _names_of(variable, effects.store_attr_mutations).items()
+    }
     if effects.tensor_hooks:
-        writes.append(Write("hooks of tensors", "dict"))
+        writes[Write("hooks of tensors", "dict")] = _UNKNOWN
     if output.random_calls:
-        writes.append(Write("Python's random numbers", "random.Random"))
+        writes[Write("Python's random numbers", "random.Random")] = _UNKNOWN
     placeholders = graph.graph.find_nodes(op="placeholder")
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     return {
-        "writes": tuple(dict.fromkeys(writes)),
+        "writes": writes,
         "tensors": tuple(_expression(argument.source) for argument in arguments),
         "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
         "code": frozenset(TracingContext.get().traced_code),
@@ -198,7 +203,11 @@ def _made(
         scope=names,
         classes=tuple(dict.fromkeys(map(type, objects))),
         code=found["code"],
-        writes=found["writes"],
+        writes=tuple(
+            write
+            for write, final in found["writes"].items()
+            if not any(final is now for now in _evaluated(write.what, names, arguments))
+        ),
         graph=found["graph"],
         kept=(wrapper, *objects),
     )
@@ -219,12 +228,24 @@ def _expression(source: Any) -> str:
     return str(name() if callable(name) else name)
 
 
-def _names_of(variable: Any, attributes: Mapping[Any, Mapping[str, Any]]) -> list[str]:
-    """What the program calls something that it changes, with the attributes that it assigns."""
+def _names_of(variable: Any, attributes: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the program calls something that it changes: attributes that it assigns with their last values."""
     own = getattr(variable, "local_name", None) or getattr(variable, "name", None) or "a variable"
     name = _expression(variable.source) if variable.source is not None else str(own)
-    assigned = [key for key in attributes.get(variable, ()) if key.isidentifier()]
-    return [f"{name}.{key}" for key in assigned if key != "cell_contents"] or [name]
+    assigned = {
+        f"{name}.{key}": _constant(value)
+        for key, value in attributes.get(variable, {}).items()
+        if key.isidentifier() and key != "cell_contents"
+    }
+    return assigned or {name: _UNKNOWN}
+
+
+def _constant(value: Any) -> Any:
+    """What is assigned, where that is a constant: what is there already is no change."""
+    try:
+        return value.as_python_constant() if value.is_python_constant() else _UNKNOWN
+    except (NotImplementedError, AttributeError):
+        return _UNKNOWN
 
 
 def _kind_of(variable: Any) -> str:

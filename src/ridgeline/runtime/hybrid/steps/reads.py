@@ -66,7 +66,8 @@ class StepReads:
         self._accumulate = body.plan.accumulate
         self._is_lifted = is_lifted
         self._example = batch
-        self._guards = [self._read(batch)]
+        self._readings = body.readings
+        self._guards = [self._known(batch) or self._read(batch)]
 
     def check_writes(self) -> None:
         """Refuse a step that changes more than the values of tensors and the model's buffers.
@@ -105,10 +106,19 @@ class StepReads:
             return None
         return spoken(self._guards[0].difference(arguments))
 
+    def _known(self, batch: Any) -> Guards | None:
+        """Guards that were read for another plan of the same step, where they hold now."""
+        arguments = self._with(batch)
+        marks = (self._program, self._is_lifted)
+        found = (guards for known, guards in self._readings if known == marks)
+        return next((guards for guards in found if guards.holds(arguments)), None)
+
     def _read(self, batch: Any) -> Guards:
         model = self._arguments["model"]
         followed = [*model.parameters(), *model.buffers()] if self._is_lifted else []
-        return Guards(self._program, self._with(batch), ["batch"], followed)
+        guards = Guards(self._program, self._with(batch), ["batch"], followed)
+        self._readings.append(((self._program, self._is_lifted), guards))
+        return guards
 
     def _with(self, batch: Any) -> dict[str, Any]:
         if self._accumulate > 1:

@@ -1,5 +1,6 @@
 """How an engine ends that nobody closed, and what nobody has been told of when it does."""
 
+import sys
 import threading
 import weakref
 from _thread import start_new_thread
@@ -8,6 +9,7 @@ from typing import Any
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine import failures
 from ridgeline.runtime.engine.scheduler import Scheduler
+from ridgeline.runtime.engine.task import closed_gate
 
 
 def end_behind(scheduler: Scheduler) -> None:
@@ -24,17 +26,11 @@ def end_behind(scheduler: Scheduler) -> None:
         return
     if threading.main_thread().is_alive():
         # Who drops an engine may hold any lock, for it may be the garbage collector's turn: so no waiting.
-        ending = weakref.finalize(scheduler, end_behind, scheduler)
-        start_new_thread(_end_apart, (scheduler, ending))
-    elif scheduler.waits_for_others:
-        raise EngineError(
-            f"wanted an engine that is closed before the interpreter ends, got one with "
-            f"{len(scheduler.unfinished)} unfinished tasks and collectives among them, which are dropped "
-            "since a worker that has gone would be waited for; call close()"
-        )
+        over = closed_gate()
+        ending = weakref.finalize(scheduler, _end_at_exit, scheduler, over)
+        start_new_thread(_end_apart, (scheduler, over, ending))
     else:
-        scheduler.shut()
-        tell_untold(scheduler)
+        _end_at_exit(scheduler, None)
 
 
 def tell_untold(scheduler: Scheduler) -> None:
@@ -49,9 +45,30 @@ def tell_untold(scheduler: Scheduler) -> None:
         failures.tell(untold[0], others=len(untold) - 1 + num_counted, only_counted=num_counted)
 
 
-def _end_apart(scheduler: Scheduler, ending: "weakref.finalize[Any, Any]") -> None:
-    scheduler.shut(
-        waits=False
-    )  # a thread like this one must not join others: it would be listed for good
+def _end_apart(
+    scheduler: Scheduler, over: threading.Lock, ending: "weakref.finalize[..., Any]"
+) -> None:
+    """End it in a thread without a name, which must not join others: it would be listed for good."""
+    scheduler.shut(waits=False)
+    try:
+        tell_untold(scheduler)
+    except EngineError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     ending.detach()
-    tell_untold(scheduler)
+    over.release()
+
+
+def _end_at_exit(scheduler: Scheduler, over: "threading.Lock | None") -> None:
+    """End it, or wait until the thread that does so is over; nobody waits for other workers."""
+    if scheduler.waits_for_others:
+        raise EngineError(
+            f"wanted an engine that is closed before the interpreter ends, got one with "
+            f"{len(scheduler.unfinished)} unfinished tasks and collectives among them, which are dropped "
+            "since a worker that has gone would be waited for; call close()"
+        )
+    if over is None:
+        scheduler.shut()
+        tell_untold(scheduler)
+    else:
+        with over:
+            pass

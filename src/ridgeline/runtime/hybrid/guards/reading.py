@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,13 @@ SETTINGS: dict[str, Any] = {
 _lock = threading.Lock()
 _UNKNOWN = object()
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+class _Unordered(set[Any]):
+    """Members that nobody goes through: torch 2.11 sorts its settings to record them, functions too."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 class UnreadableError(CaptureError):
@@ -114,7 +121,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
 
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
     # What a program logs is no result of it; libraries add methods of their own to loggers.
-    settings["ignore_logger_methods"] = set(filter(callable, vars(logging.Logger).values()))
+    settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
     compiled = torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)
     with _lock, config.patch(settings):
         try:

@@ -225,6 +225,27 @@ def test_the_check_leaves_what_a_step_keeps_as_it_was() -> None:
     assert outcomes[0] == outcomes[1]
 
 
+def test_what_only_runs_as_written_is_refused_with_a_way_out() -> None:
+    """A gradient of a gradient: torch's compiler raises an error of its own in the backward pass."""
+
+    def penalty(model: nn.Module, batch: Any) -> Tensor:
+        x = batch[0].clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        return (gradient.norm(dim=1) - 1).square().mean()
+
+    model = make_model(dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    message = "wanted execution='compiled' to run a step that runs as written, got .*; use exec"
+    plan = Plan(execution="compiled")
+    with (
+        TrainStep(model, penalty, optimizer, plan, device="cpu") as step,
+        pytest.raises(CaptureError, match=message),
+    ):
+        step(batch_of(12, 0))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def test_gradients_that_are_rounding_are_no_difference() -> None:
     """A bias before batch norm has a gradient of rounding only, which Adam turns into whole steps."""
     torch.manual_seed(0)

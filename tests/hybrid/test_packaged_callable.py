@@ -312,6 +312,19 @@ def test_inputs_are_checked(case: Case) -> None:
     assert int(loaded.state["norm.num_batches_tracked"]) == 0
 
 
+def test_gradients_are_refused_where_they_would_be_lost(case: Case) -> None:
+    """A live callable runs such a call eagerly; a loaded one says that it cannot."""
+    loaded = load(case.path)
+    x, extra = case.inputs
+    wanting = x.clone().requires_grad_()
+    with pytest.raises(
+        BatchError, match=r"got tensor 0 of shape \(4, 6\) that requires them; give it"
+    ):
+        loaded(wanting, extra)
+    with torch.no_grad():
+        loaded(wanting, extra)
+
+
 def test_updated_parameters_are_seen(network: tuple[nn.Module, PackagedCallable]) -> None:
     """What is written into a parameter counts for the next call, down to a bias of two elements."""
     net, packaged = network

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.errors import EquivalenceError
+from ridgeline.errors import CaptureError, EquivalenceError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import largest_of_workers
@@ -169,7 +169,7 @@ class _Trial(NamedTuple):
         before = _perturbed_parameters(self.body, self.start, shift)
         with self.body.as_written():
             eager = self._run(self._eager, shift)
-        got = self._run(self.replay, shift)
+        got = self._run(self._tried, shift)
         narrow = any(p.dtype.itemsize <= 2 for p in self.body.model.parameters())
         allowed = NARROW_TOLERANCE if narrow else TOLERANCE
         size = self._difference(before, eager, got)
@@ -234,6 +234,23 @@ class _Trial(NamedTuple):
         plan = self.body.plan
         mode = MODES[plan.execution]
         return plan.precision in ("bf16", "fp16") and (mode.is_compiled or mode.is_captured)
+
+    def _tried(self) -> Tensor:
+        """The step in the mode to check, after it ran as written.
+
+        Raises:
+            CaptureError: what ran as written fails in this mode; torch's compiler raises errors of any kind.
+        """
+        try:
+            return self.replay()
+        except (RidgelineError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            line = next(iter(str(error).strip().splitlines()), "no message")
+            raise CaptureError(
+                f"wanted execution={self.body.plan.execution!r} to run a step that runs as written, got "
+                f"{type(error).__name__}: {line}; use execution='eager'"
+            ) from error
 
     def _eager(self) -> Tensor:
         silent = Recorder(HostClock())

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import PackageError
+from ridgeline.errors import BatchError, PackageError
 from ridgeline.plan import Execution
 from ridgeline.runtime.hybrid.packages.metadata import Metadata
 from ridgeline.runtime.hybrid.packages.package import Package, read_package
@@ -91,8 +92,11 @@ class LoadedCallable:
         """What the function returned for such inputs, as new tensors, in the same structure.
 
         Raises:
-            BatchError: an input is not as the program was compiled for; names it.
+            BatchError: an input is not as the program was compiled for, or requires gradients while these
+                are recorded; names it.
         """
+        if torch.is_grad_enabled():
+            _check_without_gradients(inputs)
         return self._call(*inputs)
 
     def __repr__(self) -> str:
@@ -102,3 +106,14 @@ class LoadedCallable:
             f"LoadedCallable({self.path}: {inputs} -> {outputs}, {self.metadata.device} "
             f"{self.metadata.capability}, {len(self.state)} tensors)"
         )
+
+
+def _check_without_gradients(inputs: tuple[Any, ...]) -> None:
+    """Refuse inputs that want gradients: a saved program computes none, and nobody would see that."""
+    for index, leaf in enumerate(pytree.tree_leaves(inputs)):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            raise BatchError(
+                "wanted inputs without gradients, which a saved program does not compute, got tensor "
+                f"{index} of shape {tuple(leaf.shape)} that requires them; give it as .detach(), or call "
+                "the program under torch.no_grad()"
+            )

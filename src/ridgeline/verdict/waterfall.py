@@ -25,6 +25,8 @@ EXPOSED = "exposed communication"
 INPUT = "input wait"
 BETWEEN = "between steps"
 OTHER = "other"
+LEAST_TOLD_NS = 1000
+"""Less is left by rounding times to whole nanoseconds, and explains nothing."""
 
 Interval = tuple[int, int]
 
@@ -100,7 +102,7 @@ def waterfall(
         Part(name=EXPOSED, ns=communication, why="communication that computing does not hide"),
         Part(name=INPUT, ns=waited, why="no batch yet"),
         Part(name=BETWEEN, ns=waiting - waited, why=f"from a step's end to the next call: {whose}"),
-        Part(name=OTHER, ns=rest + unexplained, why=why_other if slowed > 0 else ""),
+        Part(name=OTHER, ns=rest + unexplained, why=why_other if slowed >= LEAST_TOLD_NS else ""),
     )
     if limit is not None:
         limit = fitted[0] + fitted[1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ridgeline.plan import Plan
 from ridgeline.runtime import clocks, gaps, recorder, step
-from ridgeline.runtime.feeding import batches
+from ridgeline.runtime.feeding import batches, making
 from ridgeline.runtime.gaps import Gap, Gaps, judge
 from ridgeline.timeline import Timeline
 
@@ -163,7 +163,7 @@ def test_a_feed_measures_its_waiting(clock: SimpleNamespace) -> None:
                 yield torch.ones(1, 2)
 
     with step.TrainStep(model, lambda m, b: m(b).sum(), optimizer, Plan(), device="cpu") as mine:
-        for batch in batches.feed(Loader(), "cpu", depth=0):
+        for batch in making.feed(Loader(), "cpu", depth=0):
             mine(batch)
             clock.ns += 2 * MS
         measured = mine.timeline()

@@ -88,3 +88,8 @@ class LaunchError(RidgelineError):
 
 class VerificationError(RidgelineError):
     """Prediction and measurement differ by more than the stated tolerance (exit status 3)."""
+
+
+def first_line(error: BaseException, otherwise: str = "no message") -> str:
+    """The first line of what an error says; `otherwise` where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), otherwise)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ridgeline import units
 from ridgeline.decision.heartbeat import Heartbeat
-from ridgeline.errors import OutOfTimeError
+from ridgeline.errors import OutOfTimeError, first_line
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
@@ -57,7 +57,7 @@ class ToldTrials:
                 measured = self._run(plan)
         except Exception as error:
             how = "stopped" if isinstance(error, OutOfTimeError) else "failed"
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = first_line(error, type(error).__name__)
             self._heartbeat.tell(f"  {how}: {first}")
             raise
         self._heartbeat.tell(f"  {trial_words(measured)}")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.errors import MachineError, WorkloadError
+from ridgeline.errors import MachineError, WorkloadError, first_line
 from ridgeline.probe import rebuild, values
 from ridgeline.probe.places import Output, Place, Places, Source, is_workspace, valid
 from ridgeline.probe.valid_inputs import valid_inputs
@@ -131,7 +131,9 @@ class Replay:
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
-            self.failures.setdefault(self._ops[index].key, f"memory ran out: {_first_line(error)}")
+            self.failures.setdefault(
+                self._ops[index].key, f"memory ran out: {first_line(error, type(error).__name__)}"
+            )
             self.ended_at = index
         finally:
             self._values.clear()
@@ -187,7 +189,9 @@ class Replay:
         except _FAILURES as error:
             if _is_out_of_memory(error):
                 raise
-            self.failures[step.op.key] = f"{type(error).__name__}: {_first_line(error)}"
+            self.failures[step.op.key] = (
+                f"{type(error).__name__}: {first_line(error, type(error).__name__)}"
+            )
             self._check_device(index)
             self._stand_in(index)
             return None
@@ -203,8 +207,8 @@ class Replay:
             torch.cuda.synchronize(self._device)
         except RuntimeError as error:
             raise DeviceLostError(
-                f"wanted a GPU that goes on after {self._ops[index].name}, got {_first_line(error)}; "
-                "measure again without that operator",
+                f"wanted a GPU that goes on after {self._ops[index].name}, got "
+                f"{first_line(error, type(error).__name__)}; measure again without that operator",
                 self.failures[self._ops[index].key],
             ) from error
 
@@ -309,7 +313,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         "can't allocate memory" in str(error)
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

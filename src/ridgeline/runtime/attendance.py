@@ -22,7 +22,7 @@ import psutil
 import torch.distributed as dist
 
 from ridgeline import units
-from ridgeline.errors import AbsentWorkerError, EngineError, RidgelineError
+from ridgeline.errors import AbsentWorkerError, EngineError, RidgelineError, first_line
 from ridgeline.runtime import leaving
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.roll_call import Absence, Row, absence_text, absent
@@ -307,15 +307,12 @@ def phase(doing: str, world: World) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if present is None else present.phase(doing)
 
 
-def first_line(error: BaseException) -> str:
-    """Type and first line of an error."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}".removesuffix(
-        ": "
-    )
+def _kind_and_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error, '')}".removesuffix(": ")
 
 
 def _raised(error: BaseException) -> str:
-    return f"it raised {first_line(error)}"
+    return f"it raised {_kind_and_line(error)}"
 
 
 def _is_of_collective(error: BaseException) -> bool:
@@ -326,7 +323,8 @@ def _is_of_collective(error: BaseException) -> bool:
 def _without_store(error: Exception) -> Absence:
     return Absence(
         rank=0,
-        what=f"the store of the process group, which it or its launcher keeps, is gone ({first_line(error)})",
+        what="the store of the process group, which it or its launcher keeps, is gone "
+        f"({_kind_and_line(error)})",
         advice="see the log of rank 0 and of the launcher",
     )
 

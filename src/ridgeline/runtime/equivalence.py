@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.errors import CaptureError, EquivalenceError, RidgelineError
+from ridgeline.errors import CaptureError, EquivalenceError, RidgelineError, first_line
 from ridgeline.execution import MODES
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import largest_of_workers
@@ -246,10 +246,9 @@ class _Trial(NamedTuple):
         except (RidgelineError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            line = next(iter(str(error).strip().splitlines()), "no message")
             raise CaptureError(
                 f"wanted execution={self.body.plan.execution!r} to run a step that runs as written, got "
-                f"{type(error).__name__}: {line}; use execution='eager'"
+                f"{type(error).__name__}: {first_line(error)}; use execution='eager'"
             ) from error
 
     def _eager(self) -> Tensor:

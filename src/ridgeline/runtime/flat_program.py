@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.stand_ins import (
@@ -228,7 +228,7 @@ def _plain(constants: dict[int, Any], fn: Callable[..., Any]) -> dict[int, Const
 
 def _refusal(fn: Callable[..., Any], error: RuntimeError) -> CaptureError:
     return CaptureError(
-        f"wanted to trace {name_of(fn)} into a program, got {type(error).__name__}: {_first_line(error)} "
+        f"wanted to trace {name_of(fn)} into a program, got {type(error).__name__}: {first_line(error)} "
         f"({_user_line(error)}); shapes and control flow must not depend on the values of tensors "
         "(.item(), if tensor: ..., x[mask])"
     )
@@ -237,10 +237,6 @@ def _refusal(fn: Callable[..., Any], error: RuntimeError) -> CaptureError:
 def name_of(fn: Callable[..., Any]) -> str:
     """What messages and reports call a function."""
     return getattr(fn, "__name__", type(fn).__name__)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
 
 
 def _user_line(error: BaseException) -> str:

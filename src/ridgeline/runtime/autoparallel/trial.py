@@ -17,8 +17,8 @@ from ridgeline.runtime.hybrid.calls.equivalence import (
     perturbed_inputs,
     tolerance_of,
 )
-from ridgeline.runtime.hybrid.calls.state import SavedState, preserved
 from ridgeline.runtime.random_state import seed_all
+from ridgeline.runtime.saved_state import SavedState, preserved
 
 NUM_CALLS = 3
 """Calls that are compared: the example, and two with changed inputs."""

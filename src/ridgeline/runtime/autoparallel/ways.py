@@ -25,7 +25,7 @@ from ridgeline.runtime.autoparallel.schedule import Schedule, serial_schedule
 from ridgeline.runtime.autoparallel.selection import MOST_STREAMS, SERIAL, candidates
 from ridgeline.runtime.autoparallel.streams import StreamProgram
 from ridgeline.runtime.autoparallel.threads import ThreadProgram, measure_sync_s
-from ridgeline.runtime.hybrid.calls.state import preserved
+from ridgeline.runtime.saved_state import preserved
 
 MOST_THREADS = 4
 """Lanes on the CPU by default: Python's global lock lets few threads issue small operators at once."""

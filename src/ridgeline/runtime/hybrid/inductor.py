@@ -8,15 +8,12 @@ from typing import Any
 from torch import Tensor, fx
 from torch._functorch import config as autograd_config
 
+from ridgeline.errors import first_line
+
 FAILURES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ImportError,
 )  # fmt: skip
 """What tracing and compiling raise on programs that they cannot take; they have no common base class."""
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 Options = dict[str, str | int | bool | Callable[..., Any]]
@@ -130,7 +127,7 @@ def compile_replayed(
         with autograd_config.patch(force_non_lazy_backward_lowering=True):
             compiled: Any = compile_fx(graph, inputs, config_patches=options)
     except FAILURES as error:
-        reason = (str(error).strip() or "no message").splitlines()[0]
+        reason = first_line(error)
         notes.append(
             "compiled with plain options, since with those for replays it failed: "
             f"{type(error).__name__}: {reason}"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ridgeline.compiled_program import CompilerProgram
+from ridgeline.errors import first_line
 from ridgeline.runtime.hybrid.output_code import HEAD, UNREADABLE, read_program
 from ridgeline.timeline import Timeline
 
@@ -66,7 +67,7 @@ def read_modules(modules: Iterable[ModuleType]) -> LoadedPrograms:
                 continue
             program = read_program(source)
         except (OSError, *UNREADABLE) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error, type(error).__name__)
             note = (
                 f"what the compiler made could not be read from {path} ({reason}): its kernels stay as "
                 "assumed"

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.hybrid.calls.equivalence import check_results
 from ridgeline.runtime.hybrid.inductor import FAILURES
@@ -79,7 +79,7 @@ class TracedFunction:
         except FAILURES as error:
             raise CaptureError(
                 f"wanted to trace the function as one graph, got {type(error).__name__}: "
-                f"{_first_line(error)}; its control flow must not depend on values of tensors"
+                f"{first_line(error)}; its control flow must not depend on values of tensors"
             ) from error
         self.state = tensors + lift_constants(self.graph, len(tensors))
         self.example = [*self.state, *inputs]
@@ -127,7 +127,7 @@ class TracedFunction:
                 )
         except FAILURES as error:
             raise CaptureError(
-                f"wanted to compile the function, got {type(error).__name__}: {_first_line(error)}"
+                f"wanted to compile the function, got {type(error).__name__}: {first_line(error)}"
             ) from error
         # What the compiler returns adds bookkeeping to every call that only its own caches need.
         return self._with_arguments(getattr(compiled, "current_callable", None) or compiled)
@@ -219,7 +219,3 @@ def _is_view(operator: Any) -> bool:
 
 def _known_settings() -> set[str]:
     return set(inductor_config.get_config_copy())
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "no message")

@@ -77,14 +77,13 @@ class Dispatch:
         self._captured: list[Captured] = []
         self._unread: set[Any] = set()
         self._num_readings = 0
-        self._static: Entry | None = None
-        self._unguarded: Entry | None = None
+        self._only: Entry | None = None
         self._kind = _kind(args)
 
     @property
     def inputs(self) -> tuple[Any, ...]:
         """With `static_io`: what the next call reads."""
-        entries = [self._static, *(item.entry for item in self._captured)]
+        entries = [self._only, *(item.entry for item in self._captured)]
         return next(entry.inputs for entry in entries if entry is not None)
 
     def read(self, args: tuple[Any, ...]) -> CallReads:
@@ -122,7 +121,7 @@ class Dispatch:
         for note in entry.notes:
             self._note(note)
         self.counters["shapes"] += 1
-        self._unguarded = entry
+        self._only = entry
 
         def front(*inputs: Any) -> Any:
             if torch.is_grad_enabled() and _requires_gradients(inputs):
@@ -148,15 +147,14 @@ class Dispatch:
             return
         tensors, device = tensors_of(self.fn), device_of(self.fn, self.args)
         with capturing():
-            self._static = Entry("eager", self.fn, self.args, tensors, device, static_io=True)
-        self.front = self._static.call_static
+            self._only = Entry("eager", self.fn, self.args, tensors, device, static_io=True)
+        self.front = self._only.call_static
 
     def close(self) -> None:
         """Give up all captured programs; calls are errors from now on."""
         self._drop(self._captured)
-        for entry in (self._static, self._unguarded):
-            if entry is not None:
-                entry.close()
+        if self._only is not None:
+            self._only.close()
         self.front = _closed
 
     def _link(self) -> None:

@@ -21,8 +21,8 @@ from ridgeline.runtime.hybrid.calls.forms import (
     name_of,
     without_gradients,
 )
-from ridgeline.runtime.hybrid.calls.state import preserved
 from ridgeline.runtime.hybrid.inductor import FAILURES
+from ridgeline.runtime.saved_state import preserved
 
 
 class Entry:

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.runtime.copies import strided_copy
-from ridgeline.runtime.hybrid.calls.state import SavedState, preserved
 from ridgeline.runtime.random_state import seed_all
+from ridgeline.runtime.saved_state import SavedState, preserved
 
 TOLERANCES = {
     torch.float64: 1e-9,

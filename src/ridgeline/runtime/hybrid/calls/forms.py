@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.jit.frontend import FrontendError
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, first_line
 from ridgeline.execution import Form
 from ridgeline.reach.reach import Reach
 from ridgeline.runtime.casts import fresh_casts
@@ -220,5 +220,4 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 def brief(error: BaseException) -> str:
     """Kind and first line of an error."""
-    line = next(iter(str(error).strip().splitlines()), "no message")
-    return f"{type(error).__name__}: {line}"
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -23,7 +23,7 @@ from ridgeline.runtime.hybrid.calls.selection import (
     decide,
     why_not_worth,
 )
-from ridgeline.runtime.hybrid.calls.state import preserved
+from ridgeline.runtime.saved_state import preserved
 
 ORDER: tuple[Execution, ...] = (
     "eager", "graph", "script", "compiled", "compiled+graph", "regional", "regional+graph", "packaged",

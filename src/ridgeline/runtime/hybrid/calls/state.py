@@ -13,7 +13,7 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
@@ -22,9 +22,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.copies import overlaps
 from ridgeline.runtime.hybrid.calls.watching import Watched, is_plain
-from ridgeline.runtime.random_state import HostGenerators
 
 MOST_ELEMENTS = 512
 """Elements of lists and dictionaries that are watched for one callable; each takes 0.05 us of every call."""
@@ -203,51 +201,6 @@ class CallState(Watched):
             self.places.add(store, name)
             if not is_plain(value):
                 self._enter(value, name, names, depth)
-
-
-def networks_preserved(fn: Callable[..., Any]) -> contextlib.AbstractContextManager["SavedState"]:
-    """Whatever happens inside, networks that `fn` reads, and random state, are afterwards as they were."""
-    networks = CallState(fn).modules
-    return preserved([t for n in networks for t in (*n.parameters(), *n.buffers())])
-
-
-class SavedState:
-    """Tensors and random state as they are now, to be put back bitwise.
-
-    Cost: Doubles the memory of the tensors as long as it lives.
-    """
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        # An expanded tensor shares memory between its elements, so nobody writes it: nothing to save.
-        self.tensors = [tensor for tensor in tensors if not overlaps(tensor)]
-        self._copies = [tensor.detach().clone() for tensor in self.tensors]
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._host = HostGenerators.now()
-
-    def restore_tensors(self) -> None:
-        """Write the saved values into the tensors, in place."""
-        with torch.no_grad():
-            for tensor, saved in zip(self.tensors, self._copies, strict=True):
-                tensor.copy_(saved)
-
-    def restore(self) -> None:
-        """Put tensors and random state back."""
-        self.restore_tensors()
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        self._host.restore()
-
-
-@contextlib.contextmanager
-def preserved(tensors: list[Tensor]) -> Iterator[SavedState]:
-    """Whatever happens inside, tensors and random state are afterwards as they were."""
-    saved = SavedState(tensors)
-    try:
-        yield saved
-    finally:
-        saved.restore()
 
 
 def _unwrapped(function: Any) -> Any:

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -69,13 +69,6 @@ class Places:
         return read
 
 
-class References(NamedTuple):
-    """What a program refers to at a moment: addresses of tensors, and objects other than plain values."""
-
-    addresses: list[int] | None
-    objects: list[Any]
-
-
 class Watched:
     """What a program reads, by the way in which it is watched.
 
@@ -104,44 +97,6 @@ class Watched:
     def values(self) -> tuple[Any, ...]:
         """The plain values as they are now."""
         return tuple(filter(is_plain, self._things()))
-
-    def typed_values(self) -> tuple[Any, ...]:
-        """The plain values with their types, so that 1, 1.0 and True are three."""
-        return tuple(map(_typed, self.values()))
-
-    def references(self) -> References:
-        """What to compare with `refers_to`; holds the objects, so that none gives its place to another."""
-        return References(self._addresses(), [None if is_plain(x) else x for x in self._things()])
-
-    def refers_to(self, before: References) -> bool:
-        """Whether tensors lie where they lay, and everything but plain values is the same object."""
-        now = self.references()
-        return (
-            now.addresses is not None
-            and now.addresses == before.addresses
-            and len(now.objects) == len(before.objects)
-            and all(map(is_, now.objects, before.objects))
-            and not any(self.empty)
-        )
-
-    def contents(self) -> list[tuple[Any, ...]]:
-        """What the containers hold now, for `forget_written`."""
-        return list(map(tuple, self.containers))
-
-    def forget_written(self, before: Sequence[tuple[Any, ...]]) -> bool:
-        """Stop watching the insides of containers that the program itself has changed since `before`.
-
-        A captured program does not write what the code would (a cache, a counter), so that such containers
-        change only when the code runs: nothing that makes a captured program wrong.
-        """
-        kept = [
-            container
-            for container, old in zip(self.containers, before, strict=True)
-            if _is_same(tuple(container), old)
-        ]
-        has_forgotten = len(kept) < len(self.containers)
-        self.containers = kept
-        return has_forgotten
 
     def watch(self) -> Callable[[], bool]:
         """A function that says whether everything is as it is at this moment.

@@ -7,16 +7,16 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.runtime.hybrid.calls.watching import is_plain
-from ridgeline.runtime.hybrid.guards.gaps import watch_gaps
 from ridgeline.runtime.hybrid.guards.places import class_variables, reader, watch_classes
 from ridgeline.runtime.hybrid.guards.reading import Write, read_program
+from ridgeline.runtime.hybrid.guards.unguarded import watch_unguarded
 
 
 class Guards:
     """What a program took for granted when it was captured, compared before each of its calls.
 
     Made of the guards of torch's compiler, see `read_program`. They do not compare where tensors lie, methods
-    of classes, and what `gaps` lists: that is added.
+    of classes, and what `unguarded` lists: that is added.
 
     Args:
         program: A function without a closure whose parameters are the names of the arguments.
@@ -58,7 +58,7 @@ class Guards:
         self._values = reader(expressions, reading.scope)
         names = class_variables(reading.expressions)
         self._watch = watch_classes(reading.classes, reading.code, names)
-        self._gaps = watch_gaps(reading, reader(reading.zeros, reading.scope), now)
+        self._unguarded = watch_unguarded(reading, reader(reading.zeros, reading.scope), now)
         self._before = self._values(now)
         self.tensors: tuple[Tensor, ...] = self._read(now)
         self.writes: tuple[Write, ...] = reading.writes
@@ -76,7 +76,7 @@ class Guards:
             return first if is_sentence else f"{first} no longer holds"
         if not self._watch():
             return "a method or variable of a class was replaced"
-        if not self._gaps(arguments):
+        if not self._unguarded(arguments):
             return "the sign of a zero, a list in a tuple or a missing attribute changed"
         return "a tensor that it reads was replaced, or lies elsewhere"
 
@@ -97,14 +97,14 @@ class Guards:
 
     def _holder(self, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
         check, watch, read = self._reading.manager.check, self._watch, self._read
-        gaps, address = self._gaps, Tensor.data_ptr
+        unguarded, address = self._unguarded, Tensor.data_ptr
         self._addresses = addresses = [*map(address, self.tensors)]
 
         def holds(now: dict[str, Any]) -> bool:
             if not (check(now) and watch()):
                 return False
             try:
-                return [*map(address, read(now))] == addresses and gaps(now)
+                return [*map(address, read(now))] == addresses and unguarded(now)
             except (LookupError, AttributeError, TypeError):
                 return False
 

@@ -23,8 +23,8 @@ from torch._dynamo.side_effects import AttributeMutationNew
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 
-from ridgeline.errors import CaptureError
-from ridgeline.runtime.hybrid.inductor import FAILURES, first_line
+from ridgeline.errors import CaptureError, first_line
+from ridgeline.runtime.hybrid.inductor import FAILURES
 
 SETTINGS: dict[str, Any] = {
     # Hooks, defaults and tensors in dictionaries that stayed the same: all are looked at.
@@ -155,7 +155,11 @@ def _end(*_: Any) -> Any:
 def _obstacle(error: BaseException) -> str:
     """What stopped the compiler: the first line of its error, and the line of the program."""
     text = str(error)
-    what = "a branch on the value of a tensor" if "data-dependent" in text else first_line(error)
+    what = (
+        "a branch on the value of a tensor"
+        if "data-dependent" in text
+        else first_line(error, type(error).__name__)
+    )
     places = [match for match in _PLACE.findall(text) if match[0] != __file__]
     where = f" ({Path(places[-1][0]).name}:{places[-1][1]} in {places[-1][2]})" if places else ""
     return what.rstrip(".") + where

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.hybrid.inductor import ignore_advice
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 
@@ -69,7 +69,7 @@ def compile_program(
             settings = {**_settings_for(exported), "cpp.cxx": (compiler,)}
             aoti_compile_and_package(exported, package_path=name, inductor_configs=settings)
     except (RuntimeError, AssertionError) as error:
-        message = (str(error).strip() or "no message").splitlines()[0]
+        message = first_line(error)
         raise CaptureError(
             f"wanted native code for a program of {len(inputs)} inputs, got {type(error).__name__}: "
             f"{message}; use another mode of execution for it"

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._inductor import aoti_load_package
 
 from ridgeline import codec
-from ridgeline.errors import FileFormatError, PackageError
+from ridgeline.errors import FileFormatError, PackageError, first_line
 from ridgeline.runtime.hybrid.capture.child_trial import try_in_child
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
 from ridgeline.runtime.hybrid.packages.archive import (
@@ -111,8 +111,8 @@ def load_compiled(path: Path, device: torch.device) -> Run:
             model = aoti_load_package(str(path), run_single_threaded=True, device_index=index)
     except RuntimeError as error:
         raise PackageError(
-            f"wanted to load the program in {path}, got {_first_line(error)}; package it again on this "
-            "machine"
+            f"wanted to load the program in {path}, got {first_line(error, type(error).__name__)}; package "
+            "it again on this machine"
         ) from error
     # The model's own call parses the structure of its inputs every time: twice the cost of a small network.
     return model.loader.run
@@ -293,7 +293,3 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def _identity(state: os.stat_result) -> tuple[int, int, int, int]:
     return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ridgeline.runtime.casts import casting
 from ridgeline.runtime.hybrid.steps.hooks import HookGuard
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState
 from ridgeline.runtime.model_guard import ModelGuard
@@ -20,7 +20,6 @@ class StepGuards:
         model: Its modules, their training flags and hooks and its parameters' `requires_grad` are constants.
         optimizer: Its settings are constants, but for learning rates and tensors; it has no hooks.
         lifted: Its tensors' addresses are taken for granted.
-        device: Where the step runs; autocast there is constant.
     """
 
     def __init__(
@@ -28,15 +27,13 @@ class StepGuards:
         model: nn.Module,
         optimizer: Optimizer,
         lifted: LiftedState,
-        device: torch.device,
     ) -> None:
         self._optimizer = optimizer
         self._lifted = lifted
-        self._device_type = device.type
         self._model = ModelGuard(model)
         self._hooks = HookGuard(self._model.modules, model.parameters(), optimizer)
         self._settings = baked_settings(optimizer)
-        self._autocast = _autocast(device.type)
+        self._casting = casting()
 
     def broken(self) -> str | None:
         """What does not hold any more, in words; None while everything does.
@@ -57,16 +54,9 @@ class StepGuards:
             return why
         if not self._hooks.hold():
             return "hooks were added or removed"
-        if _autocast(self._device_type) != self._autocast:
+        if casting() != self._casting:
             return "autocast around the step changed"
         return None
-
-
-def _autocast(device_type: str) -> torch.dtype | None:
-    """What autocast around the step computes in; None where there is none."""
-    if not torch.is_autocast_enabled(device_type):
-        return None
-    return torch.get_autocast_dtype(device_type)
 
 
 def baked_settings(optimizer: Optimizer) -> list[list[tuple[str, Any]]]:

@@ -257,7 +257,7 @@ class StepGraphRunner:
             for note in place_state(body.optimizer, self._world.device):
                 self._note(note)
             self._lifted = LiftedState(body.model, body.optimizer, self._world.device)
-            self._guards = StepGuards(body.model, body.optimizer, self._lifted, self._world.device)
+            self._guards = StepGuards(body.model, body.optimizer, self._lifted)
         reads = StepReads(body, batch, self._world.device.type, is_lifted=True)
         reads.check_writes()
         program = trace_body(body, batch, self._lifted)

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
 
-from ridgeline.errors import CaptureError, RidgelineError
+from ridgeline.errors import CaptureError, RidgelineError, first_line
 
 _READS_A_VALUE = "aten._local_scalar_dense.default"
 
@@ -89,7 +89,7 @@ def _refusal(error: Exception) -> str:
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]))
     theirs = [frame for frame in frames if not frame.filename.startswith(ours)]
     place = (theirs or frames)[-1]
-    reason = (str(error).strip() or "no message").splitlines()[0]
+    reason = first_line(error)
     return (
         f"wanted a step that can be written as one program, got {type(error).__name__}: {reason}, at "
         f"{Path(place.filename).name}:{place.lineno} in {place.name}; remove what reads values on the host "

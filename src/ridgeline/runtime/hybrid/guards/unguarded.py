@@ -40,7 +40,7 @@ MOST_BYTES = 4096
 """Of an array of NumPy's that a program reads; comparing takes 1 us."""
 
 
-def watch_gaps(
+def watch_unguarded(
     reading: Reading, signed: Callable[[dict[str, Any]], Sequence[float]], arguments: dict[str, Any]
 ) -> Callable[[dict[str, Any]], bool]:
     """A function that says whether all of that is as it is now.

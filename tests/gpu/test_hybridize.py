@@ -11,7 +11,7 @@ from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from ridgeline.errors import BatchError, CaptureError, EquivalenceError
+from ridgeline.errors import BatchError, CaptureError
 from ridgeline.plan import Execution
 from ridgeline.runtime.hybrid.calls.graph import NUM_TURNS, CallGraph
 from ridgeline.runtime.hybrid.hybridize import hybridize
@@ -221,11 +221,12 @@ def test_a_constant_baked_into_the_graph_is_caught() -> None:
         return x * calls[0]
 
     x = torch.randn(8, device="cuda")
-    with pytest.raises(EquivalenceError, match="wanted mode 'graph' to give the results of eager"):
+    with pytest.raises(CaptureError, match=r"got one that writes calls \(a list\)"):
         hybridize(count, x, "graph")
+    assert calls == [0]
     with hybridize(count, x, budget_s=5.0) as hybrid:
         assert hybrid.mode == "eager"
-        assert hybrid.report.row("graph").status == "different"  # type: ignore[union-attr]
+        assert hybrid.report.row("graph").status != "measured"  # type: ignore[union-attr]
 
 
 def test_a_value_read_to_the_host_is_refused_before_the_capture() -> None:

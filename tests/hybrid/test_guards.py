@@ -12,12 +12,15 @@ import pytest
 import torch
 from guarded_programs import CHANGES, OFFSETS, REMOVED, Base, Derived, Part, Plain
 from torch import Tensor, nn
+from torch.distributions import Distribution, Normal
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Execution
 from ridgeline.runtime.hybrid.calls.reads import CallReads
-from ridgeline.runtime.hybrid.guards.reading import UnreadableError
+from ridgeline.runtime.hybrid.guards import guards
+from ridgeline.runtime.hybrid.guards.reading import Reading, UnreadableError
 from ridgeline.runtime.hybrid.hybridize import hybridize
+from ridgeline.runtime.unchecked import NOTE
 
 CLASSES = (Base, Derived, Part, Plain, nn.Linear)
 
@@ -228,3 +231,47 @@ def test_recurrent_layers_loggers_and_what_is_put_back_can_be_read() -> None:
         assert guards.holds({"fn": model, "args": (x,)})
         model.lstm.batch_first = False
         assert not guards.holds({"fn": model, "args": (x,)})
+
+
+def test_bound_methods_are_the_same_method_whenever_they_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch 2.11 compares `__iter__` of a Sequential; each look at it makes an object anew."""
+    read = guards.read_program
+
+    def read_with_a_method(*args: Any) -> Reading:
+        reading = read(*args)
+        return reading._replace(expressions=(*reading.expressions, "L['fn'].forward"))
+
+    monkeypatch.setattr(guards, "read_program", read_with_a_method)
+    model = nn.Sequential(nn.Linear(4, 4))
+    found = CallReads(model, (torch.randn(2, 4),)).guards
+    other = {"fn": model, "args": (torch.randn(3, 4),)}
+    assert not found.holds(other)
+    assert found.could_hold(other)
+    model.forward = nn.Linear(4, 4).forward
+    assert not found.could_hold(other)
+
+
+class Likelihood(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, scale = self.layer(x).chunk(2, 1)
+        return Normal(mean, nn.functional.softplus(scale)).log_prob(mean + 1)
+
+
+@pytest.mark.parametrize("mode", ["script", "compiled"])
+def test_distributions_are_captured_without_their_checks(mode: Execution) -> None:
+    """Which are on for the process afterwards, and whoever asks for them by hand is refused."""
+    Distribution.set_default_validate_args(True)
+    model, x = Likelihood(), torch.randn(2, 4)
+    with hybridize(model, x, mode) as hybrid, torch.no_grad():
+        for shift in (0.0, 0.5):
+            torch.testing.assert_close(hybrid(x + shift), model(x + shift))
+        assert hybrid.report.counters == {"eager_calls": 0, "shapes": 1, "rebuilds": 0}
+        assert NOTE in hybrid.report.notes
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        Normal(0.0, -1.0)

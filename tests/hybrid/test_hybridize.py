@@ -343,3 +343,23 @@ def test_wrong_requests_are_refused() -> None:
             hybridize(mlp(), torch.randn(1, 8), mode)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="wanted max_shapes >= 1"):
         hybridize(mlp(), torch.randn(1, 8), max_shapes=0)
+
+
+def test_a_search_leaves_no_trace_of_calls_that_write() -> None:
+    """What counts in Python is not called where nothing can run it, and counts on where the compiler may."""
+    calls, kept = [0], {"mean": torch.zeros(4)}
+
+    def count(x: Tensor) -> Tensor:
+        calls[0] += 1
+        return x * calls[0]
+
+    def branches(x: Tensor) -> Tensor:
+        calls[0] += 1
+        kept["mean"] = kept["mean"] * 0.9 + x.mean(0) * 0.1
+        return x * 2 if bool(x.sum() > 0) else x * 3
+
+    for fn in (count, branches):
+        with hybridize(fn, torch.ones(2, 4), budget_s=3.0) as hybrid:
+            assert hybrid.report.chosen in ("eager", "compiled")
+        assert calls == [0]
+        assert torch.equal(kept["mean"], torch.zeros(4))

@@ -11,9 +11,23 @@ from collections.abc import Iterator
 from torch.distributions import Distribution
 
 NOTE = (
-    "torch.distributions do not check their arguments in this plan, as under torch.compile: each check waits "
-    "for the device; execution='eager' checks them"
+    "torch.distributions do not check their arguments here, as under torch.compile: each check waits for the "
+    "device; eager execution checks them"
 )
+
+
+@contextlib.contextmanager
+def without_checks() -> Iterator[None]:
+    """Distributions made inside check nothing, as `unchecked`, and what asks sees plain False.
+
+    torch's compiler switches the checks off for good when it is first used; here they are put back.
+    """
+    before = Distribution._validate_args  # noqa: SLF001 - it can be set by a method, but not asked for
+    Distribution._validate_args = False  # type: ignore[assignment]  # noqa: SLF001
+    try:
+        yield
+    finally:
+        Distribution._validate_args = before  # noqa: SLF001
 
 
 class _Off:

@@ -1,5 +1,6 @@
 """`rl.hybridize`: a function or module in its fastest equivalent form, with the same results."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.execution import check_offered
 from ridgeline.plan import Execution
+from ridgeline.reach.undo import undone
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.copies import overlaps
 from ridgeline.runtime.hybrid.calls.dispatch import Dispatch
@@ -215,7 +217,9 @@ def _is_left_to_compiler(refusal: CaptureError, dispatch: Dispatch) -> bool:
 def _searched(dispatch: Dispatch, calls: int | None, budget_s: float) -> Hybrid:
     device = device_of(dispatch.fn, dispatch.args)
     reads, refusal = _read(dispatch)
-    with capturing():
+    # What nobody has read may change anything, each time that it is called.
+    kept = contextlib.nullcontext() if reads is not None else undone(dispatch.fn, dispatch.args)
+    with capturing(), kept:
         found = search(
             dispatch.fn,
             dispatch.eager,

@@ -26,6 +26,7 @@ from ridgeline.runtime.hybrid.calls.forms import (
 )
 from ridgeline.runtime.hybrid.calls.front import front_of
 from ridgeline.runtime.hybrid.calls.reads import CallReads, device_of, tensors_of
+from ridgeline.runtime.unchecked import NOTE
 
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
 OTHER_KIND = "calls with arguments of another structure or dtype than the example ran eagerly"
@@ -100,6 +101,8 @@ class Dispatch:
         Raises:
             CaptureError, PackageError: see `Entry`.
         """
+        if reads.guards.leaves_out_checks:
+            self._note(NOTE)
         with capturing():
             return Entry(
                 self.mode, self.fn, args, reads.tensors, reads.device, static_io=self.static_io

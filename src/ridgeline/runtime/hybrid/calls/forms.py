@@ -23,6 +23,7 @@ from ridgeline.runtime.hybrid.calls.compiling import TracedFunction
 from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.compiling import CompiledRegions, many_variants
 from ridgeline.runtime.hybrid.inductor import FAILURES
+from ridgeline.runtime.unchecked import without_checks
 
 
 class CallableForm(NamedTuple):
@@ -71,8 +72,11 @@ def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """Outside inference mode, whose tensors cannot be told apart once changed, and with fresh casts."""
-    with torch.inference_mode(False), fresh_casts():
+    """Outside inference mode, whose tensors cannot be told apart once changed, and with fresh casts.
+
+    Value checks of distributions are off, as while the program is read.
+    """
+    with torch.inference_mode(False), fresh_casts(), without_checks():
         yield
 
 

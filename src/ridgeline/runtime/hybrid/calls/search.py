@@ -93,6 +93,8 @@ def search(
 
     Cost: Up to the budget; more if a compilation takes longer than expected, since it is not broken off.
     """
+    if reads is None and not is_left_to_compiler:
+        return _none_tried(refusal, device)
     end = time.perf_counter() + budget_s
     rows: dict[Execution, ModeRow] = {"eager": ModeRow(mode="eager", status="measured")}
     runs: dict[Execution, Callable[[], Any]] = {"eager": lambda: eager(*args)}
@@ -104,7 +106,7 @@ def search(
     for mode in ORDER:
         if mode == "eager" or mode not in offered("callable", device.type):
             continue
-        if reads is None and not (is_left_to_compiler and mode == "compiled"):
+        if reads is None and mode != "compiled":
             rows[mode] = ModeRow(mode=mode, status="refused", reason=refusal)
             continue
         reason = why_not_worth(_expected_s(mode, forms), end - time.perf_counter(), best_s, calls)
@@ -125,6 +127,16 @@ def search(
         if kept is None or form is not kept.form:
             form.close()
     return Search(_timed(rows, timings), decision, kept)
+
+
+def _none_tried(refusal: str, device: torch.device) -> Search:
+    """Nothing can be captured, so nothing needs to be called: a call may change what it likes."""
+    eager = ModeRow(mode="eager", status="measured", reason="not timed")
+    others = [mode for mode in ORDER if mode in offered("callable", device.type)]
+    refused = [
+        ModeRow(mode=mode, status="refused", reason=refusal) for mode in others if mode != "eager"
+    ]
+    return Search((eager, *refused), Decision("eager", "nothing else can run it"), None)
 
 
 def _try(

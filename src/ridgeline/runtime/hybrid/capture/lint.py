@@ -101,6 +101,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     runs_whole = body.reducer is None and not judged
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     seen.ignores_torch_optimizers = kind != "cuda"
+    seen.takes_sparse_gradients = bool(judged)
     recorder = Recorder(HostClock())
     recorder.listener = functools.partial(setattr, seen.lines, "phase")
     before = Snapshot(body.model, optimizer, body.loss_fn)

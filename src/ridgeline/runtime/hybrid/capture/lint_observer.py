@@ -67,6 +67,7 @@ class Observation:
     Attributes:
         lines: Told of the phase.
         ignores_torch_optimizers: In the optimizer phase, see only lines of the user's.
+        takes_sparse_gradients: Nothing captured reads the gradients, which may be sparse then.
         is_judged: The call that runs was reported, so the operators that it is made of are not.
     """
 
@@ -74,6 +75,7 @@ class Observation:
         self.device = device
         self.lines = Lines(outermost)
         self.ignores_torch_optimizers = False
+        self.takes_sparse_gradients = False
         self.is_judged = False
         self._findings: dict[tuple[str, str], Finding] = {}
         self._doubts: dict[Doubt, None] = {}
@@ -224,6 +226,9 @@ class OperatorWatch(TorchDispatchMode):
             name, func.tags, args, kwargs, inputs, outputs, seen.device, seen.is_constant
         )
         rule = judge(operation) or ("host-sync" if has_synced else "")
+        is_gradient = rule == "sparse" and seen.lines.phase == "backward"
+        if is_gradient and seen.takes_sparse_gradients and name.endswith("with_dims_and_tensors"):
+            rule = ""  # it has a row for each index, however often that comes
         if rule and not seen.is_judged:
             seen.report(rule, name, frame)
         if func.namespace not in KNOWN_NAMESPACES:

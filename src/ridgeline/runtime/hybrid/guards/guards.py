@@ -10,6 +10,10 @@ from ridgeline.runtime.hybrid.calls.watching import is_plain
 from ridgeline.runtime.hybrid.guards.places import class_variables, reader, watch_classes
 from ridgeline.runtime.hybrid.guards.reading import Write, read_program
 from ridgeline.runtime.hybrid.guards.unguarded import watch_unguarded
+from ridgeline.runtime.unchecked import without_checks
+
+_CHECKS = "._validate_args"
+"""How an expression ends that asks whether distributions check their arguments."""
 
 
 class Guards:
@@ -30,6 +34,7 @@ class Guards:
         places: Where these lay when it was made, and how.
         writes: What it changes in Python.
         graph: The operators that it comes to; equal texts are equal programs.
+        leaves_out_checks: Whether it makes distributions, whose value checks captured programs leave out.
 
     Raises:
         CaptureError: the program cannot be read in one piece.
@@ -58,6 +63,10 @@ class Guards:
         self._values = reader(expressions, reading.scope)
         names = class_variables(reading.expressions)
         self._watch = watch_classes(reading.classes, reading.code, names)
+        self.leaves_out_checks = any(text.endswith(_CHECKS) for text in reading.expressions)
+        self._check = reading.manager.check
+        if self.leaves_out_checks:
+            self._check = without_checks()(self._check)
         self._unguarded = watch_unguarded(reading, reader(reading.zeros, reading.scope), now)
         self._before = self._values(now)
         self.tensors: tuple[Tensor, ...] = self._read(now)
@@ -68,7 +77,8 @@ class Guards:
 
     def difference(self, arguments: dict[str, Any]) -> str:
         """What does not hold for these arguments, in words; for people, after `holds` said no."""
-        found = self._reading.manager.check_verbose(arguments)
+        with without_checks():
+            found = self._reading.manager.check_verbose(arguments)
         if not found.result:
             parts = [str(part) for part in found.verbose_code_parts]
             first = parts[0].partition("  #")[0].strip() if parts else "a setting"
@@ -92,11 +102,11 @@ class Guards:
         return (
             plain
             and self._watch()
-            and all(a is b or is_plain(a) for a, b in zip(now, self._before, strict=True))
+            and all(_is_same(a, b) for a, b in zip(now, self._before, strict=True))
         )
 
     def _holder(self, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-        check, watch, read = self._reading.manager.check, self._watch, self._read
+        check, watch, read = self._check, self._watch, self._read
         unguarded, address = self._unguarded, Tensor.data_ptr
         self._addresses = addresses = [*map(address, self.tensors)]
 
@@ -109,3 +119,9 @@ class Guards:
                 return False
 
         return holds
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether it is the same object, or a plain value; each look at a method makes an object anew."""
+    is_method = isinstance(now, types.MethodType) and now == before
+    return now is before or is_method or is_plain(now)

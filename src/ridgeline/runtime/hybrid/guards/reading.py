@@ -25,6 +25,7 @@ from torch._guards import TracingContext
 
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.hybrid.inductor import FAILURES
+from ridgeline.runtime.unchecked import without_checks
 
 SETTINGS: dict[str, Any] = {
     # Hooks, defaults and tensors in dictionaries that stayed the same: all are looked at.
@@ -100,6 +101,8 @@ class Reading(NamedTuple):
 def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> Reading:
     """Read `program(**arguments)` under the modes in force; it does not run.
 
+    Value checks of `torch.distributions` are off while it is read, and are to be off while guards compare.
+
     Args:
         program: A function without a closure whose parameters are the names of the arguments.
         arguments: Their values.
@@ -123,7 +126,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
     compiled = torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)
-    with _lock, config.patch(settings):
+    with _lock, config.patch(settings), without_checks():
         try:
             compiled(**arguments)
         except _Read:

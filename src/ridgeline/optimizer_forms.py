@@ -17,12 +17,25 @@ READ_RATE_ON_HOST = ("Adadelta", "RMSprop")
 """Their form for one tensor at a time passes `alpha=-lr`, which reads the learning rate on the host."""
 
 
-def fits_graph(optimizer: Any) -> bool:
+def fits_graph(optimizer: Any, model: Any) -> bool:
     """Whether a CUDA graph can hold the step of an optimizer; else it steps outside of a captured step."""
     name = type(optimizer).__name__
+    if sparse_modules(model):
+        return False
     return has_step_of_torch(optimizer) and all(
         has_device_form(name, group) and not reads_rate(name, group)
         for group in optimizer.param_groups
+    )
+
+
+def sparse_modules(model: Any) -> tuple[str, ...]:
+    """Names of the modules that were asked for sparse gradients, which no fused or captured step takes."""
+    kinds = ("Embedding", "EmbeddingBag")
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if getattr(module, "sparse", False) is True
+        and any(kind.__name__ in kinds for kind in type(module).__mro__)
     )
 
 

@@ -202,6 +202,17 @@ def optimizer(name: str, **options: Any) -> torch.optim.Optimizer:
     return getattr(torch.optim, name)([nn.Parameter(torch.ones(2, 2))], **options)
 
 
+def test_sparse_gradients_keep_the_optimizer_out() -> None:
+    """And nothing else: a graph may make them, whose number of rows is that of the indices."""
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
+    body = make_body(model, torch.optim.SGD, lambda m, b: m(b).square().mean(), lr=0.1)
+    lint = inspect_step(body, torch.zeros(4, 2, dtype=torch.int64), device="cpu")
+    assert lint.findings == ()
+    assert [str(one).partition(":")[0] for one in lint.optimizer] == [
+        "wanted dense tensors, got a sparse gradient at the weight of 0"
+    ]
+
+
 CAPTURABLE = ["SGD", "Adagrad", "Adam", "AdamW", "Adamax", "Adadelta", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"]  # fmt: skip
 
 

@@ -39,6 +39,15 @@ def test_several_workers_are_left_out_for_sparse_gradients(layer: type[nn.Module
     assert {candidate.plan.workers for candidate in ranking.candidates} == {1, 2}
 
 
+def test_no_fused_form_takes_them() -> None:
+    """So the simulator counts no bytes of one, and no plan switches to it."""
+    sparse, dense = (make_load(nn.Embedding, 4, is_sparse=is_sparse) for is_sparse in (True, False))
+    assert sparse.fused_optimizer_bytes == 0
+    assert sparse.is_optimizer_outside
+    assert dense.fused_optimizer_bytes > 0
+    assert not dense.is_optimizer_outside
+
+
 def test_several_workers_that_are_asked_for_are_refused() -> None:
     """Before anything runs, and with both ways out."""
     load = make_load(nn.Embedding, 4, is_sparse=True)

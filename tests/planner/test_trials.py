@@ -176,6 +176,26 @@ def test_other_errors_of_a_trial_are_not_swallowed() -> None:
         choose(make_machine(), make_workload(), trial=trial)
 
 
+def test_a_fused_optimizer_that_fails_is_tried_as_the_user_made_it() -> None:
+    """That form is not the user's wish: what runs without it is not refused, and other errors come again."""
+    workload = msgspec.structs.replace(
+        make_workload(device="cuda"), fused_optimizer_bytes=1_000_000
+    )
+    machine = make_machine(device="cuda")
+    plans = []
+
+    def trial(plan: Plan) -> Timeline:
+        plans.append(plan)
+        if plan.optimizer == "fused" or plan.execution != "eager":
+            raise RuntimeError("`_fused_sgd` does not support sparse gradients")
+        return Trial(machine, {1: workload})(plan)
+
+    ranking = choose(machine, workload, trial=trial)
+    assert "fused" in {plan.optimizer for plan in plans}
+    assert (ranking.best.plan.execution, ranking.best.plan.optimizer) == ("eager", "as-is")
+    assert ranking.best.measured is not None
+
+
 def test_the_table_fits_eighty_columns() -> None:
     """The ranking prints as a table: one row a plan, best first, ASCII, at most 80 columns."""
     machine, loads = make_machine(latency_s=1e-5), make_loads(gradient_bytes=3 << 20)

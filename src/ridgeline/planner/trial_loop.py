@@ -152,6 +152,10 @@ def _try(
     except (OutOfTimeError, AbsentWorkerError):
         raise
     except Exception as error:
+        if plan.optimizer == "fused" and _is_plain(plan) and plan.workers == 1:
+            # That form is our wish, and not every gradient has it; the user's errors come again without.
+            plan = msgspec.structs.replace(plan, optimizer="as-is")
+            return _try(msgspec.structs.replace(candidate, plan=plan), candidates, trial)
         is_ours = isinstance(error, RidgelineError)
         has_plain = any(_is_plain(c.plan) and not c.failure for c in candidates)
         if not is_ours and (_is_plain(plan) or not has_plain or plan.workers > 1):

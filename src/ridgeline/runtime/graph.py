@@ -151,7 +151,7 @@ class GraphRunner:
         self._prepare_ns = 0
         self._last: CapturedStep | None = None
         self._num_replays = 0
-        self._has_optimizer = fits_graph(body.optimizer)
+        self._has_optimizer = fits_graph(body.optimizer, body.model)
         self._reads: StepReads | None = None
         self._make_capturable()
 

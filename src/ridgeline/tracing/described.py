@@ -77,7 +77,7 @@ def make_workload(
         memory=memory,
         dependency_source=source,
         fused_optimizer_bytes=fused_optimizer_bytes,
-        is_optimizer_outside=not fits_graph(step.optimizer),
+        is_optimizer_outside=not fits_graph(step.optimizer, step.model),
         precision=step.precision,
         memory_format=step.memory_format,
         notes=notes,

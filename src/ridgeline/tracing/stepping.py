@@ -155,7 +155,9 @@ def _operands(optimizer: Optimizer, group: dict[str, Any]) -> _Operands:
 
 
 def fused_bytes(optimizer: Optimizer, users: Optimizer) -> int:
-    """What an optimizer moves in its fused form, 0 where it has none; gradients and state must exist.
+    """What an optimizer moves in its fused form; gradients and state must exist.
+
+    0 where it has none, or where a gradient is sparse, which no fused form takes.
 
     Args:
         optimizer: The recorded one; a twin has settings of its own, `foreach` among them.
@@ -164,6 +166,10 @@ def fused_bytes(optimizer: Optimizer, users: Optimizer) -> int:
     if not all(takes_fused_form(type(users).__name__, group) for group in users.param_groups):
         return 0
     operands = [_operands(optimizer, group) for group in optimizer.param_groups]
+    if any(
+        g is not None and g.layout != torch.strided for each in operands for g in each.gradients
+    ):
+        return 0
     return sum(each.bytes_read + each.bytes_written for each in operands)
 
 

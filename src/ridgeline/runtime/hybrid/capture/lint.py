@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
+from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.body import StepBody, check_loss
@@ -29,7 +30,7 @@ from ridgeline.runtime.hybrid.capture.kept import (
 )
 from ridgeline.runtime.hybrid.capture.lint_observer import Doubt, Observation, watching
 from ridgeline.runtime.hybrid.capture.lint_optimizer import optimizer_findings
-from ridgeline.runtime.hybrid.capture.lint_rules import Finding
+from ridgeline.runtime.hybrid.capture.lint_rules import Finding, finding
 from ridgeline.runtime.hybrid.capture.python_state import changed_in_python
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
@@ -97,7 +98,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     """
     kind = torch.device(device).type
     optimizer = body.optimizer
-    judged = optimizer_findings(optimizer)
+    judged = (*optimizer_findings(optimizer), *_sparse_findings(body.model))
     runs_whole = body.reducer is None and not judged
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     seen.ignores_torch_optimizers = kind != "cuda"
@@ -236,6 +237,14 @@ def _copied(batch: Any, device: str) -> Any:
         return leaf.clone() if isinstance(leaf, Tensor) and leaf.device.type == device else leaf
 
     return pytree.tree_map(copy, batch)
+
+
+def _sparse_findings(model: nn.Module) -> tuple[Finding, ...]:
+    """Gradients that no captured step of an optimizer takes."""
+    return tuple(
+        finding("sparse", "a sparse gradient", f"the weight of {name or 'the model'}")
+        for name in sparse_modules(model)
+    )
 
 
 def _fast_paths(module: Any) -> tuple[Doubt, ...]:

@@ -7,11 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.runtime.hybrid.calls.watching import is_plain
-from ridgeline.runtime.hybrid.guards.places import class_variables, reader, watch_classes
+from ridgeline.runtime.hybrid.guards.classes import class_variables, require_classes
+from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Write, read_program
-from ridgeline.runtime.hybrid.guards.unguarded import watch_unguarded
+from ridgeline.runtime.hybrid.guards.unguarded import require_unguarded
 from ridgeline.runtime.unchecked import without_checks
 
+MISSING = (LookupError, AttributeError, TypeError)
+"""What an expression raises where something that it names is there no longer."""
 _CHECKS = "._validate_args"
 """How an expression ends that asks whether distributions check their arguments."""
 
@@ -59,21 +62,29 @@ class Guards:
         now, known = dict(arguments), set(map(id, followed))
         values = reader(tensors, reading.scope)(now)
         pairs = zip(tensors, values, strict=True)
-        self._read = reader([text for text, t in pairs if id(t) not in known], reading.scope)
+        read = [text for text, tensor in pairs if id(tensor) not in known]
+        self._read = reader(read, reading.scope)
         self._values = reader(expressions, reading.scope)
-        names = class_variables(reading.expressions)
-        self._watch = watch_classes(reading.classes, reading.code, names)
         self.leaves_out_checks = any(text.endswith(_CHECKS) for text in reading.expressions)
         self._check = reading.manager.check
         if self.leaves_out_checks:
             self._check = without_checks()(self._check)
-        self._unguarded = watch_unguarded(reading, reader(reading.zeros, reading.scope), now)
         self._before = self._values(now)
         self.tensors: tuple[Tensor, ...] = self._read(now)
         self.writes: tuple[Write, ...] = reading.writes
         self.graph: str = reading.graph
         self.places = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors)
-        self.holds: Callable[[dict[str, Any]], bool] = self._holder(now)
+        self._addresses = [*map(Tensor.data_ptr, self.tensors)]
+        names = class_variables(reading.expressions)
+        classes = Conditions(reading.scope)
+        require_classes(classes, reading.classes, reading.code, names)
+        self._classes = classes.all_hold()
+        rest = Conditions(reading.scope)
+        for text, address in zip(read, self._addresses, strict=True):
+            rest.require(f"{rest.value_of(text)}.data_ptr() == {address}")
+        require_classes(rest, reading.classes, reading.code, names)
+        require_unguarded(rest, reading, now)
+        self.holds = self._holder(rest.all_hold())
 
     def difference(self, arguments: dict[str, Any]) -> str:
         """What does not hold for these arguments, in words; for people, after `holds` said no."""
@@ -84,38 +95,42 @@ class Guards:
             first = parts[0].partition("  #")[0].strip() if parts else "a setting"
             is_sentence = "mismatch" in first or "changed" in first
             return first if is_sentence else f"{first} no longer holds"
-        if not self._watch():
+        if not self._classes({}):
             return "a method or variable of a class was replaced"
-        if not self._unguarded(arguments):
-            return "the sign of a zero, a list in a tuple or a missing attribute changed"
-        return "a tensor that it reads was replaced, or lies elsewhere"
+        if not self._has_same_tensors(arguments):
+            return "a tensor that it reads was replaced, or lies elsewhere"
+        return "the sign of a zero, a list in a tuple or a missing attribute changed"
 
     def could_hold(self, arguments: dict[str, Any]) -> bool:
         """Whether it may hold again with other values: tensors and objects are those of the capture."""
+        if not self._has_same_tensors(arguments):
+            return False
         try:
-            if [*map(Tensor.data_ptr, self._read(arguments))] != self._addresses:
-                return False
             now = self._values(arguments)
-        except (LookupError, AttributeError, TypeError):
+        except MISSING:
             return False
         plain = [*map(is_plain, now)] == [*map(is_plain, self._before)]
         return (
             plain
-            and self._watch()
+            and self._classes({})
             and all(_is_same(a, b) for a, b in zip(now, self._before, strict=True))
         )
 
-    def _holder(self, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-        check, watch, read = self._check, self._watch, self._read
-        unguarded, address = self._unguarded, Tensor.data_ptr
-        self._addresses = addresses = [*map(address, self.tensors)]
+    def _has_same_tensors(self, arguments: dict[str, Any]) -> bool:
+        try:
+            return [*map(Tensor.data_ptr, self._read(arguments))] == self._addresses
+        except MISSING:
+            return False
+
+    def _holder(
+        self, all_hold: Callable[[dict[str, Any]], bool]
+    ) -> Callable[[dict[str, Any]], bool]:
+        check = self._check
 
         def holds(now: dict[str, Any]) -> bool:
-            if not (check(now) and watch()):
-                return False
             try:
-                return [*map(address, read(now))] == addresses and unguarded(now)
-            except (LookupError, AttributeError, TypeError):
+                return check(now) and all_hold(now)
+            except MISSING:
                 return False
 
         return holds

@@ -7,15 +7,14 @@ import builtins
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from collections.abc import Iterable
 from typing import Any
 
 import numpy
 import torch
 
 from ridgeline.reach.reach import is_users
-from ridgeline.runtime.hybrid.guards.places import reader
+from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Reading, UnreadableError
 
 _COMMON = (
@@ -40,39 +39,33 @@ MOST_BYTES = 4096
 """Of an array of NumPy's that a program reads; comparing takes 1 us."""
 
 
-def watch_unguarded(
-    reading: Reading, signed: Callable[[dict[str, Any]], Sequence[float]], arguments: dict[str, Any]
-) -> Callable[[dict[str, Any]], bool]:
-    """A function that says whether all of that is as it is now.
+def require_unguarded(conditions: Conditions, reading: Reading, arguments: dict[str, Any]) -> None:
+    """Require all of that to stay as it is now.
 
     Args:
+        conditions: Receives the comparisons.
         reading: Of the program.
-        signed: Gives the numbers that are zero, from the arguments.
         arguments: As they are now.
 
     Raises:
         UnreadableError: there is an array with more elements than can be compared.
-
-    Cost: When called, nothing where there is none of it, as a rule.
     """
-    signs = [*map(math.copysign, repeat(1.0), signed(arguments))]
-    tuples = [value for value in reading.kept if _holds_containers(value)]
-    contents = [*map(_content, tuples)]
+    sign = conditions.constant(math.copysign)
+    zeros = reader(reading.zeros, reading.scope)(arguments)
+    for text, zero in zip(reading.zeros, zeros, strict=True):
+        before = math.copysign(1.0, zero)
+        conditions.require(f"{sign}(1.0, {conditions.value_of(text)}) == {before}")
+    content = conditions.constant(_content)
+    for value in filter(_holds_containers, reading.kept):
+        held = conditions.constant(_content(value))
+        conditions.require(f"{content}({conditions.constant(value)}) == {held}")
     read = [text.removeprefix(_ARRAY)[:-1] for text in reading.tensors if text.startswith(_ARRAY)]
-    arrays = reader(read, reading.scope)(arguments)
-    elements = [array.tobytes() for array in map(_small, arrays)]
-    missing = _missing(reading)
-
-    def is_unchanged(now: dict[str, Any]) -> bool:
-        if signs and [*map(math.copysign, repeat(1.0), signed(now))] != signs:
-            return False
-        if tuples and [*map(_content, tuples)] != contents:
-            return False
-        if arrays and [array.tobytes() for array in arrays] != elements:
-            return False
-        return not any(_has(value, name) for value, name in missing)
-
-    return is_unchanged
+    for array in map(_small, reader(read, reading.scope)(arguments)):
+        elements = conditions.constant(array.tobytes())
+        conditions.require(f"{conditions.constant(array)}.tobytes() == {elements}")
+    has = conditions.constant(_has)
+    for value, name in _missing(reading):
+        conditions.require(f"not {has}({conditions.constant(value)}, {name!r})")
 
 
 def _small(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:

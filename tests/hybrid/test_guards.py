@@ -12,6 +12,7 @@ import pytest
 import torch
 from guarded_programs import CHANGES, OFFSETS, REMOVED, Base, Derived, Part, Plain
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import TorchPatcher
 from torch.distributions import Distribution, Normal
 
 from ridgeline.errors import CaptureError
@@ -267,6 +268,7 @@ class Likelihood(nn.Module):
 def test_distributions_are_captured_without_their_checks(mode: Execution) -> None:
     """Which are on for the process afterwards, and whoever asks for them by hand is refused."""
     Distribution.set_default_validate_args(True)
+    TorchPatcher.patch.cache_clear()  # as if the compiler were used for the first time
     model, x = Likelihood(), torch.randn(2, 4)
     with hybridize(model, x, mode) as hybrid, torch.no_grad():
         for shift in (0.0, 0.5):

@@ -125,10 +125,9 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
-    compiled = torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)
     with _lock, config.patch(settings), without_checks():
         try:
-            compiled(**arguments)
+            torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)(**arguments)
         except _Read:
             pass
         except FAILURES as error:

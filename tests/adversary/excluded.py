@@ -22,9 +22,9 @@ class Exclusion(NamedTuple):
         return tuple(word for part in self.text.split(";") if (word := " ".join(part.split())))
 
 
-CALLS = ("call:script", "call:compiled", "call:regional", "call:packaged")
-GUARDED = ("step:compiled", "step:regional")
-ONE_PROGRAM = ("step:step-graph", "step:packaged")
+CALLS = ("call:script", "call:compiled", "call:regional", "call:packaged", "call:auto")
+GUARDED = ("step:compiled", "step:regional", "step:auto")
+ONE_PROGRAM = ("step:step-graph", "step:packaged", "step:auto")
 
 EXCLUDED: tuple[Exclusion, ...] = (
     Exclusion(

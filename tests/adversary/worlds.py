@@ -18,10 +18,12 @@ import ridgeline as rl
 from adversary.portraits import Portrait
 from adversary.program import Purpose
 
-CALL_MODES = ("eager", "script", "compiled", "regional", "packaged")
-STEP_MODES = ("eager", "compiled", "regional", "step-graph", "packaged")
-ONE_PROGRAM = ("step-graph", "packaged")
-"""Training modes in which gradients never reach `.grad`, as is documented."""
+CALL_MODES = ("eager", "script", "compiled", "regional", "packaged", "auto")
+STEP_MODES = ("eager", "compiled", "regional", "step-graph", "packaged", "auto")
+ONE_PROGRAM = ("step-graph", "packaged", "auto")
+"""Training modes in which gradients never reach `.grad`, as is documented, or which may choose such a one."""
+SECONDS = 4.0
+"""What the choice of a plan may take: enough to try what compiles, where that is interpreted."""
 MODES = (*(f"call:{name}" for name in CALL_MODES), *(f"step:{name}" for name in STEP_MODES))
 
 
@@ -111,11 +113,17 @@ def in_mode(world: World, mode: str) -> Iterator[None]:
     purpose, _, execution = mode.partition(":")
     w = world.w
     if purpose == "call":
-        with rl.hybridize(w.model, world.module.x_of(0), mode=execution, max_shapes=4) as hybrid:
+        example, seconds = world.module.x_of(0), SECONDS
+        with rl.hybridize(
+            w.model, example, mode=execution, max_shapes=4, budget_s=seconds
+        ) as hybrid:
             world.run = hybrid
             yield
     else:
-        plan = rl.Plan(execution=execution)
-        with rl.TrainStep(w.model, w.loss_fn, w.optimizer, plan, device="cpu") as step:
+        plan = "auto" if execution == "auto" else rl.Plan(execution=execution)
+        seconds = SECONDS if execution == "auto" else None
+        with rl.TrainStep(
+            w.model, w.loss_fn, w.optimizer, plan, device="cpu", seconds=seconds
+        ) as step:
             world.run = step
             yield

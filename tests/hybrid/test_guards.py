@@ -277,3 +277,17 @@ def test_distributions_are_captured_without_their_checks(mode: Execution) -> Non
         assert NOTE in hybrid.report.notes
     with pytest.raises(ValueError, match="to satisfy the constraint"):
         Normal(0.0, -1.0)
+
+
+@pytest.mark.parametrize("mode", ["script", "compiled"])
+def test_modes_of_the_caller_that_end_are_no_change_of_the_program(mode: Execution) -> None:
+    """A default device of the caller's is another setting, which may come back."""
+    model, x = Likelihood(), torch.randn(2, 4)
+    with torch.device("cpu"):
+        hybrid = hybridize(model, x, mode)
+    with hybrid, torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(hybrid(x), model(x))
+            with torch.device("cpu"):
+                torch.testing.assert_close(hybrid(x), model(x))
+        assert hybrid.report.counters == {"eager_calls": 0, "shapes": 2, "rebuilds": 0}

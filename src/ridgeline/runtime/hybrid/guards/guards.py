@@ -15,6 +15,8 @@ from ridgeline.runtime.unchecked import without_checks
 
 MISSING = (LookupError, AttributeError, TypeError)
 """What an expression raises where something that it names is there no longer."""
+_MODES = "torch_function_mode_stack"
+"""In expressions of modes that a caller has entered: they come and go, and are no objects of the program."""
 _CHECKS = "._validate_args"
 """How an expression ends that asks whether distributions check their arguments."""
 
@@ -59,6 +61,7 @@ class Guards:
             [text for text in texts if not text.startswith(brought)]
             for texts in (reading.tensors, reading.expressions)
         )
+        expressions = [text for text in expressions if _MODES not in text]
         now, known = dict(arguments), set(map(id, followed))
         values = reader(tensors, reading.scope)(now)
         pairs = zip(tensors, values, strict=True)

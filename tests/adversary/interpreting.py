@@ -50,7 +50,7 @@ class Interpreted(OutputCode):
     def _run(self, inputs: list[Any]) -> list[Any]:
         given = list(inputs)
         inputs.clear()  # the compiler's programs empty the list, so that inputs can be freed
-        return list(self._graph(*given))
+        return list(self._graph.forward(*given))
 
 
 @contextlib.contextmanager
@@ -83,6 +83,6 @@ def _load_package(path: str, **_: Any) -> Any:
 
     def run(inputs: Sequence[Tensor]) -> list[Any]:
         with torch.no_grad():
-            return list(graph(*inputs))
+            return list(graph.forward(*inputs))  # hooks of all modules are none of its
 
     return types.SimpleNamespace(loader=types.SimpleNamespace(run=run))

@@ -12,7 +12,6 @@ from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.plan import Execution
 from ridgeline.runtime.hybrid.calls.equivalence import compare_calls, largest_difference
 from ridgeline.runtime.hybrid.calls.forms import make_form
-from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.guards.reading import UnreadableError
 from ridgeline.runtime.hybrid.hybridize import Hybrid, hybridize
 
@@ -174,34 +173,3 @@ def test_packaged_follows_the_weights_and_a_constant_in_it_is_caught() -> None:
 def test_the_difference_of_results(expected: Any, got: Any, difference: float) -> None:
     """Relative to the largest value; NaN and infinities must coincide; integers and structure are exact."""
     assert largest_difference(expected, got)[0] == pytest.approx(difference)
-
-
-def test_what_a_program_reads_is_found() -> None:
-    """Values of closures, globals, attributes and configurations; not those that the program writes."""
-
-    class Settings:
-        def __init__(self) -> None:
-            self.alpha = 0.5
-
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.settings, self.scale, self.calls, self.unused = Settings(), 2.0, 0, 7
-            self.mask = torch.ones(2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return self.shifted(x) * self.mask
-
-        def shifted(self, x: Tensor) -> Tensor:
-            return x * self.scale + self.settings.alpha
-
-    module, offset = Reads(), 3
-    state = CallState(lambda x: module(x) + offset)
-    watch = state.watch()
-    assert set(state.values()) == {0.5, 2.0, 3}
-    assert [tensor.shape for tensor in state.tensors()] == [(2,)]
-    module.calls, module.unused = 5, 8
-    assert watch()
-    module.settings.alpha = 0.25
-    assert not watch()

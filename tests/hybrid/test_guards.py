@@ -17,6 +17,7 @@ from torch.distributions import Distribution, Normal
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Execution
+from ridgeline.runtime.autoparallel.parallelize import parallelize
 from ridgeline.runtime.hybrid.calls.reads import CallReads
 from ridgeline.runtime.hybrid.guards import guards
 from ridgeline.runtime.hybrid.guards.reading import Reading, UnreadableError
@@ -83,6 +84,60 @@ def test_results_follow_the_changes(mode: Execution, name: str) -> None:
             torch.testing.assert_close(hybrid(x), model(x).detach())
             CHANGES[name](model)
         torch.testing.assert_close(hybrid(x), model(x).detach())
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_parallelized_functions_follow_the_changes(name: str) -> None:
+    """Another program runs as it was written, forward and backward."""
+    model, x = made(), torch.randn(2, 4)
+
+    def train(x: Tensor) -> Tensor:
+        loss = model(x).square().sum() + model.linear.bias.sum()
+        return torch.autograd.grad(loss, model.linear.bias)[0]
+
+    with parallelize(train, x, mode="serial") as parallel:
+        torch.testing.assert_close(parallel(x), train(x))
+        assert parallel.report.counters == {}
+        CHANGES[name](model)
+        torch.testing.assert_close(parallel(x), train(x))
+        assert parallel.report.counters == {"changed": 1}
+
+
+def test_parallelized_functions_serve_other_modes_and_refuse_what_writes() -> None:
+    """Read once more under no_grad; what appends to a list is refused before it has run."""
+    model, x, seen = made(), torch.randn(2, 4), []
+
+    def log(x: Tensor) -> Tensor:
+        seen.append(1)
+        return x + 1
+
+    with parallelize(lambda x: model(x).detach(), x, mode="serial") as parallel:
+        with torch.no_grad():
+            torch.testing.assert_close(parallel(x), model(x))
+        assert parallel.report.counters == {}
+    with pytest.raises(CaptureError, match=r"got one that writes seen \(a list\)"):
+        parallelize(log, x, mode="serial")
+    assert seen == []
+
+
+def test_a_call_that_fills_caches_leaves_buffers_alone() -> None:
+    """It is made once when the callable is read; what it does to running statistics is undone."""
+
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.scale = nn.BatchNorm1d(4), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.scale is None:
+                self.scale = torch.full((4,), 2.0)
+            return self.norm(x) * self.scale
+
+    model, x = Cached(), torch.randn(8, 4)
+    before = copy.deepcopy(model.state_dict())
+    CallReads(model, (x,))
+    assert model.scale is not None
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 def test_modes_of_the_caller_count() -> None:

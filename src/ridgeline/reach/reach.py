@@ -70,6 +70,7 @@ class Reach:
         lazy: Parameters and buffers without a shape yet.
         arrays: NumPy's.
         generators: Sources of random numbers.
+        modules: Each once, with those inside others.
     """
 
     def __init__(self, *roots: Any) -> None:
@@ -79,6 +80,7 @@ class Reach:
         self.lazy: list[Tensor] = []
         self.arrays: list[numpy.ndarray[Any, Any]] = []
         self.generators: list[Any] = []
+        self.modules: list[nn.Module] = []
         self._seen: dict[int, Any] = {}  # holds the objects: a number must not be used again
         self._named: set[tuple[int, str]] = set()
         self._open = [*roots]
@@ -87,6 +89,11 @@ class Reach:
                 self._add_function(root)
         while self._open:
             self._visit(self._open.pop())
+
+    def networks(self) -> list[nn.Module]:
+        """The modules that are not inside others."""
+        inside = {id(p) for module in self.modules for p in module.modules() if p is not module}
+        return [module for module in self.modules if id(module) not in inside]
 
     def _visit(self, value: Any) -> None:
         if isinstance(value, _ATOMS) or id(value) in self._seen:
@@ -135,6 +142,8 @@ class Reach:
     def _add_object(self, value: Any) -> None:
         """Attributes of an object, and of its class where that is the user's."""
         kind = type(value)
+        if isinstance(value, nn.Module):
+            self.modules.append(value)
         self._open.append(inspect.getattr_static(value, "__wrapped__", None))
         if not _is_open(kind):
             return

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from ridgeline.errors import CaptureError
+from ridgeline.reach.reach import Reach
 from ridgeline.runtime.copies import overlaps
-from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.random_state import HostGenerators
 
 Name = tuple[int, str]
@@ -26,7 +27,7 @@ class Snapshot:
     Args:
         model: Its gradients become None when it is put back.
         optimizer: Made from the model's parameters.
-        loss_fn: Other networks that it reads (a teacher, say) are copied too, with their gradients.
+        loss_fn: Other networks that it can get at (a teacher, say) are copied too, with their gradients.
 
     Raises:
         CaptureError: a network that the loss function reads has parameters without shapes yet.
@@ -40,7 +41,7 @@ class Snapshot:
         optimizer: Optimizer,
         loss_fn: Callable[..., Any] | None = None,
     ) -> None:
-        others = () if loss_fn is None else CallState(loss_fn).modules
+        others = () if loss_fn is None else _networks(loss_fn)
         self._networks = (model, *(other for other in others if other is not model))
         self._optimizer = optimizer
         self._tensors = {name: tensor.detach().clone() for name, tensor in self._named()}
@@ -125,6 +126,16 @@ class Snapshot:
                 del group[key]
             for key, value in saved.items():
                 group[key] = _put_back({"": group.get(key)}, {"": value})[""]
+
+
+def _networks(loss_fn: Callable[..., Any]) -> list[nn.Module]:
+    reach = Reach(loss_fn)
+    if reach.lazy:
+        raise CaptureError(
+            f"wanted networks whose parameters have their shapes, got {len(reach.lazy)} in the loss function "
+            "that have none yet; call it once with an example before"
+        )
+    return reach.networks()
 
 
 def _copy(value: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.runtime.autoparallel.gradients import differentiated, trace_halves
-from ridgeline.runtime.autoparallel.guard import Guard
+from ridgeline.runtime.autoparallel.guard import Guard, read_function
 from ridgeline.runtime.autoparallel.program import Program, trace_program
 from ridgeline.runtime.autoparallel.report import ParallelReport
 from ridgeline.runtime.autoparallel.schedule import Schedule
@@ -19,6 +19,8 @@ from ridgeline.runtime.autoparallel.search import Mode, close_call, report_of, s
 from ridgeline.runtime.autoparallel.ways import Offer, Way, offer, offer_halves
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.flat_program import as_arguments, name_of
+from ridgeline.runtime.hybrid.guards.guards import Guards
+from ridgeline.runtime.hybrid.guards.reading import UnreadableError
 from ridgeline.timeline import Timeline
 
 
@@ -56,8 +58,8 @@ def parallelize(
         capture: Capture streams of one GPU in a CUDA graph.
 
     Raises:
-        CaptureError: the function depends on values of tensors, writes into an argument, or cannot be
-            captured.
+        CaptureError: the function depends on values of tensors, writes into an argument, changes something
+            in Python, or cannot be captured.
         EquivalenceError: with `parallel`, no way gave the function's results.
         MachineError: the machine has no figures for a link that is needed.
         PlanError: a device or argument is not usable, the function works on a device that is not among
@@ -72,13 +74,14 @@ def parallelize(
             f"wanted mode 'auto', 'serial' or 'parallel' for parallelize, got {mode!r}; use one of these"
         )
     args = as_arguments(example_inputs)
-    program = trace_program(fn, args)
+    guards, program = _read_and_traced(fn, args)
 
     def offer_for(program: Program, args: tuple[Any, ...]) -> Offer:
         where = _devices(program, devices)
         return offer(program, args, devices=where, lanes=lanes, machine=machine, capture=capture)
 
     serves_gradients = program.is_differentiable and torch.is_grad_enabled()
+    guard = Guard(fn, guards, program, args, serves_gradients=serves_gradients)
     if serves_gradients:
         halves = trace_halves(fn, args, program)
         offered = offer_halves(halves, args, offer_for)
@@ -88,8 +91,19 @@ def parallelize(
         as_tried = None
     found = search(fn, program, args, offered, mode, as_tried)
     report = report_of(name_of(fn), offered, found)
-    guard = Guard(fn, program, args, serves_gradients=serves_gradients)
     return Parallel(fn, guard, found.call, found.way, report)
+
+
+def _read_and_traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Guards, Program]:
+    """What a function reads, and its program; one that changes something in Python is never run.
+
+    Where neither can be had, the trace knows better why.
+    """
+    try:
+        return read_function(fn, args), trace_program(fn, args)
+    except UnreadableError:
+        trace_program(fn, args)
+        raise
 
 
 class Parallel(Closing):

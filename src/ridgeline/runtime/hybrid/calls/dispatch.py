@@ -25,7 +25,8 @@ from ridgeline.runtime.hybrid.calls.forms import (
     without_gradients,
 )
 from ridgeline.runtime.hybrid.calls.front import front_of
-from ridgeline.runtime.hybrid.calls.reads import CallReads, device_of, tensors_of
+from ridgeline.runtime.hybrid.calls.reads import CallReads, device_of
+from ridgeline.runtime.hybrid.guards.settled import tensors_of
 from ridgeline.runtime.unchecked import NOTE
 
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
@@ -252,6 +253,7 @@ class Dispatch:
             self._note(REPLACED)
             self._drop(gone)
             self._unread.clear()
+            self._link()  # to nothing that was closed, whatever comes of the next capture
 
     def _drop(self, gone: list[Captured]) -> None:
         kept = [item for item in self._captured if not any(item is other for other in gone)]

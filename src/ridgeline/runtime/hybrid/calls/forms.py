@@ -20,7 +20,6 @@ from ridgeline.reach.reach import Reach
 from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.calls.compiling import TracedFunction
-from ridgeline.runtime.hybrid.calls.state import CallState
 from ridgeline.runtime.hybrid.compiling import CompiledRegions, many_variants
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.unchecked import without_checks
@@ -158,7 +157,7 @@ def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str
         """Not the module itself: compiled it would be another one, with hooks of all modules around it."""
         return fn(*given)
 
-    call = without_gradients(torch.compile(program, **inductor.PLAIN_ARGUMENTS))
+    call = _with_guarded_hooks(torch.compile(program, **inductor.PLAIN_ARGUMENTS))
     try:
         call(*args)
     except FAILURES as error:
@@ -180,16 +179,29 @@ def _regional(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
     regions = CompiledRegions(model)
     active = contextlib.ExitStack()
     active.enter_context(regions.active())
-    call = without_gradients(model)
-    with many_variants():
-        try:
-            call(*args)
-        except FAILURES as error:
-            active.close()
-            raise CaptureError(
-                f"wanted the blocks of {name_of(fn)} compiled, got {brief(error)}; use another mode"
-            ) from error
+    call = _with_guarded_hooks(model)
+    try:
+        call(*args)
+    except FAILURES as error:
+        active.close()
+        raise CaptureError(
+            f"wanted the blocks of {name_of(fn)} compiled, got {brief(error)}; use another mode"
+        ) from error
     return CallableForm(call, notes=(regions.note,), close=active.close)
+
+
+def _with_guarded_hooks(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Without gradients; whenever `torch.compile` compiles inside, it looks at the hooks of modules.
+
+    A call with other inputs may compile, and equal blocks share their code.
+    """
+    call = without_gradients(fn)
+
+    def guarded(*args: Any) -> Any:
+        with many_variants():
+            return call(*args)
+
+    return guarded
 
 
 def _packaged(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
@@ -207,7 +219,7 @@ def shared_copy(module: nn.Module) -> nn.Module:
     Raises:
         CaptureError: a part of it cannot be copied.
     """
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in CallState(module).tensors()}
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in Reach(module).tensors}
     try:
         return copy.deepcopy(module, memo)
     except FAILURES as error:

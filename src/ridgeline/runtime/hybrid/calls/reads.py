@@ -9,13 +9,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
-from ridgeline.reach.reach import Reach
-from ridgeline.reach.undo import Undo
 from ridgeline.runtime.casts import casting
 from ridgeline.runtime.hybrid.calls.forms import name_of
 from ridgeline.runtime.hybrid.calls.front import call_program
-from ridgeline.runtime.hybrid.guards.guards import Guards
-from ridgeline.runtime.hybrid.guards.spoken import spoken
+from ridgeline.runtime.hybrid.guards.settled import settled_guards, tensors_of
 
 
 class CallReads:
@@ -40,7 +37,7 @@ class CallReads:
         given = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
         self.settings = _settings()
         with torch.no_grad():
-            self.guards = _read(fn, args)
+            self.guards = settled_guards(call_program, fn, args, name_of(fn))
         own = (*fn.parameters(), *fn.buffers()) if isinstance(fn, nn.Module) else ()
         self.tensors = [*{id(t): t for t in (*self.guards.tensors, *own)}.values()]
         self.device = _first_gpu([*given, *self.tensors])
@@ -51,39 +48,9 @@ def device_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.device:
     return _first_gpu([*pytree.tree_leaves(args), *tensors_of(fn)])
 
 
-def tensors_of(fn: Callable[..., Any]) -> list[Tensor]:
-    """The tensors that a callable can get at."""
-    return [tensor for tensor in Reach(fn).tensors if tensor.layout == torch.strided]
-
-
 def _first_gpu(values: list[Any]) -> torch.device:
     devices = [value.device for value in values if isinstance(value, Tensor)]
     return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
-
-
-def _read(fn: Callable[..., Any], args: tuple[Any, ...]) -> Guards:
-    """The guards; a call that writes is made once first, since caches are filled by then."""
-    guards = Guards(call_program, {"fn": fn, "args": args}, ["args"])
-    if not guards.writes:
-        return guards
-    before = Undo(fn, args)
-    try:
-        fn(*args)
-        again = Guards(call_program, {"fn": fn, "args": args}, ["args"])
-    except BaseException:
-        before.restore()
-        raise
-    if again.writes:
-        before.restore()
-        listed = ", ".join(
-            f"{spoken(write.what, fn, fn=name_of(fn))} (a {write.kind})" for write in again.writes
-        )
-        raise CaptureError(
-            f"wanted a callable that changes nothing but the values of tensors, got one that writes "
-            f"{listed}, which a captured program would never do again; use mode='eager', or do it around the "
-            "call"
-        )
-    return again
 
 
 def check_shapes(fn: Callable[..., Any]) -> None:

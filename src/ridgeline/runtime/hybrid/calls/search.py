@@ -14,7 +14,7 @@ from ridgeline.plan import Execution
 from ridgeline.runtime.hybrid.calls.entry import Entry
 from ridgeline.runtime.hybrid.calls.forms import CallableForm, compiled_with_guards
 from ridgeline.runtime.hybrid.calls.front import front_of
-from ridgeline.runtime.hybrid.calls.reads import CallReads, tensors_of
+from ridgeline.runtime.hybrid.calls.reads import CallReads
 from ridgeline.runtime.hybrid.calls.report import ModeRow
 from ridgeline.runtime.hybrid.calls.selection import (
     Decision,
@@ -23,6 +23,7 @@ from ridgeline.runtime.hybrid.calls.selection import (
     decide,
     why_not_worth,
 )
+from ridgeline.runtime.hybrid.guards.settled import tensors_of
 from ridgeline.runtime.saved_state import preserved
 
 ORDER: tuple[Execution, ...] = (

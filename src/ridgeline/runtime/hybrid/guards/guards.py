@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ridgeline.runtime.hybrid.calls.watching import is_plain
 from ridgeline.runtime.hybrid.guards.classes import class_variables, require_classes
 from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Write, read_program
@@ -15,6 +14,7 @@ from ridgeline.runtime.unchecked import without_checks
 
 MISSING = (LookupError, AttributeError, TypeError)
 """What an expression raises where something that it names is there no longer."""
+_PLAIN = (bool, int, float, complex, str, bytes, types.NoneType)
 _MODES = "torch_function_mode_stack"
 """In expressions of modes that a caller has entered: they come and go, and are no objects of the program."""
 _CHECKS = "._validate_args"
@@ -143,3 +143,10 @@ def _is_same(now: Any, before: Any) -> bool:
     """Whether it is the same object, or a plain value; each look at a method makes an object anew."""
     is_method = isinstance(now, types.MethodType) and now == before
     return now is before or is_method or is_plain(now)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value cannot change and is compared by what it is: a number, text, None, tuples of those."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(is_plain, value))
+    return isinstance(value, _PLAIN)

@@ -39,6 +39,7 @@ SETTINGS: dict[str, Any] = {
     "specialize_int": True,
     "automatic_dynamic_shapes": False,
     "allow_rnn": True,
+    "trace_autograd_ops": True,
     "side_effect_replay_policy": "silent",
 }
 """Of TorchDynamo, while it reads. What a version of torch does not have is left out."""

@@ -110,6 +110,44 @@ def test_trials_are_told_and_learned_from(
     assert learned == (2.0, pytest.approx(COMPILED_S / assumed_s))
 
 
+@pytest.mark.parametrize("slower", [1.0, 2.0])
+def test_a_second_start_tries_what_the_first_one_chose(
+    slower: float,
+    task_file: str,
+    machine_file: str,
+    cache: Path,
+    trials: list[Plan],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nothing else, unless it is not what it was; other wishes are another choice."""
+    from ridgeline.probe import measure
+
+    machine = Machine.load(machine_file)
+    monkeypatch.setattr(measure, "known_machine", lambda: measure.Known(machine, cache))
+    monkeypatch.setattr(choosing, "measured", lambda *_, **__: machine)
+    wishes = {"workers": 1, "threads": 2, "tries": 2}
+    first = chosen(task_file, [], LONG, **wishes)
+    assert len(trials) == 2
+    monkeypatch.setattr(f"{__name__}.STEP_NS", round(STEP_NS * slower))
+    said: list[str] = []
+    second = chosen(task_file, said, LONG, **wishes)
+    name = label(first.plan)
+    assert said[1] == f"trying {name}, which an earlier start chose for this step"
+    assert second.plan.settings == first.plan.settings
+    assert (second.workload, second.predicted.step_ns) == (first.workload, first.predicted.step_ns)
+    if slower == 1.0:
+        assert said[2:] == ["  40.0 ms a step, as remembered"]
+        assert second.expected.step_ns == first.expected.step_ns
+        assert second.ranking is not None
+        assert second.ranking.notes[0].endswith("for the same step, and tried again")
+    else:
+        assert said[2] == "it takes 80.0 ms now, where it took 40.0 ms: choosing anew"
+        assert len(trials) == 5
+    del trials[:]
+    chosen(task_file, [], LONG, **{**wishes, "tries": 1})
+    assert len(trials) == 1
+
+
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 def test_silence_while_compiling_is_announced(
     execution: Execution, task_file: str, machine_file: str, cache: Path

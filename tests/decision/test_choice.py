@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import choice
+from ridgeline.decision import choice, recalling
 from ridgeline.errors import LaunchError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.planner.assumed import with_assumed_rates
@@ -45,7 +45,7 @@ def test_the_second_start_tries_what_the_first_chose(
     lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only that, without tracing; another step is chosen for anew."""
-    monkeypatch.setattr(choice, "AS_REMEMBERED", float("inf"))  # however busy the machine is
+    monkeypatch.setattr(recalling, "AS_REMEMBERED", float("inf"))  # however busy the machine is
     with start(lines) as first:
         assert any(line.startswith("trying 1 worker") for line in lines)
     lines.clear()

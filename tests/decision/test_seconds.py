@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import budget, choice, remembered
+from ridgeline.decision import budget, choice, recalling, remembered
 from ridgeline.errors import OutOfTimeError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -213,7 +213,7 @@ def test_who_gives_more_seconds_gets_a_choice_of_its_own(
     """What was chosen at leisure serves everybody; what was chosen in a hurry others in a hurry."""
     calls: list[Ranking] = []
     right = choice.choose
-    monkeypatch.setattr(choice, "AS_REMEMBERED", math.inf)
+    monkeypatch.setattr(recalling, "AS_REMEMBERED", math.inf)
 
     def counted(*arguments: Any, **more: Any) -> Ranking:
         calls.append(right(*arguments, **more))

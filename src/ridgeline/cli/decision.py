@@ -17,15 +17,15 @@ from ridgeline.cli.trial_apart import try_apart
 from ridgeline.cli.wishes import Wishes, settled
 from ridgeline.cli.worker import Job, TrialRequest
 from ridgeline.codec import Value
-from ridgeline.decision import compile_times
+from ridgeline.decision import compile_times, remembered
 from ridgeline.decision.heartbeat import Heartbeat, Say
+from ridgeline.decision.recalling import tried_again
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
-from ridgeline.planner import Ranking, choose
+from ridgeline.planner import Ranking, choose, staleness
 from ridgeline.planner.expectation import expected
-from ridgeline.planner.staleness import choose_by_profile, remembered
 from ridgeline.planner.trial_loop import Trial
 from ridgeline.simulator.compile_time import compile_seconds
 from ridgeline.simulator.model import setting_of
@@ -94,6 +94,13 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
 
     with Heartbeat(say) as heartbeat:
         workloads = {count: _traced(task, count, device, wishes, heartbeat) for count in counts}
+        key = choice_key(here.machine, workloads, wishes, steps)
+        is_open = given is None and wishes.plan is None and wishes.tries > 0
+        ranking = remembered.recall(here.directory, key) if is_open else None
+        if ranking is not None:
+            ranking = tried_again(ranking, attempt, heartbeat, heartbeat.tell)
+        if ranking is not None:
+            return _as_remembered(here.machine, ranking, workloads, factor)
         decision = _choose(
             given,
             profile,
@@ -104,6 +111,10 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
             heartbeat=heartbeat,
             compile_factor=factor,
         )
+    if is_open and decision.ranking is not None and decision.ranking.best.measured is not None:
+        problem = remembered.keep(here.directory, key, decision.ranking)
+        if problem:
+            say(problem)
     if decision.ranking is not None:
         compile_times.learn(here.directory, decision.ranking, factor)
     return decision
@@ -168,6 +179,15 @@ def decide_in_group(
     return decision
 
 
+def choice_key(
+    machine: Machine, workloads: Mapping[int, Workload], wishes: Wishes, steps: int
+) -> str:
+    """What a choice for this run depends on, see `remembered`; runs of about as many steps share it."""
+    traces = [msgspec.json.encode(workload) for workload in workloads.values()]
+    parts = ["train", machine.fingerprint, wishes.knobs, wishes.tries, steps.bit_length(), *traces]
+    return remembered.key_of(parts)
+
+
 def _traced(
     task: "Task", workers: int, device: str, wishes: Wishes, heartbeat: Heartbeat
 ) -> Workload:
@@ -202,7 +222,7 @@ def _choose(
 
     Args:
         given: The profile that the user gave.
-        profile: See `choose_by_profile`.
+        profile: See `staleness.choose_by_profile`.
         workloads: By number of workers.
         wishes: See `Wishes`.
         steps: Steps of the whole training.
@@ -215,7 +235,9 @@ def _choose(
     def compiling_s(plan: Plan) -> float:
         return compile_factor * compile_seconds(workloads[plan.workers], plan.execution)
 
-    trial = remembered(ToldTrials(attempt, compiling_s, heartbeat)) if wishes.tries else None
+    trial = (
+        staleness.remembered(ToldTrials(attempt, compiling_s, heartbeat)) if wishes.tries else None
+    )
 
     def rank(machine: Machine) -> Ranking:
         return choose(
@@ -231,7 +253,7 @@ def _choose(
     if wishes.plan is not None:
         decision = _as_given(given or profile(False), workloads, wishes.plan, compile_factor)
     elif given is None:
-        chosen = choose_by_profile(profile, rank, agree=agree, say=heartbeat.tell)
+        chosen = staleness.choose_by_profile(profile, rank, agree=agree, say=heartbeat.tell)
         decision = _as_ranked(*chosen, workloads)
     else:  # measuring here would tell nothing about it
         decision = _as_ranked(given, rank(given), workloads)
@@ -251,6 +273,17 @@ def _as_given(
     predicted = simulate(machine, workload, plan, compile_factor=compile_factor)
     return Decision(
         machine=machine, workload=workload, plan=plan, predicted=predicted, expected=predicted
+    )
+
+
+def _as_remembered(
+    machine: Machine, ranking: Ranking, workloads: Mapping[int, Workload], factor: float
+) -> Decision:
+    """The choice of an earlier start, whose best plan was tried again; predicted anew, with all details."""
+    best = ranking.best
+    given = _as_given(machine, workloads, best.plan, factor)
+    return msgspec.structs.replace(
+        given, ranking=ranking, expected=expected(given.predicted, best.measured)
     )
 
 

@@ -12,21 +12,18 @@ from ridgeline import units
 from ridgeline.decision import compile_times, remembered
 from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
-from ridgeline.decision.told_trials import ToldTrials, doing_words
+from ridgeline.decision.recalling import tried_again
+from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial
 from ridgeline.errors import (
-    AbsentWorkerError,
     LaunchError,
     MachineError,
     OutOfTimeError,
-    RidgelineError,
 )
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
 from ridgeline.planner.assumed import with_assumed_rates
-from ridgeline.planner.labels import label
-from ridgeline.planner.preparation import is_compiled
 from ridgeline.probe.measure import known_machine, measure, missing_seconds
 from ridgeline.runtime.agree import share_bytes, share_text
 from ridgeline.runtime.hybrid.compiling import CompiledForms
@@ -48,8 +45,6 @@ MOST_MEASURING_SHARE = 0.35
 """Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
 MOST_OVER_ESTIMATE = 1.5
 """Measuring that takes more than this multiple of its share is ended; what it has found by then is used."""
-AS_REMEMBERED = 1.25
-"""A plan that takes more than this multiple of the step that is remembered of it is chosen anew."""
 
 
 @dataclass(kw_only=True)
@@ -168,31 +163,7 @@ class PlanChoice:
         if not shared:
             return None
         ranking = msgspec.json.decode(shared, type=Ranking)
-        best = ranking.best
-        self._tell(f"trying {label(best.plan)}, which an earlier start chose for this step")
-        try:
-            with self._heartbeat.during(doing_words(best.plan)):
-                measured = self._trial(best.plan)
-        except OutOfTimeError as error:
-            if is_compiled(best.plan):
-                self._tell(f"it does not get ready in time ({error}): choosing anew")
-                return None
-            self._tell(f"there is no time to try it ({error}): taken as remembered")
-            return remembered.noted(ranking, best, "and not tried again, since there was no time")
-        except AbsentWorkerError:
-            raise
-        except RidgelineError as error:
-            self._tell(f"it fails now ({error}): choosing anew")
-            return None
-        if measured.step_ns * 1e-9 > AS_REMEMBERED * best.step_s:
-            self._tell(
-                f"it takes {units.nanoseconds(measured.step_ns)} now, where it took "
-                f"{units.seconds(best.step_s)}: choosing anew"
-            )
-            return None
-        self._tell(f"  {units.nanoseconds(measured.step_ns)} a step, as remembered")
-        again = msgspec.structs.replace(best, measured=measured)
-        return remembered.noted(ranking, again, "and tried again")
+        return tried_again(ranking, self._trial, self._heartbeat, self._tell)
 
     def _profile(self, refresh: bool) -> Machine:
         """This machine, measured where its saved profile has gaps, assumed where that cannot be."""

@@ -1,0 +1,61 @@
+"""A remembered choice is tried once more before it is trusted."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.decision import remembered
+from ridgeline.decision.heartbeat import Heartbeat
+from ridgeline.decision.told_trials import doing_words
+from ridgeline.errors import AbsentWorkerError, OutOfTimeError, RidgelineError
+from ridgeline.planner import Ranking
+from ridgeline.planner.labels import label
+from ridgeline.planner.preparation import is_compiled
+from ridgeline.planner.trial_loop import Trial
+
+AS_REMEMBERED = 1.25
+"""A plan that takes more than this multiple of the step that is remembered of it is chosen anew."""
+
+
+def tried_again(
+    ranking: Ranking, trial: Trial, heartbeat: Heartbeat, tell: Callable[[str], None]
+) -> Ranking | None:
+    """The ranking with a new measurement of its best plan; None where it does not hold any more.
+
+    Args:
+        ranking: Of an earlier start.
+        trial: Runs a plan.
+        heartbeat: Says meanwhile what is under way.
+        tell: Takes what is said.
+
+    Raises:
+        AbsentWorkerError: another worker is missing.
+
+    Cost: One trial.
+    """
+    best = ranking.best
+    tell(f"trying {label(best.plan)}, which an earlier start chose for this step")
+    try:
+        with heartbeat.during(doing_words(best.plan)):
+            measured = trial(best.plan)
+    except OutOfTimeError as error:
+        if is_compiled(best.plan):
+            tell(f"it does not get ready in time ({error}): choosing anew")
+            return None
+        tell(f"there is no time to try it ({error}): taken as remembered")
+        return remembered.noted(ranking, best, "and not tried again, since there was no time")
+    except AbsentWorkerError:
+        raise
+    except RidgelineError as error:
+        tell(f"it fails now ({error}): choosing anew")
+        return None
+    if measured.step_ns * 1e-9 > AS_REMEMBERED * best.step_s:
+        tell(
+            f"it takes {units.nanoseconds(measured.step_ns)} now, where it took "
+            f"{units.seconds(best.step_s)}: choosing anew"
+        )
+        return None
+    tell(f"  {units.nanoseconds(measured.step_ns)} a step, as remembered")
+    again = msgspec.structs.replace(best, measured=measured)
+    return remembered.noted(ranking, again, "and tried again")

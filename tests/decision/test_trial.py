@@ -204,3 +204,20 @@ def test_the_timeline_begins_where_the_warm_up_is_over() -> None:
         measured = step.timeline()
         assert len(measured.steps_ns) == 2
         assert "forward" in {span.name for span in measured.spans}
+
+
+@pytest.mark.parametrize(("num_whole", "num_kept"), [(0, 0), (9, 0), (10, 3), (40, 33)])
+def test_one_batch_again_and_again_may_end_a_trial(num_whole: int, num_kept: int) -> None:
+    """A model that comes to values which its own checks refuse is measured as far as it came, 3 steps or more."""
+
+    def seconds(number: int) -> float:
+        if number == num_whole:
+            raise ValueError("Expected parameter loc")
+        return 2**-10
+
+    step = Step(Plan(), seconds)
+    if num_kept:
+        assert len(attempt(step).steps_ns) == num_kept
+    else:
+        with pytest.raises(ValueError, match="Expected parameter loc"):
+            attempt(step)

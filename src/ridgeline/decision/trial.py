@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline import units
-from ridgeline.errors import OutOfTimeError
+from ridgeline.errors import OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.trial_steps import (
+    FEWEST_STEPS,
     MOST_WARM_STEPS,
     SETTLED,
     WARM_S,
@@ -129,11 +130,19 @@ def _run(step: PlannedStep, example: Any, world: World, left: Callable[[], float
     if is_limited and step_s < LOOKED_AFTER_S:
         wanted = min(wanted, int(left() / step_s))
     for _ in range(wanted):
-        if not is_limited or step_s < LOOKED_AFTER_S:
-            step(example)
-        elif step_s <= left():
-            step_s = _timed(step, example, world)
-        else:
+        if is_limited and step_s >= LOOKED_AFTER_S and step_s > left():
+            break
+        try:
+            if is_limited and step_s >= LOOKED_AFTER_S:
+                step_s = _timed(step, example, world)
+            else:
+                step(example)
+        except RidgelineError:
+            raise
+        except Exception:
+            # One batch again and again may lead to values that the user's own checks refuse.
+            if world.size > 1 or step.recorder.num_steps < FEWEST_STEPS:
+                raise
             break
     if not step.recorder.num_steps:
         raise OutOfTimeError(

@@ -16,6 +16,7 @@ from ridgeline.cli.worker import Job, TrialRequest
 from ridgeline.codec import decode
 from ridgeline.decision import compile_times
 from ridgeline.decision.heartbeat import EVERY_S, Heartbeat
+from ridgeline.errors import MachineError
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Execution, Plan
@@ -146,6 +147,14 @@ def test_a_second_start_tries_what_the_first_one_chose(
     del trials[:]
     chosen(task_file, [], LONG, **{**wishes, "tries": 1})
     assert len(trials) == 1
+
+    def lost(*_: object, **__: object) -> Timeline:
+        raise MachineError("no rates")
+
+    del trials[:]
+    monkeypatch.setattr(choosing, "simulate", lost)
+    chosen(task_file, [], LONG, **wishes)
+    assert len(trials) == 2
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])

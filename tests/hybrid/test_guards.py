@@ -103,6 +103,25 @@ def test_parallelized_functions_follow_the_changes(name: str) -> None:
         assert parallel.report.counters == {"changed": 1}
 
 
+def test_another_program_in_other_modes_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that asks whether gradients are recorded runs as it was written where they are not."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x * 2 if torch.is_grad_enabled() else x * 3
+
+    x, readings = torch.randn(2, 4), []
+    read = guards.read_program
+    monkeypatch.setattr(guards, "read_program", lambda *a: (readings.append(1), read(*a))[1])
+    with parallelize(fn, x, mode="serial") as parallel:
+        assert len(readings) == 1
+        for _ in range(3):
+            with torch.no_grad():
+                torch.testing.assert_close(parallel(x), x * 3)
+            torch.testing.assert_close(parallel(x), x * 2)
+        assert parallel.report.counters == {"changed": 3}
+    assert len(readings) == 2
+
+
 def test_parallelized_functions_serve_other_modes_and_refuse_what_writes() -> None:
     """Read once more under no_grad; what appends to a list is refused before it has run."""
     model, x, seen = made(), torch.randn(2, 4), []

@@ -21,7 +21,7 @@ from ridgeline.decision import compile_times, remembered
 from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.recalling import tried_again
 from ridgeline.decision.told_trials import ToldTrials
-from ridgeline.errors import PlanError
+from ridgeline.errors import MachineError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
@@ -98,9 +98,9 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         is_open = given is None and wishes.plan is None and wishes.tries > 0
         ranking = remembered.recall(here.directory, key) if is_open else None
         if ranking is not None:
-            ranking = tried_again(ranking, attempt, heartbeat, heartbeat.tell)
-        if ranking is not None:
-            return _as_remembered(here.machine, ranking, workloads, factor)
+            recalled = _recalled(ranking, here.machine, workloads, attempt, heartbeat, factor)
+            if recalled is not None:
+                return recalled
         decision = _choose(
             given,
             profile,
@@ -276,14 +276,24 @@ def _as_given(
     )
 
 
-def _as_remembered(
-    machine: Machine, ranking: Ranking, workloads: Mapping[int, Workload], factor: float
-) -> Decision:
-    """The choice of an earlier start, whose best plan was tried again; predicted anew, with all details."""
-    best = ranking.best
-    given = _as_given(machine, workloads, best.plan, factor)
+def _recalled(
+    ranking: Ranking,
+    machine: Machine,
+    workloads: Mapping[int, Workload],
+    attempt: Trial,
+    heartbeat: Heartbeat,
+    compile_factor: float,
+) -> Decision | None:
+    """The choice of an earlier start, predicted anew with all details and tried; None where it fails."""
+    try:
+        given = _as_given(machine, workloads, ranking.best.plan, compile_factor)
+    except MachineError:  # what was measured then is no longer there
+        return None
+    again = tried_again(ranking, attempt, heartbeat, heartbeat.tell)
+    if again is None:
+        return None
     return msgspec.structs.replace(
-        given, ranking=ranking, expected=expected(given.predicted, best.measured)
+        given, ranking=again, expected=expected(given.predicted, again.best.measured)
     )
 
 

@@ -64,7 +64,8 @@ class Guard:
         self._specs = [_spec(leaf) for leaf in leaves]
         self._is_flat = self._structure == pytree.tree_structure(tuple(leaves))
         self._fn = fn
-        self._guards = {_modes(): guards}
+        self._guards: dict[tuple[bool, bool], Guards | None] = {_modes(): guards}
+        self._first = guards
         self._settings = _settings()
         self._grads = [program.state[name] for name in program.grads]
         self._written = program.written_storages()
@@ -103,16 +104,21 @@ class Guard:
 
     def _is_unchanged(self, args: tuple[Any, ...]) -> bool:
         """Whether the function reads what it has read, and computes the same in the modes of now."""
-        modes, first = _modes(), next(iter(self._guards.values()))
+        modes = _modes()
         if modes not in self._guards:
-            try:
-                guards = read_function(self._fn, args)
-            except CaptureError:
-                return False
-            if guards.graph != first.graph or guards.places != first.places:
-                return False
-            self._guards[modes] = guards
-        return self._guards[modes].holds({"fn": self._fn, "args": args})
+            self._guards[modes] = self._in_other_modes(args)
+        guards = self._guards[modes]
+        return guards is not None and guards.holds({"fn": self._fn, "args": args})
+
+    def _in_other_modes(self, args: tuple[Any, ...]) -> Guards | None:
+        """What the function reads in the modes of now; None where it is another program in them."""
+        try:
+            guards = read_function(self._fn, args)
+        except CaptureError:
+            return None
+        first = self._first
+        is_same = guards.graph == first.graph and guards.places == first.places
+        return guards if is_same else None
 
 
 def _is_gradient(write: Write) -> bool:

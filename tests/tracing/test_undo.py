@@ -13,7 +13,7 @@ from reference_models import image_loss, mlp, rows, sgd
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.reach.undo import undone
+from ridgeline.reach.undo import Undo, undone
 
 COUNTS: collections.Counter[str] = collections.Counter()
 TOTAL = 0
@@ -200,3 +200,10 @@ def test_real_tensors_are_not_written_without_running() -> None:
         assert workload.notes == ()
         now = [*teacher.parameters(), *norm.buffers(), count, *history]
         assert all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
+
+
+def test_what_was_computed_is_spared_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    """torch warns whoever asks for the gradient of a tensor that is no leaf."""
+    weight = torch.ones(2, requires_grad=True)
+    Undo([weight], spared=[weight * 2, weight]).restore()
+    assert not recwarn.list

@@ -46,7 +46,9 @@ class Undo:
 
     def __init__(self, *roots: Any, values: bool = True, spared: Iterable[Tensor] = ()) -> None:
         self.notes: list[str] = []
-        kept = {id(t) for tensor in spared for t in (tensor, tensor.grad)}
+        others = [*spared]
+        # Asking a tensor that was computed for its gradient is a warning.
+        kept = {id(t) for t in (*others, *(t.grad for t in others if t.is_leaf))}
         reach = Reach(*roots)
         self._stores = [_Store(store) for store in reach.stores]
         self._cells = [(cell, _load(cell)) for cell in reach.cells]

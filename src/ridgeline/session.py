@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from ridgeline.runtime.body import LossFunction
 
 
+_NONE_YET = object()
+"""Stands for the batch that has not come yet."""
+
+
 class TrainStep(Closing):
     """One training step, as fast as the machine allows: `loss = step(batch)`.
 
@@ -107,7 +111,7 @@ class TrainStep(Closing):
         self._clip_norm = clip_norm
         self._num_steps = steps
         self._allow = tuple(allow)
-        self._example: Any = None
+        self._example: Any = _NONE_YET  # a batch may be None
         self._step: PlannedStep | None = None
         self._is_closed = False
         self._forms = CompiledForms()
@@ -154,7 +158,7 @@ class TrainStep(Closing):
         """
         if self._step is None:
             self.prepare(batch)
-        if self._example is None:
+        if self._example is _NONE_YET:
             self._example = batch
         return self._ready()(batch)
 
@@ -240,7 +244,7 @@ class TrainStep(Closing):
 
         Cost: Compiles, seconds to minutes, unless the plan's execution is `packaged`.
         """
-        if self._example is None:
+        if self._example is _NONE_YET:
             raise PlanError(
                 "wanted a step that has run, got one that has seen no batch yet; train a step, then save"
             )
@@ -279,7 +283,7 @@ class TrainStep(Closing):
         Args:
             check: See `trace`; where it ends the trace of one worker, it ends that of all.
         """
-        if self._example is None:
+        if self._example is _NONE_YET:
             raise PlanError(
                 "wanted an example batch to trace, got none yet; call step(batch) or step.prepare(batch) "
                 "first"

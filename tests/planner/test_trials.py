@@ -2,12 +2,13 @@
 
 import msgspec
 import pytest
+from planned_candidates import make_candidate
 from planned_loads import make_loads
 
 from ridgeline.errors import CaptureError, ObstacleError, OutOfTimeError, PlanError
 from ridgeline.execution import MODES
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
-from ridgeline.planner import choose
+from ridgeline.planner import choose, trial_loop
 from ridgeline.planner.labels import label
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
@@ -194,6 +195,31 @@ def test_a_fused_optimizer_that_fails_is_tried_as_the_user_made_it() -> None:
     assert "fused" in {plan.optimizer for plan in plans}
     assert (ranking.best.plan.execution, ranking.best.plan.optimizer) == ("eager", "as-is")
     assert ranking.best.measured is not None
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_layout_that_the_users_code_does_not_bear_fails_that_plan(is_alone: bool) -> None:
+    """A view of what a convolution gave is an error in the other layout; as it was written, it would be the user's."""
+    written = make_candidate("eager", 1.0)
+    plan = msgspec.structs.replace(written.plan, memory_format="channels_last")
+    candidate = msgspec.structs.replace(written, plan=plan)
+    tried = []
+
+    def trial(plan: Plan) -> Timeline:
+        tried.append(plan.memory_format)
+        if plan.memory_format == "channels_last":
+            raise RuntimeError("view size is not compatible")
+        return make_candidate("eager", 1.0, is_measured=True).measured
+
+    others = [candidate] if is_alone else [candidate, written]
+    after, has_obstacles = trial_loop._try(candidate, others, trial)
+    assert not has_obstacles
+    if is_alone:
+        assert (after.plan, after.failure, tried) == (written.plan, "", ["channels_last", "as-is"])
+    else:
+        assert (after.plan, after.failure) == (plan, "RuntimeError: view size is not compatible")
+    with pytest.raises(ZeroDivisionError):
+        trial_loop._try(written, [written], lambda _: 1 // 0)
 
 
 def test_the_table_fits_eighty_columns() -> None:

@@ -192,3 +192,22 @@ def test_a_distributed_model_trains_as_the_plain_loop(is_routed: bool) -> None:
         assert any(note.startswith(RECORDED) for note in step.workload.notes) == is_routed
         assert step.workload.ready_order[0] == "module.1.weight"
     assert_equal(plain.model, mine.model)
+
+
+def test_a_batch_may_be_nothing() -> None:
+    """What is trained is the input itself, so the loss needs no other."""
+
+    class Picture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pixels = nn.Parameter(torch.ones(1, 3, 4, 4))
+
+        def forward(self) -> Tensor:
+            return self.pixels
+
+    model = Picture()
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    with rl.TrainStep(
+        model, lambda m, _: m().square().sum() / 2, optimizer, machine=own_machine(), device="cpu"
+    ) as step:
+        assert [step(None).item() for _ in range(3)] == [24.0, 6.0, 1.5]

@@ -203,7 +203,7 @@ def test_real_tensors_are_not_written_without_running() -> None:
 
 
 def test_what_was_computed_is_spared_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    """torch warns whoever asks for the gradient of a tensor that is no leaf."""
+    """Whoever asks for the gradient of a tensor that is no leaf is warned by torch."""
     weight = torch.ones(2, requires_grad=True)
     Undo([weight], spared=[weight * 2, weight]).restore()
     assert not recwarn.list

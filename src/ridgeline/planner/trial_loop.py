@@ -22,6 +22,11 @@ from ridgeline.timeline import Timeline
 from ridgeline.verdict import verify
 
 Trial = Callable[[Plan], Timeline]
+AS_WRITTEN: dict[str, str] = {
+    "execution": "eager", "precision": "as-is", "memory_format": "as-is", "optimizer": "as-is",
+    "kernels": "default", "random": "as-is",
+}  # fmt: skip
+"""Of a plan that runs the step as a plain loop does."""
 NOT_TRIED = "not tried, since"
 """How the failure of a plan begins that was not tried because one like it failed."""
 
@@ -124,6 +129,11 @@ def _is_plain(plan: Plan) -> bool:
     return not is_compiled(plan) and not MODES[plan.execution].is_captured
 
 
+def _is_as_written(plan: Plan) -> bool:
+    """Whether the user's own code runs on the user's own tensors, so that an error is the user's."""
+    return all(getattr(plan, name) == word for name, word in AS_WRITTEN.items())
+
+
 def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
     """Whether a plan captures what the tried one does, the whole step or its model."""
     mode = MODES[plan.execution]
@@ -152,14 +162,15 @@ def _try(
     except (OutOfTimeError, AbsentWorkerError):
         raise
     except Exception as error:
-        if plan.optimizer == "fused" and _is_plain(plan) and plan.workers == 1:
-            # That form is our wish, and not every gradient has it; the user's errors come again without.
-            plan = msgspec.structs.replace(plan, optimizer="as-is")
-            return _try(msgspec.structs.replace(candidate, plan=plan), candidates, trial)
         is_ours = isinstance(error, RidgelineError)
-        has_plain = any(_is_plain(c.plan) and not c.failure for c in candidates)
-        if not is_ours and (_is_plain(plan) or not has_plain or plan.workers > 1):
+        others = [c for c in candidates if c is not candidate and not c.failure]
+        has_plain = any(_is_plain(c.plan) for c in others)
+        if not is_ours and (plan.workers > 1 or _is_as_written(plan)):
             raise
+        if not is_ours and not has_plain:
+            # The layout and the optimizer's form are our wishes; the user's errors come again without.
+            plan = msgspec.structs.replace(plan, **AS_WRITTEN)
+            return _try(msgspec.structs.replace(candidate, plan=plan), candidates, trial)
         failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
         has_obstacles = isinstance(error, ObstacleError)
         return msgspec.structs.replace(candidate, failure=failure), has_obstacles

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -87,7 +87,7 @@ def tried_in_turn(
             return candidates, notes + left_untried(candidates, room, device=allowance.device)
         begin = allowance.clock()
         try:
-            tried, has_obstacles = _try(candidates[index], candidates, trial)
+            tried, has_obstacles = _try(candidates[index], candidates, trial, request.fixed)
         except OutOfTimeError as error:  # so nothing else is tried either
             stopped = f"{label(candidates[index].plan)} was not tried to the end: {error}"
             return candidates, [
@@ -129,9 +129,10 @@ def _is_plain(plan: Plan) -> bool:
     return not is_compiled(plan) and not MODES[plan.execution].is_captured
 
 
-def _is_as_written(plan: Plan) -> bool:
-    """Whether the user's own code runs on the user's own tensors, so that an error is the user's."""
-    return all(getattr(plan, name) == word for name, word in AS_WRITTEN.items())
+def _as_written(plan: Plan, fixed: Mapping[str, object]) -> Plan:
+    """The plan without what is our wish and not the user's: the user's own code on the user's own tensors."""
+    wishes = {name: word for name, word in AS_WRITTEN.items() if name not in fixed}
+    return msgspec.structs.replace(plan, **wishes)
 
 
 def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
@@ -143,7 +144,10 @@ def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
 
 
 def _try(
-    candidate: Candidate, candidates: Sequence[Candidate], trial: Trial
+    candidate: Candidate,
+    candidates: Sequence[Candidate],
+    trial: Trial,
+    fixed: Mapping[str, object],
 ) -> tuple[Candidate, bool]:
     """The candidate with what its trial measured, or why that failed; whether graphs cannot hold the step.
 
@@ -165,12 +169,12 @@ def _try(
         is_ours = isinstance(error, RidgelineError)
         others = [c for c in candidates if c is not candidate and not c.failure]
         has_plain = any(_is_plain(c.plan) for c in others)
-        if not is_ours and (plan.workers > 1 or _is_as_written(plan)):
+        written = _as_written(plan, fixed)
+        if not is_ours and (plan.workers > 1 or plan == written):
             raise
-        if not is_ours and not has_plain:
-            # The layout and the optimizer's form are our wishes; the user's errors come again without.
-            plan = msgspec.structs.replace(plan, **AS_WRITTEN)
-            return _try(msgspec.structs.replace(candidate, plan=plan), candidates, trial)
+        if not is_ours and not has_plain:  # the user's errors come again without what we wished
+            written = msgspec.structs.replace(candidate, plan=written)
+            return _try(written, candidates, trial, fixed)
         failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
         has_obstacles = isinstance(error, ObstacleError)
         return msgspec.structs.replace(candidate, failure=failure), has_obstacles

@@ -26,6 +26,10 @@ class WorkloadError(RidgelineError, ValueError):
     """A training step cannot be traced, or its loss, batch or optimizer is not what a step needs."""
 
 
+class SideEffectError(WorkloadError):
+    """A step does what nobody can take back, so that it cannot be run without being trained."""
+
+
 class PlanError(RidgelineError, ValueError):
     """A plan contradicts itself, the workload or the machine, or asks for what is not available."""
 

@@ -12,12 +12,13 @@ import msgspec
 
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.heartbeat import to_stderr
-from ridgeline.errors import OutOfTimeError, PlanError
+from ridgeline.errors import OutOfTimeError, PlanError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.expectation import expected
 from ridgeline.probe.measure import measure
+from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime import attendance
 from ridgeline.runtime.agree import largest_of_workers, share_bytes
 from ridgeline.runtime.closing import Closing
@@ -289,17 +290,21 @@ class TrainStep(Closing):
                 "first"
             )
         if self.workload is None:
-            late, mine = None, b""
+            stopped, mine = None, b""
             try:
                 mine = msgspec.json.encode(self._traced(check))
-            except OutOfTimeError as error:
-                late = error
-            if largest_of_workers(float(late is not None), self.world):
-                raise late or OutOfTimeError("another worker had no time to trace the step")
+            except (OutOfTimeError, SideEffectError) as error:
+                stopped = error
+            is_late = isinstance(stopped, OutOfTimeError)
+            worst = largest_of_workers(float(is_late or 2 * (stopped is not None)), self.world)
+            if worst:
+                kind = OutOfTimeError if worst == 1 else SideEffectError
+                raise stopped or kind("another worker could not trace the step")
             self.workload = msgspec.json.decode(share_bytes(mine, self.world), type=Workload)
         return self.workload
 
     def _traced(self, check: Callable[[bool], None]) -> Workload:
+        refuse_streams(self.model, self.loss_fn, self.optimizer, self._example)
         return trace(
             self.model,
             self.loss_fn,
@@ -341,7 +346,7 @@ class TrainStep(Closing):
         )
         self.ranking = choice.rank(self._example)
         self.machine = choice.machine
-        if self.ranking is None:  # there was no time to look at any other
+        if self.ranking is None:  # no other was looked at
             return Plan(workers=self.world.size, threads=self.world.threads), choice.notes
         return self.ranking.best.plan, choice.notes
 

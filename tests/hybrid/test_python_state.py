@@ -154,7 +154,7 @@ def test_a_count_of_the_loss_function_is_seen() -> None:
         steps += 1
         return loss_fn(model, batch)
 
-    with pytest.raises(CaptureError, match="got a change of 'cell_contents' in Python"):
+    with pytest.raises(CaptureError, match="got a change of 'steps' in Python"):
         clear(show, loss=counting)
 
 

@@ -1,6 +1,9 @@
 """Small networks whose steps do more than compute: they keep state, read values, or cannot be copied or watched."""
 
+import copy
 import functools
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -108,8 +111,54 @@ def averaging() -> Network:
 
 def uncopyable() -> Network:
     model = mlp()
-    model.source = (number for number in range(3))
+    model.lock = threading.Lock()
     return simple(model)
+
+
+def momentum_teacher() -> Network:
+    """Follows the model by giving its parameters other memory, and keeps a queue of what it said."""
+    model = mlp()
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    queue, seen = torch.zeros(8, 5), {"at": 0}
+
+    def loss_fn(m: nn.Module, b: Any) -> Tensor:
+        with torch.no_grad():
+            for mine, own in zip(teacher.parameters(), m.parameters(), strict=True):
+                mine.data = mine.data * 0.9 + own.data * 0.1
+            said = teacher(b[0])
+        out = m(b[0])
+        loss = F.mse_loss(out, said) + (out @ queue.clone().T).square().mean()
+        queue[seen["at"] : seen["at"] + 4] = said[:4]
+        seen["at"] = (seen["at"] + 4) % 8
+        return loss
+
+    return simple(model, loss_fn)
+
+
+def of_one_element() -> Network:
+    return simple(mlp(), lambda m, b: F.cross_entropy(m(b[0]), b[1]).view(1, 1))
+
+
+def scripted() -> Network:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return simple(torch.jit.script(nn.Linear(6, 5)))
+
+
+def nested(layout: torch.layout) -> Network:
+    """Samples of different lengths in one tensor."""
+
+    def loss_fn(m: nn.Module, b: Tensor) -> Tensor:
+        return m(torch.cat(b.unbind())).square().mean()
+
+    def batch() -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            parts = [torch.randn(length, 6) for length in (2, 5, 3)]
+            return torch.nested.nested_tensor(parts, layout=layout)
+
+    model = mlp()
+    return Network(model, loss_fn, adam(model), [batch() for _ in range(10)])
 
 
 class Watchful(nn.Module):
@@ -135,5 +184,10 @@ STATEFUL: dict[str, Callable[[], Network]] = {
     "lazily shaped": lazily_shaped,
     "averaging": averaging,
     "uncopyable": uncopyable,
+    "momentum teacher": momentum_teacher,
+    "of one element": of_one_element,
+    "scripted": scripted,
+    "nested": lambda: nested(torch.strided),
+    "jagged": lambda: nested(torch.jagged),
     "watchful": lambda: simple(Watchful()),
 }

@@ -1,20 +1,28 @@
 """Whatever trains with a plan by hand trains with a chosen one: ten steps have the bits of the plain loop."""
 
+import contextlib
+import importlib
+import inspect
+import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from everyday_networks import NETWORKS, Experts, Network, adam, classify, many, mlp, rows
+from everyday_networks import NETWORKS, Experts, Network, adam, classify, many, mlp, rows, simple
 from stateful_networks import STATEFUL
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import ridgeline as rl
 from compiled_trials import never_chosen
+from ridgeline.errors import SideEffectError
 from ridgeline.planner import trial_steps
 from ridgeline.tracing.opaque import PHASES, opaque_timings
 from strategies import make_machine
@@ -37,7 +45,11 @@ REASONS = {
     "lazily shaped": "0.weight of type UninitializedParameter",
     "averaging": "the step keeps tensors that it makes outside of the model",
     "masked": "aten._local_scalar_dense.default (.item(), .tolist(), bool() or an if on a tensor) in module",
-    "uncopyable": "cannot pickle 'generator' object",
+    "momentum teacher": "FakeTensorDeviceMismatchError: Expected all tensors to be on the same device",
+    "scripted": "RuntimeError: post accumulate grad hooks cannot be registered on non-leaf tensors",
+    "nested": "RuntimeError: Internal error: NestedTensorImpl doesn't support sizes.",
+    "jagged": "AssertionError: self.shape_env must not be None",
+    "uncopyable": "cannot pickle '_thread.lock' object",
 }
 """Why a network is recorded while it runs; all others are traced without running."""
 
@@ -105,7 +117,122 @@ def test_trains_as_the_plain_loop(name: str) -> None:
         assert len(opaque_timings(step.workload, machine.ceilings[0].setting)) == 3
     else:
         reason = REASONS.get(name)
-        assert [note.startswith(f"{RECORDED}{reason}") for note in said] == [True] * bool(reason)
+        begins = (f"{RECORDED}{reason}", f"{OPAQUE}{reason}")
+        assert [note.startswith(begins) for note in said] == [True] * bool(reason)
+
+
+def counted() -> Network:
+    counts = itertools.count(1)
+    return simple(mlp(), lambda m, b: classify(m, b) / next(counts))
+
+
+def drawing() -> Network:
+    model = mlp()
+    model.scales = iter([0.5] * 5 + [2.0] * 5)
+    return simple(model, lambda m, b: classify(m, b) * next(m.scales))
+
+
+def loading() -> Network:
+    other = DataLoader(torch.randn(20, 6), 2)
+    parts = iter(other)
+    return simple(mlp(), lambda m, b: classify(m, b) + m(next(parts)).square().mean())
+
+
+def noting(path: Path) -> Network:
+    file = path.open("a")
+
+    def loss_fn(m: nn.Module, b: Any) -> Tensor:
+        file.write("x")
+        file.flush()
+        return classify(m, b)
+
+    loss_fn.close = file.close
+    return simple(mlp(), loss_fn)
+
+
+def opening(path: Path) -> Network:
+    def loss_fn(m: nn.Module, b: Any) -> Tensor:
+        with contextlib.suppress(Exception), path.open("a") as file:
+            file.write("x")
+        return classify(m, b)
+
+    return simple(mlp(), loss_fn)
+
+
+def moving(path: Path) -> Network:
+    def loss_fn(m: nn.Module, b: Any) -> Tensor:
+        (path.parent / f"{len(list(path.parent.iterdir()))}").mkdir()
+        return classify(m, b)
+
+    return simple(mlp(), loss_fn)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (counted, "counts (a count) within its reach"),
+        (drawing, "scales (a list_iterator) within its reach"),
+        (loading, "parts (a _SingleProcessDataLoaderIter) within its reach"),
+        (noting, "file (a TextIOWrapper) within its reach"),
+        (opening, "which cannot be taken back; write to files and sockets after the step"),
+        (moving, "which cannot be taken back; write to files and sockets after the step"),
+    ],
+)
+def test_what_cannot_be_taken_back_is_not_tried(make: Any, what: str, tmp_path: Path) -> None:
+    """Iterators that go on, files that grow, directories that are there: each step leaves one trace."""
+    parts = inspect.signature(make).parameters
+
+    def made(where: Path) -> Network:
+        where.mkdir()
+        return make(where / "log") if parts else make()
+
+    plain = seeded(lambda: made(tmp_path / "plain"))
+    losses = plain_losses(plain)
+    mine = seeded(lambda: made(tmp_path / "mine"))
+    with rl.TrainStep(
+        mine.model, mine.loss_fn, mine.optimizer, machine=own_machine(), device="cpu"
+    ) as step:
+        assert [step(batch).item() for batch in mine.batches] == losses
+        begin = "the step runs as it was written, since a trial could not be taken back: wanted a step that"
+        assert step.notes[0].startswith(begin)
+        assert what in step.notes[0]
+        assert step.plan.execution == "eager"
+        with pytest.raises(SideEffectError, match="wanted a step that can be run again"):
+            step.verdict()
+    assert_equal(plain.model, mine.model)
+    for network in (plain, mine):
+        getattr(network.loss_fn, "close", bool)()
+    traces = [
+        sorted(
+            (path.name, path.is_file() and path.read_text()) for path in (tmp_path / name).iterdir()
+        )
+        for name in ("plain", "mine")
+    ]
+    assert traces[0] == traces[1]
+    assert bool(traces[0]) == bool(parts)
+
+
+def test_caches_of_libraries_are_no_side_effects(tmp_path: Path) -> None:
+    """What a compiler writes while the step runs, or an import, does not end the choice."""
+    (tmp_path / "fresh_module.py").write_text("SCALE = 2.0\n")
+
+    def loss_fn(m: nn.Module, b: Any) -> Tensor:
+        sys.path.insert(0, str(tmp_path))
+        try:
+            return classify(m, b) * importlib.import_module("fresh_module").SCALE
+        finally:
+            sys.path.remove(str(tmp_path))
+
+    network = simple(mlp(), loss_fn)
+    with (
+        mock.patch.object(sys, "dont_write_bytecode", False),
+        rl.TrainStep(
+            network.model, network.loss_fn, network.optimizer, machine=own_machine(), device="cpu"
+        ) as step,
+    ):
+        step(network.batches[0])
+        assert step.workload is not None
+    assert (tmp_path / "__pycache__").is_dir()
 
 
 def train_adversaries(first: Any, second: Any) -> list[float]:

@@ -20,7 +20,9 @@ from strategies import make_machine
 SCRIPT = Path(__file__).parent / "auto_worker.py"
 
 
-def run_script(*prefixes: list[str], directory: Path) -> list[dict[str, Any]]:
+def run_script(
+    *prefixes: list[str], directory: Path, script: Path = SCRIPT
+) -> list[dict[str, Any]]:
     """What each worker wrote, of processes that are started side by side."""
     environment = {
         **os.environ,
@@ -30,7 +32,7 @@ def run_script(*prefixes: list[str], directory: Path) -> list[dict[str, Any]]:
     }
     started = [
         subprocess.Popen(
-            [sys.executable, *prefix, str(SCRIPT), str(directory)],
+            [sys.executable, *prefix, str(script), str(directory)],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -107,6 +109,28 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
         assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
     names = sorted(path.name.partition("-")[2][16:] for path in on_two.glob("ridgeline/machine-*"))
     assert names == ["-2-hosts.json"]
+
+
+def test_what_one_of_two_workers_does_not_bear_all_leave_out(tmp_path: Path) -> None:
+    """A memory format that the code does not allow fails its plans; a log that one worker writes ends all trials."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    results = run_script(launch, directory=tmp_path, script=SCRIPT.with_name("stranger_worker.py"))
+    assert (tmp_path / "log").read_text() == "x" * 5
+    for result in results:
+        expected = pytest.approx(result["by hand"]["losses"], rel=1e-5)
+        assert result["viewing"]["losses"] == expected
+        assert len(result["viewing"]["failures"]) >= 1
+        for failure in result["viewing"]["failures"]:
+            assert "RuntimeError: view size is not compatible" in failure
+            assert failure.endswith("on rank 0; other plans are tried instead")
+        assert result["writing"]["losses"] == expected
+    notes = [result["writing"]["notes"][0] for result in results]
+    begin = "the step runs as it was written, since a trial could not be taken back: "
+    assert notes[0].startswith(f"{begin}wanted a step that can be run again, got open of '")
+    assert notes[0].endswith(
+        "which cannot be taken back; write to files and sockets after the step"
+    )
+    assert notes[1] == f"{begin}another worker could not trace the step"
 
 
 def loss_fn(model: nn.Module, batch: Any) -> Tensor:

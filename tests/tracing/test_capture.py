@@ -229,7 +229,7 @@ def test_loss_must_be_a_scalar() -> None:
         "wanted a scalar loss tensor, got shape (8,) from loss_fn; reduce it, for example with .mean()"
     )
     assert message_of(model, lambda m, b: 0.5, optimizer, batch) == (
-        "wanted a scalar loss tensor, got float from loss_fn; return the loss as a tensor"
+        "wanted a scalar loss tensor, got float from loss_fn; return the loss tensor itself"
     )
 
 
@@ -237,8 +237,8 @@ def test_loss_must_require_grad() -> None:
     """A loss that nothing leads back from is refused."""
     model, _, optimizer, batch = step()
     assert message_of(model, lambda m, b: image_loss(m, b).detach(), optimizer, batch) == (
-        "wanted a loss that requires grad, got one that does not from loss_fn; check that the model has "
-        "trainable parameters and that loss_fn neither detaches nor disables gradients"
+        "wanted a loss that depends on the parameters, got one without gradient from loss_fn; remove "
+        "no_grad or detach, and leave at least one parameter trainable"
     )
 
 

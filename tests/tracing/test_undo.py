@@ -1,6 +1,7 @@
 """Taking back what a step did: every place that its code can name, and tensors that were left without data."""
 
 import collections
+import contextlib
 import functools
 import random
 import types
@@ -11,6 +12,7 @@ import pytest
 import torch
 from reference_models import image_loss, mlp, rows, sgd
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ridgeline as rl
 from ridgeline.reach.undo import Undo, undone
@@ -207,3 +209,19 @@ def test_what_was_computed_is_spared_without_a_warning(recwarn: pytest.WarningsR
     weight = torch.ones(2, requires_grad=True)
     Undo([weight], spared=[weight * 2, weight]).restore()
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("is_fake", [False, True])
+def test_tensors_get_their_own_memory_back(is_fake: bool) -> None:
+    """After `.data = ...`, in a trace too: what shares the memory sees the same tensor as before."""
+    layer = nn.Linear(2, 2)
+    shared, before = layer.weight.data, layer.weight.detach().clone()
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else contextlib.nullcontext()
+    with undone(layer), mode:
+        layer.weight.data = layer.weight.data * 2
+        layer.bias.data = layer.bias.data[:1].double()
+    assert layer.weight.data_ptr() == shared.data_ptr()
+    assert torch.equal(layer.weight, before)
+    assert (layer.bias.dtype, layer.bias.shape) == (torch.float32, (2,))
+    layer(torch.ones(1, 2)).sum().backward()
+    assert layer.weight.grad is not None

@@ -13,19 +13,17 @@ from ridgeline.decision import compile_times, remembered
 from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.recalling import tried_again
+from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial
-from ridgeline.errors import (
-    LaunchError,
-    MachineError,
-    OutOfTimeError,
-)
+from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
 from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.probe.measure import known_machine, measure, missing_seconds
-from ridgeline.runtime.agree import share_bytes, share_text
+from ridgeline.reach.side_effects import refuse_streams
+from ridgeline.runtime.agree import largest_of_workers, share_bytes, share_text
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.step_identity import step_identity
@@ -94,9 +92,10 @@ class PlanChoice:
             left=self._left,
         )
         self._once = staleness.remembered(told)
+        self._rehearse = Rehearsals(self.model, self.loss_fn, self.optimizer, self.world)
 
     def rank(self, example: Any) -> Ranking | None:
-        """The ranking whose best plan is to run; None where the seconds did not suffice to trace the step.
+        """The ranking whose best plan is to run; None where the step runs as it was written: see `notes`.
 
         Raises:
             RidgelineError: see `choose`; what the user's own step raises passes through.
@@ -104,13 +103,27 @@ class PlanChoice:
         self._example = example
         self._budget = Budget(self.seconds, self.world)
         try:
+            self._check_streams()
             with self._heartbeat:
                 return self._ranked()
         except OutOfTimeError as error:
-            note = f"the step runs as it was written, since there was no time to choose: {error}"
-            self._tell(note)
-            self.notes.append(note)
-            return None
+            why = f"since there was no time to choose: {error}"
+        except SideEffectError as error:
+            why = f"since a trial could not be taken back: {error}"
+        note = f"the step runs as it was written, {why}"
+        self._tell(note)
+        self.notes.append(note)
+        return None
+
+    def _check_streams(self) -> None:
+        """Raise, on all workers, where the step of one can take from what nobody can put back."""
+        mine = None
+        try:
+            refuse_streams(self.model, self.loss_fn, self.optimizer, self._example)
+        except SideEffectError as error:
+            mine = error
+        if largest_of_workers(float(mine is not None), self.world):
+            raise mine or SideEffectError("the step of another worker cannot be run again")
 
     def _ranked(self) -> Ranking:
         if self.machine is not None:
@@ -231,6 +244,7 @@ class PlanChoice:
         )
 
     def _trial(self, plan: Plan) -> Timeline:
+        self._rehearse(plan, self._example)
         if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
         return run_trial(

@@ -22,6 +22,7 @@ from ridgeline.planner.trial_steps import (
     first_steps,
     measured_steps,
 )
+from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import gather_bytes, share_text
 from ridgeline.runtime.deadline import deadline
@@ -70,17 +71,19 @@ def run_trial(
 
     Raises:
         OutOfTimeError: no step was measured in that time.
+        SideEffectError: the step of a worker alone writes outside of the process; it was kept from it.
         CaptureError: what compiles did not end in `LONGEST_S`, where no seconds were given.
 
     Cost: The steps, and copies of parameters, buffers and optimizer state.
     """
     before = Undo(model, loss_fn, optimizer, example)
     watch = ProgramWatch()
+    alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
     try:
         step = make(plan)
         try:
             try:
-                with limited(plan, world, left()):
+                with limited(plan, world, left()), alone:
                     _run(step, example, world, left)
             except OutOfTimeError:
                 if not step.recorder.num_steps:

@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from ridgeline.errors import AbsentWorkerError, ObstacleError, OutOfTimeError, RidgelineError
+from ridgeline.errors import (
+    AbsentWorkerError,
+    ObstacleError,
+    OutOfTimeError,
+    RidgelineError,
+    SideEffectError,
+)
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import Request
@@ -151,26 +157,27 @@ def _try(
 ) -> tuple[Candidate, bool]:
     """The candidate with what its trial measured, or why that failed; whether graphs cannot hold the step.
 
-    Compilers and captures raise errors of any kind. Such a plan failed where a plainer one of the same single
-    worker ran, or can still be tried; the user's own errors are raised by that one as they are. Several
-    workers would part ways.
+    Compilers and captures raise errors of any kind. Such a plan failed where a plainer one ran, or can still
+    be tried; the user's own errors are raised by that one as they are. Several workers run the same code, so
+    that it fails on all of them; what may fail on one is rehearsed by the trial.
 
     Raises:
         OutOfTimeError: no step of it could be measured in the seconds that are left.
         AbsentWorkerError: another worker is missing, so that no further trial can succeed either.
+        SideEffectError: the step does what cannot be taken back, so that nothing is tried.
     """
     plan = candidate.plan
     try:
         measured = trial(plan)
         verify(candidate.timeline, measured)
-    except (OutOfTimeError, AbsentWorkerError):
+    except (OutOfTimeError, AbsentWorkerError, SideEffectError):
         raise
     except Exception as error:
         is_ours = isinstance(error, RidgelineError)
         others = [c for c in candidates if c is not candidate and not c.failure]
         has_plain = any(_is_plain(c.plan) for c in others)
         written = _as_written(plan, fixed)
-        if not is_ours and (plan.workers > 1 or plan == written):
+        if not is_ours and plan == written:
             raise
         if not is_ours and not has_plain:  # the user's errors come again without what we wished
             written = msgspec.structs.replace(candidate, plan=written)

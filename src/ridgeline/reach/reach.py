@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import threading
 import types
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ _SYSTEM = (
     threading.Thread, type(threading.Lock()), type(threading.RLock()), threading.Event,
     threading.Condition, io.IOBase, socket.socket, subprocess.Popen,
 )  # fmt: skip
+_SCREENS = (sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__, sys.__stdin__)
+_WRITER = ("flush", "close")
+"""Methods of what writes somewhere: logs of metrics, files of other formats."""
 _OPEN_LIBRARIES = ("builtins", "collections", "types", "functools", "dataclasses", "__main__")
 _OWN_PACKAGE = str(Path(__file__).parents[1])
 _LIBRARY_PATHS = tuple(
@@ -50,11 +54,15 @@ _LIBRARY_PATHS = tuple(
 
 
 class Cell:
-    """A variable: of a closure, of a module, of a class or in a slot; `owner` and `name` say where."""
+    """A variable: of a closure, of a module, of a class or in a slot; `owner` and `name` say where.
 
-    def __init__(self, owner: Any, name: str) -> None:
+    `label` is what the user calls it.
+    """
+
+    def __init__(self, owner: Any, name: str, label: str) -> None:
         self.owner = owner
         self.name = name
+        self.label = label
 
 
 class Reach:
@@ -70,6 +78,7 @@ class Reach:
         lazy: Parameters and buffers without a shape yet.
         arrays: NumPy's.
         generators: Sources of random numbers.
+        streams: Iterators and open files.
         modules: Each once, with those inside others.
     """
 
@@ -80,6 +89,7 @@ class Reach:
         self.lazy: list[Tensor] = []
         self.arrays: list[numpy.ndarray[Any, Any]] = []
         self.generators: list[Any] = []
+        self.streams: list[Any] = []
         self.modules: list[nn.Module] = []
         self._seen: dict[int, Any] = {}  # holds the objects: a number must not be used again
         self._named: set[tuple[int, str]] = set()
@@ -119,6 +129,8 @@ class Reach:
                 self._add_function(value)
         elif isinstance(value, type):
             self._add_class(value)
+        elif _is_stream(value):
+            self.streams.append(value)
         elif not (isinstance(value, types.ModuleType) or _is_system(value)):
             self._add_object(value)
 
@@ -132,6 +144,8 @@ class Reach:
         if is_lazy(tensor):  # it changes its class with its first use
             self.lazy.append(tensor)
             return
+        if tensor.is_nested:  # it has no shape; what it holds has
+            tensor = tensor.values()
         self.tensors.append(tensor)
         if tensor.is_leaf and tensor.grad is not None:
             self._open.append(tensor.grad)
@@ -164,8 +178,11 @@ class Reach:
 
     def _add_function(self, function: types.FunctionType) -> None:
         self._seen[id(function)] = function
-        for cell in function.__closure__ or ():
-            self._add_cell(cell, "cell_contents", getattr(cell, "cell_contents", None))
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            content = getattr(cell, "cell_contents", None)
+            self._add_cell(cell, "cell_contents", content, label=name)
         self._open += (function.__defaults__, function.__kwdefaults__, vars(function))
         names = _global_names(function.__code__)
         for name in names:
@@ -195,10 +212,10 @@ class Reach:
                 elif not hasattr(function, "__get__"):
                     self._add_cell(kind, name, value)
 
-    def _add_cell(self, owner: Any, name: str, value: Any) -> None:
+    def _add_cell(self, owner: Any, name: str, value: Any, *, label: str = "") -> None:
         if (id(owner), name) not in self._named:
             self._named.add((id(owner), name))
-            self.cells.append(Cell(owner, name))
+            self.cells.append(Cell(owner, name, label or name))
             self._open.append(value)
 
 
@@ -210,6 +227,22 @@ def is_users(filename: str) -> bool:
         or "site-packages" in filename
         or "dist-packages" in filename
     )
+
+
+@cache
+def is_standard(filename: str) -> bool:
+    """Whether code from this file is Python's own library."""
+    is_installed = "site-packages" in filename or "dist-packages" in filename
+    return filename.startswith((*_LIBRARY_PATHS[:2], "<frozen")) and not is_installed
+
+
+def _is_stream(value: Any) -> bool:
+    """Whether it is an open file, or an iterator whose place nobody can put back."""
+    kind = type(value)
+    if isinstance(value, io.IOBase):
+        return not value.closed and all(value is not screen for screen in _SCREENS)
+    is_closed = kind.__module__ == "builtins" or not _is_open(kind)  # nobody looks into it
+    return is_closed and (isinstance(value, Iterator) or all(hasattr(kind, n) for n in _WRITER))
 
 
 def _is_system(value: Any) -> bool:

@@ -51,11 +51,12 @@ class Undo:
         kept = {id(t) for t in (*others, *(t.grad for t in others if t.is_leaf))}
         reach = Reach(*roots)
         self._stores = [_Store(store) for store in reach.stores]
-        self._cells = [(cell, _load(cell)) for cell in reach.cells]
+        self._cells = [(cell, load(cell)) for cell in reach.cells]
         self._lazy = [(tensor, type(tensor)) for tensor in reach.lazy]
         leaves = [t for t in reach.tensors if t.is_leaf]
         self._grads = [(leaf, leaf.grad, leaf.requires_grad) for leaf in leaves]
         copied = [t for t in reach.tensors if id(t) not in kept] if values else []
+        self._places = [_Place(tensor) for tensor in reach.tensors if _has_place(tensor)]
         self._tensors = [_Values(tensor) for tensor in copied]
         self._arrays = [(array, array.copy()) for array in reach.arrays] if values else []
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
@@ -64,9 +65,9 @@ class Undo:
     def changes(self) -> "Iterator[StateChange]":
         """The variables, entries and containers that hold something else now."""
         for cell, value in self._cells:
-            now = _load(cell)
+            now = load(cell)
             if now is not value:
-                yield StateChange(repr(cell.name), value, now)
+                yield StateChange(repr(cell.label), value, now)
         for store in self._stores:
             yield from store.changes()
 
@@ -75,13 +76,15 @@ class Undo:
         for store in self._stores:
             store.restore()
         for cell, value in self._cells:
-            if _load(cell) is not value:
+            if load(cell) is not value:
                 _store(cell, value)
         for tensor, kind in self._lazy:
             if type(tensor) is not kind:
                 tensor.grad = None
                 tensor.data = tensor.data.new_empty(0)
                 tensor.__class__ = kind
+        for place in self._places:
+            place.restore()
         for leaf, grad, requires_grad in self._grads:
             if leaf.grad is not grad:
                 leaf.grad = grad
@@ -153,6 +156,30 @@ class _Store:
         return [*self._store]
 
 
+class _Place:
+    """A tensor and where its elements lie: `tensor.data = ...` moves it, in a trace to no memory at all."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._data = tensor, tensor.data
+
+    def restore(self) -> None:
+        now, before = self._tensor, self._data
+        if (
+            now.device != before.device  # asked first: what is nowhere has no address
+            or now.data_ptr() != before.data_ptr()
+            or (now.dtype, now.shape, now.stride()) != (before.dtype, before.shape, before.stride())
+        ):
+            now.data = before
+
+
+def _has_place(tensor: Tensor) -> bool:
+    """Whether a tensor has memory of its own kind, and no subclass decides what `.data` is."""
+    kinds = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if type(tensor) not in kinds or tensor.is_inference() or tensor.layout is not torch.strided:
+        return False
+    return tensor.device.type in ("cpu", "cuda") and not (tensor.is_quantized or tensor.is_nested)
+
+
 class _Values:
     """A tensor and its elements."""
 
@@ -198,7 +225,8 @@ def _overlaps(tensor: Tensor) -> bool:
     return any(size > 1 and stride == 0 for size, stride in pairs)
 
 
-def _load(cell: Cell) -> Any:
+def load(cell: Cell) -> Any:
+    """What a variable holds; an object of its own where there is none."""
     if isinstance(cell.owner, dict):
         return cell.owner.get(cell.name, _MISSING)
     if isinstance(cell.owner, type):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import WorkloadError
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan, Precision
+from ridgeline.reach.loss import scalar_loss
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
 from ridgeline.runtime.recorder import Recorder
@@ -167,7 +167,7 @@ class StepBody:
     def _weighted_loss(self, part: Any, share: float) -> Tensor:
         with self._precision():
             loss = self.form(self.model, part)
-        check_loss(loss)
+        loss = scalar_loss(loss)
         return loss if share == 1.0 else loss * share
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -175,26 +175,3 @@ class StepBody:
             # The cache of casted weights outlives a capture and would be replayed stale.
             return torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False)
         return _NOTHING
-
-
-def check_loss(loss: Any) -> None:
-    """Reject what backward cannot start from.
-
-    Raises:
-        WorkloadError: not a tensor, not a scalar, or without a gradient.
-    """
-    if not isinstance(loss, Tensor):
-        raise WorkloadError(
-            f"wanted a scalar loss tensor, got {type(loss).__name__} from loss_fn; return the loss tensor "
-            "itself"
-        )
-    if loss.dim() > 0:
-        raise WorkloadError(
-            f"wanted a scalar loss tensor, got shape {tuple(loss.shape)} from loss_fn; reduce it, for "
-            "example with .mean()"
-        )
-    if not loss.requires_grad:
-        raise WorkloadError(
-            "wanted a loss that depends on the parameters, got one without gradient from loss_fn; remove "
-            "no_grad or detach, and leave at least one parameter trainable"
-        )

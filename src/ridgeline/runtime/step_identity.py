@@ -1,5 +1,6 @@
 """What tells one training step from another, without tracing it: to recognise a step at the next start."""
 
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -32,14 +33,16 @@ def step_identity(model: nn.Module, loss_fn: Any, optimizer: Optimizer, batch: A
 
 
 def _module(name: str, module: nn.Module) -> str:
-    code = "".join(_code(type(module).forward))
+    forward = inspect.getattr_static(
+        type(module), "forward", None
+    )  # scripted ones have none to read
+    code = "".join(_code(forward))
     return f"{name}: {type(module).__qualname__}({module.extra_repr()}) {module.training} {code}"
 
 
 def _tensor(name: str, tensor: Tensor) -> str:
-    return (
-        f"{name}: {tuple(tensor.shape)} {tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
-    )
+    shape = tuple(tensor.shape) if tensor.layout is torch.strided and not tensor.is_nested else "?"
+    return f"{name}: {shape} {tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
 
 
 def _settings(group: dict[str, Any]) -> list[tuple[str, str]]:

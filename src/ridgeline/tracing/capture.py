@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import OutOfTimeError, WorkloadError
+from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.plan import Precision
+from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.tracing.faking import fake_workload
 from ridgeline.tracing.recording import AUTOCAST, LossFn, Step
 from ridgeline.tracing.refusal import obstacle
@@ -59,7 +60,7 @@ def trace(
         memory_formats: Those of a plan. `channels_last` adds a variant, in the last of the precisions, where
             images are convolved and the step can be traced without running.
         may_run: Whether the step may really run. Taken back is what can be reached from model, loss,
-            optimizer and batch, and random state; what was printed or written to files stays.
+            optimizer and batch, and random state; what was printed stays.
         check: Called at every operator, with whether it is that of a variant. What it raises ends the trace;
             an `OutOfTimeError` of a variant costs only that one, and the others after it.
 
@@ -67,6 +68,7 @@ def trace(
         WorkloadError: the loss is no scalar or needs no gradient, the step depends on the values of
             tensors and may not run, or model, optimizer or batch are not what a step needs. What `loss_fn`
             raises on its own account passes through.
+        SideEffectError: the user's code opens a file to write, a socket or a process; nothing was written.
         OutOfTimeError: of `check`, before the step itself was traced.
 
     Cost: `loss_fn` is called twice on fake tensors: host time of a few eager steps, no device work; as often
@@ -80,7 +82,7 @@ def trace(
         )
     _check(model, optimizer, batch, may_run=may_run)
     step = Step(model, loss_fn, optimizer, batch, check=partial(check, False))
-    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
         step = step._replace(check=partial(check, True))
         variants: list[Workload] = []
@@ -111,7 +113,7 @@ def _add_variants(
         try:
             narrow = step._replace(precision=precision)
             variants.append(_traced(narrow, workload.name, may_run=may_run))
-        except OutOfTimeError:
+        except (OutOfTimeError, SideEffectError):
             raise
         except Exception as error:
             if not may_run:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import fits_graph
 from ridgeline.tracing.arguments import dtype_name
 from ridgeline.tracing.graph import Edges, join
@@ -85,7 +86,9 @@ def make_workload(
 
 
 def spec_of(tensor: Tensor, role: Role) -> TensorSpec:
-    """The description of a tensor."""
+    """The description of a tensor; of a nested one, of what it holds."""
+    if tensor.is_nested:
+        tensor = tensor.values()
     return TensorSpec(
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()) if tensor.layout is torch.strided else (),
@@ -130,6 +133,11 @@ def _op(record: Record, edges: tuple[int, ...], storages: Storages, device: str)
 
 
 def _spec(use: Use, role: Role, *, on_host: bool) -> TensorSpec:
+    if not all(type(size) is int for size in use.shape):
+        raise WorkloadError(
+            f"wanted tensors whose every size is a number, got {tuple(use.shape)}, as nested ones have; no "
+            "operator of theirs can be timed alone"
+        )
     return TensorSpec(
         shape=use.shape, stride=use.stride, dtype=use.dtype, role=role, on_host=on_host
     )
@@ -137,7 +145,7 @@ def _spec(use: Use, role: Role, *, on_host: bool) -> TensorSpec:
 
 def _samples(batch: Any) -> int:
     """The leading dimension of the first tensor that has any; 1 where no tensor shows."""
-    return next((tensor.shape[0] for tensor in tensors_of(batch) if tensor.dim()), 1)
+    return next((tensor.size(0) for tensor in tensors_of(batch) if tensor.dim()), 1)
 
 
 def _device(model: nn.Module) -> Literal["cpu", "cuda"]:

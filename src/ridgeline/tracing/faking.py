@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
-from ridgeline.errors import OutOfTimeError, WorkloadError
+from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.graph import Edges, data_flow_edges, storage_edges
@@ -69,7 +69,7 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
 def _attempt(step: Step, name: str, mode: FakeTensorMode, *, may_fail: bool) -> Attempt:
     try:
         return _workload(step, name, mode)
-    except OutOfTimeError:
+    except (OutOfTimeError, SideEffectError):
         raise
     except Exception as error:
         if not may_fail and not isinstance(error, WorkloadError):

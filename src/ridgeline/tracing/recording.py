@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.plan import MemoryFormat, Precision
+from ridgeline.reach.loss import scalar_loss
 from ridgeline.tracing.accumulation import lone_references
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operands import storage_address
 from ridgeline.tracing.recorder import Recorder
-from ridgeline.tracing.refusal import check_loss, refusal
+from ridgeline.tracing.refusal import refusal
 from ridgeline.tracing.stepping import record_optimizer
 from ridgeline.tracing.storages import Storages
 from ridgeline.tracing.subject import Subject, tensors_of, trained_parameters
@@ -158,8 +159,7 @@ def forward_backward(subject: Subject, step: Step, recorder: Recorder) -> Tensor
     try:
         with alone(subject.model):
             with autocast(step):
-                loss = step.loss_fn(subject.model, subject.batch)
-            check_loss(loss)
+                loss = scalar_loss(step.loss_fn(subject.model, subject.batch))
             recorder.phase = "backward"
             loss.backward()
     except RuntimeError as error:

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -56,29 +55,6 @@ def obstacle(error: BaseException) -> str:
         wanted, _, got = words.partition(", got ")
         return f"{got.rpartition('; ')[0] or got} (wanted {wanted})" if got else words
     return f"{type(error).__name__}: {words}{_place(error.__traceback__)}"
-
-
-def check_loss(loss: object) -> None:
-    """Raise unless `loss` is a scalar tensor that gradients can start from.
-
-    Raises:
-        WorkloadError: it is not; the message says what it is.
-    """
-    if not isinstance(loss, Tensor):
-        raise WorkloadError(
-            f"wanted a scalar loss tensor, got {type(loss).__name__} from loss_fn; return the loss "
-            "as a tensor"
-        )
-    if loss.dim() != 0:
-        raise WorkloadError(
-            f"wanted a scalar loss tensor, got shape {tuple(loss.shape)} from loss_fn; reduce it, "
-            "for example with .mean()"
-        )
-    if not loss.requires_grad:
-        raise WorkloadError(
-            "wanted a loss that requires grad, got one that does not from loss_fn; check that the model "
-            "has trainable parameters and that loss_fn neither detaches nor disables gradients"
-        )
 
 
 def _module(recorder: Recorder) -> str:

@@ -7,13 +7,14 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ridgeline.errors import OutOfTimeError
+from ridgeline.errors import OutOfTimeError, SideEffectError
+from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
 from ridgeline.tracing.graph import storage_edges
 from ridgeline.tracing.opaque import PHASES, opaque_workload
 from ridgeline.tracing.recording import Step, alone, autocast, record_step
-from ridgeline.tracing.refusal import check_loss, obstacle
+from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.subject import Subject, itself
 from ridgeline.workload import Phase, Workload
 
@@ -46,7 +47,7 @@ def real_workload(step: Step, name: str, why: str) -> Workload:
             run = record_step(subject, step)
             edges = storage_edges(run.recorder.records)
             workload = recorded_workload(step, name, run, edges, (note,))
-        except OutOfTimeError:
+        except (OutOfTimeError, SideEffectError):
             raise
         except Exception as error:  # noqa: BLE001 - the plain step was fine: the user's code is not at fault
             reason = obstacle(error)
@@ -90,8 +91,7 @@ def _plain_step(subject: Subject, step: Step) -> dict[Phase, float]:
     marks = [_now(subject.device)]
     with alone(subject.model):
         with autocast(step):
-            loss = step.loss_fn(subject.model, subject.batch)
-        check_loss(loss)
+            loss = scalar_loss(step.loss_fn(subject.model, subject.batch))
         marks.append(_now(subject.device))
         loss.backward()
     marks.append(_now(subject.device))

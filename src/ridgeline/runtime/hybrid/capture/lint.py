@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
 from ridgeline.optimizer_forms import sparse_modules
+from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.batch import split
-from ridgeline.runtime.body import StepBody, check_loss
+from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import make_capturable
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
@@ -223,8 +224,7 @@ def _compute_gradients(body: StepBody, batch: Any, recorder: Recorder) -> None:
         place = next(body.model.parameters()).device.type
         precision = torch.autocast(place, torch.bfloat16, cache_enabled=False)
     with precision:
-        loss = body.loss_fn(body.model, part)
-    check_loss(loss)
+        loss = scalar_loss(body.loss_fn(body.model, part))
     recorder.mark("backward")
     trained = [parameter for parameter in body.model.parameters() if parameter.requires_grad]
     torch.autograd.grad(loss, trained, allow_unused=True)

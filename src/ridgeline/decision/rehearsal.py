@@ -1,0 +1,94 @@
+"""Steps that each of several workers runs alone before all run them together.
+
+An error inside of a step that exchanges gradients leaves the other workers waiting. What the user's code may
+refuse (`.view` in another memory format, a loss in another precision) shows in a step without the others, and
+all of them hear of it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.errors import PlanError, SideEffectError, first_line
+from ridgeline.plan import Plan
+from ridgeline.planner.labels import label
+from ridgeline.reach.side_effects import refusing_writes
+from ridgeline.reach.undo import undone
+from ridgeline.runtime.agree import gather_bytes
+from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.world import World
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from ridgeline.runtime.body import LossFunction
+
+
+class Rehearsals:
+    """What plans ask of the user's own code, tried once by each of several workers alone.
+
+    Args:
+        model: Put back afterwards, as is all that the step can reach.
+        loss_fn: The user's.
+        optimizer: The user's.
+        world: This worker's place; nothing is rehearsed in a world of one.
+    """
+
+    def __init__(
+        self, model: "nn.Module", loss_fn: "LossFunction", optimizer: "Optimizer", world: World
+    ) -> None:
+        self._model = model
+        self._loss_fn = loss_fn
+        self._optimizer = optimizer
+        self._world = world
+        self._passed: list[Plan] = []
+
+    def __call__(self, plan: Plan, example: Any) -> None:
+        """Run a step of this plan alone, uncompiled, unless one like it ran. All workers call this.
+
+        Raises:
+            PlanError: on all workers, if it failed on any: with the first rank that it failed on, and how.
+            SideEffectError: likewise, if the step of one writes outside of the process.
+
+        Cost: A step, a copy of all that it may change, and an exchange between the workers.
+        """
+        alone = Plan(
+            threads=plan.threads,
+            precision=plan.precision,
+            memory_format=plan.memory_format,
+            optimizer=plan.optimizer,
+        )
+        as_written = Plan(threads=plan.threads)
+        if self._world.size == 1 or alone == as_written or alone in self._passed:
+            return
+        failure = self._failure(alone, example)
+        for rank, words in enumerate(gather_bytes(failure.encode(), self._world)):
+            kind, _, what = words.decode().partition(" ")
+            if kind == "writes":
+                raise SideEffectError(f"{what} (on rank {rank})")
+            if kind == "fails":
+                raise PlanError(
+                    f"wanted a step that runs as {label(plan)}, got {what} on rank {rank}; other plans are "
+                    "tried instead"
+                )
+        self._passed.append(alone)
+
+    def _failure(self, alone: Plan, example: Any) -> str:
+        """How a step by this worker alone failed; empty if it did not."""
+        world = World(0, 1, self._world.local_rank, self._world.device)
+        model, loss_fn, optimizer = self._model, self._loss_fn, self._optimizer
+        try:
+            with undone(model, loss_fn, optimizer, example), refusing_writes():
+                kind = world.device.type
+                with PlannedStep(
+                    model, loss_fn, optimizer, alone, device=kind, world=world
+                ) as step:
+                    step(example)
+        except SideEffectError as error:
+            return f"writes {error}"
+        except Exception as error:  # noqa: BLE001 - of any kind: the others must hear of it
+            if (
+                type(error).__name__ == "OutOfMemoryError"
+            ):  # a compiled or captured step may need less
+                return ""
+            return f"fails {type(error).__name__}: {first_line(error)}"
+        return ""

@@ -1,0 +1,135 @@
+"""What a step does that nobody can take back: it draws from an iterator, or writes outside of the process.
+
+A trace or a trial runs the step without training it. What it changed in Python's memory is put back (see
+`undo`); an iterator does not go backwards, and a line in a file stays.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ridgeline.errors import SideEffectError
+from ridgeline.reach.reach import Reach, is_standard, is_users
+from ridgeline.reach.undo import load
+
+_WRITES = frozenset((
+    "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.system", "os.truncate", "socket.connect",
+    "socket.sendto", "sqlite3.connect", "subprocess.Popen", "urllib.Request",
+))  # fmt: skip
+"""Audit events, besides `open`, of what leaves the process; https://docs.python.org/3/library/audit_events.html"""
+_OPEN_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_SERIALIZERS = tuple(
+    str(Path(*parts))
+    for parts in (("torch", "serialization.py"), ("numpy", "lib"), ("pandas", "io"))
+)
+"""Of libraries, what writes the files that the user names."""
+
+
+class _Watch(threading.local):
+    """Of a thread: whether writes are refused, and what was tried."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.tried = ""
+
+
+_watch = _Watch()
+
+
+def refuse_streams(*roots: Any) -> None:
+    """Raise if iterators or open files can be reached from model, loss function, optimizer or batch.
+
+    Raises:
+        SideEffectError: names each.
+    """
+    found = streams(*roots)
+    if found:
+        raise SideEffectError(
+            f"wanted a step that can be run again, got {', '.join(found)} within its reach; take from "
+            "iterators outside of the step and pass what they give in the batch, write to files after it"
+        )
+
+
+def streams(*roots: Any) -> list[str]:
+    """Iterators and open files that can be reached, each in a few words."""
+    reach = Reach(*roots)
+    if not reach.streams:
+        return []
+    names: dict[int, str] = {}
+    for store in reach.stores:
+        if isinstance(store, dict):
+            names |= {id(value): str(name) for name, value in store.items()}
+    for cell in reach.cells:
+        names[id(load(cell))] = cell.label
+    kinds = [(names.get(id(stream), ""), type(stream).__name__) for stream in reach.streams]
+    return [f"{name} (a {kind})" if name else f"a {kind}" for name, kind in kinds]
+
+
+@contextlib.contextmanager
+def refusing_writes() -> Iterator[None]:
+    """Inside, in this thread, the user's code cannot write to files or sockets: it raises before it does.
+
+    What libraries write on their own account (caches of compilers) passes.
+
+    Raises:
+        SideEffectError: the user's code tried, even where it caught that error; says what and where.
+
+    Cost: Installs an audit hook at its first use, which stays: about 0.1 us an audited event.
+    """
+    _install()
+    before = _watch.is_on, _watch.tried
+    _watch.is_on, _watch.tried = True, ""
+    try:
+        yield
+        if _watch.tried:
+            raise SideEffectError(_watch.tried)
+    finally:
+        _watch.is_on, _watch.tried = before
+
+
+@functools.cache
+def _install() -> None:
+    sys.addaudithook(_audit)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _watch.is_on or (event != "open" and event not in _WRITES):
+        return
+    if event == "open" and not _writes(*arguments):
+        return
+    where = _users_line()
+    if where:
+        what = f"{event} of {arguments[0]!r}" if arguments else event
+        _watch.tried = (
+            f"wanted a step that can be run again, got {what} ({where}), which cannot be taken back; write "
+            "to files and sockets after the step"
+        )
+        raise SideEffectError(_watch.tried)
+
+
+def _writes(path: Any, mode: Any, flags: Any) -> bool:
+    """Whether a file is opened to be changed; descriptors that are open already are others' affair."""
+    if isinstance(path, int) or path in (os.devnull, os.devnull.encode()):
+        return False
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return isinstance(flags, int) and bool(flags & _OPEN_TO_WRITE)
+
+
+def _users_line() -> str:
+    """File and line of the user's code that acts; nothing where a library acts on its own account."""
+    for frame, line in traceback.walk_stack(sys._getframe(2)):  # noqa: SLF001 - the documented way
+        name = frame.f_code.co_filename
+        if name.startswith("<frozen importlib"):  # which writes bytecode
+            return ""
+        if is_users(name):
+            return f"{Path(name).name}:{line}"
+        if not (is_standard(name) or any(part in name for part in _SERIALIZERS)):
+            return ""
+    return ""

@@ -192,6 +192,22 @@ def test_other_shapes_up_to_the_limit_then_eager() -> None:
         )
 
 
+@pytest.mark.parametrize("mode", ["script", "compiled", "packaged"])
+def test_shapes_that_no_result_shows_have_programs_of_their_own(mode: str) -> None:
+    """A number comes of any batch, by operators of the same names."""
+    module = mlp()
+
+    def total(x: Tensor) -> Tensor:
+        return module(x).square().sum()
+
+    with hybridize(total, torch.randn(2, 8), mode, max_shapes=4) as hybrid:
+        for shape in ((2, 8), (5, 8), (1, 8), (1, 2, 8), (2, 8)):
+            x = torch.randn(shape)
+            with torch.no_grad():
+                torch.testing.assert_close(hybrid(x), total(x))
+        assert hybrid.report.counters["shapes"] == 4
+
+
 def test_another_dtype_or_structure_runs_eagerly() -> None:
     """The function's own result for a dtype that was not captured, counted."""
 

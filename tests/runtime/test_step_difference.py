@@ -59,8 +59,11 @@ def in_another_order(model: nn.Module, batch: Tensor) -> Tensor:
     return (model(turned) - turned[:, :4]).square().mean()
 
 
-def checked(replayed: Loss, optimizer: str, rate: float = 1.0) -> list[str]:
-    """Notes of the check of a step whose loss is another one, and whose learning rate is a multiple."""
+def checked(replayed: Loss, optimizer: str, num_before: int, rate: float = 1.0) -> list[str]:
+    """Notes of the check of a step whose loss is another one, and whose learning rate is a multiple.
+
+    It comes after `num_before` steps: with none the optimizer has no state yet.
+    """
     model = made()
     made_optimizer = OPTIMIZERS[optimizer](model.parameters())
     world = World.join(device="cpu")
@@ -69,7 +72,7 @@ def checked(replayed: Loss, optimizer: str, rate: float = 1.0) -> list[str]:
         for loss in (mean_square, replayed)
     )
     batch = torch.randn(64, 8)
-    for _ in range(2):
+    for _ in range(num_before):
         body(batch, Recorder(HostClock()))
     rates, notes = LearningRates(made_optimizer), list[str]()
 
@@ -83,10 +86,11 @@ def checked(replayed: Loss, optimizer: str, rate: float = 1.0) -> list[str]:
     return notes
 
 
+@pytest.mark.parametrize("num_before", [0, 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_rounding_passes_and_is_named(optimizer: str) -> None:
+def test_rounding_passes_and_is_named(optimizer: str, num_before: int) -> None:
     """Biases before batch norm have gradients of rounding alone, which Adam turns into whole steps."""
-    notes = checked(in_another_order, optimizer)
+    notes = checked(in_another_order, optimizer, num_before)
     assert "equals the eager step within" in notes[-1]
     assert notes[0] == (
         "rounding alone decides the update of 0.bias, 3.bias, so this was not compared"
@@ -104,16 +108,17 @@ WRONG: dict[str, Loss] = {
 }
 
 
+@pytest.mark.parametrize("num_before", [0, 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_one_percent_is_caught(wrong: str, optimizer: str) -> None:
+def test_one_percent_is_caught(wrong: str, optimizer: str, num_before: int) -> None:
     """In the loss, or where only gradients show it; noise beside it hides nothing."""
     with pytest.raises(EquivalenceError, match="something in the step is baked in"):
-        checked(WRONG[wrong], optimizer)
+        checked(WRONG[wrong], optimizer, num_before)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_learning_rate_that_is_one_percent_too_high_is_caught(optimizer: str) -> None:
     """The update of all elements shows it that are not rounding."""
     with pytest.raises(EquivalenceError, match="something in the step is baked in"):
-        checked(in_another_order, optimizer, rate=1.01)
+        checked(in_another_order, optimizer, 2, rate=1.01)

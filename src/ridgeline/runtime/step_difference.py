@@ -104,10 +104,8 @@ def differences(
         if noise is not None and noise.is_left_out(index):
             found.append(0.0)
             continue
-        states = zip(before.state[index], wanted.state[index], got.state[index], strict=False)
-        found.append(
-            max([_relative(old, mine, theirs, mask), *(_relative(*parts) for parts in states)])
-        )
+        states = (before.state[index], wanted.state[index], got.state[index])
+        found.append(max(_relative(old, mine, theirs, mask), _states_apart(*states)))
     return found
 
 
@@ -126,6 +124,18 @@ def difference(
         return max(found)
     allowed = [max(tolerance, SENSITIVITY_FACTOR * min(m, MOST_MOVED)) for m in noise.moves]
     return max(value * tolerance / limit for value, limit in zip(found, allowed, strict=True))
+
+
+def _states_apart(before: list[Tensor], wanted: list[Tensor], got: list[Tensor]) -> float:
+    """The largest difference of an optimizer's tensors for a parameter; before its first step there are none.
+
+    Adam's update is the same for gradients of twice the size, its state is not.
+    """
+    if len(wanted) != len(got):
+        return math.inf
+    if len(before) != len(wanted):
+        before = [torch.zeros_like(tensor) for tensor in wanted]
+    return max(map(_relative, before, wanted, got), default=0.0)
 
 
 def _relative(before: Tensor, wanted: Tensor, got: Tensor, mask: Tensor | None = None) -> float:

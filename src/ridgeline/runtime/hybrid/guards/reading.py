@@ -83,7 +83,7 @@ class Reading(NamedTuple):
         classes: Of the objects that it looks into.
         code: Of every function that was read.
         writes: What it changes in Python.
-        graph: The operators that it comes to, with the shapes and strides of its results, as text.
+        graph: The operators that it comes to, with the shapes of what it takes and gives, as text.
         kept: Objects that are compared by identity, held so that none gives its place to another.
     """
 
@@ -190,8 +190,14 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         "tensors": tuple(_expression(argument.source) for argument in arguments),
         "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
         "code": frozenset(TracingContext.get().traced_code),
-        "graph": f"{graph.code}\n{_results(graph)}",
+        "graph": f"{graph.code}\n{_inputs(placeholders)}\n{_results(graph)}",
     }
+
+
+def _inputs(placeholders: Iterable[fx.Node]) -> list[Any]:
+    """Shapes, dtypes and devices of what a graph takes; it need not show in the operators or in the results."""
+    values = [node.meta.get("example_value") for node in placeholders]
+    return [(v.shape, v.dtype, v.device) for v in values if isinstance(v, torch.Tensor)]
 
 
 def _results(graph: fx.GraphModule) -> list[Any]:

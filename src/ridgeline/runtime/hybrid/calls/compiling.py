@@ -22,6 +22,7 @@ from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.hybrid.calls.equivalence import check_results
 from ridgeline.runtime.hybrid.inductor import FAILURES
+from ridgeline.runtime.hybrid.module_call import call_with, places
 from ridgeline.runtime.lifted_constants import lift_constants
 
 SETTINGS: dict[str, Any] = {
@@ -93,7 +94,7 @@ class TracedFunction:
         )
         if isinstance(self._fn, nn.Module):
             named = dict(zip(self._names, flat[:split], strict=True))
-            result = torch.func.functional_call(self._fn, named, args)
+            result = call_with(self._fn, places(self._fn, named), args)
         else:
             result = self._fn(*args)
         check_results(result)

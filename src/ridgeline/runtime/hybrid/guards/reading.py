@@ -195,7 +195,7 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
 
 
 def _inputs(placeholders: Iterable[fx.Node]) -> list[Any]:
-    """Shapes, dtypes and devices of what a graph takes; it need not show in the operators or in the results."""
+    """Shapes, dtypes and devices of what a graph takes, which operators and results need not show."""
     values = [node.meta.get("example_value") for node in placeholders]
     return [(v.shape, v.dtype, v.device) for v in values if isinstance(v, torch.Tensor)]
 

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from ridgeline.errors import PlanError
 from ridgeline.runtime.copies import overlaps
 from ridgeline.runtime.entries import Entries
+from ridgeline.runtime.hybrid.module_call import call_with, places
 from ridgeline.runtime.hybrid.steps.rates import LearningRateInputs
 from ridgeline.runtime.hybrid.steps.substitution import OptimizerSubstitution
 
@@ -213,7 +214,7 @@ class LiftedState:
         """
         count = len(self._originals)
         of_model = dict(zip((entry.name for entry in self.entries), tensors[:count], strict=False))
-        named = {f"model.{name}": tensor for name, tensor in of_model.items()}
+        named = {f"model.{name}": tensor for name, tensor in places(self.model, of_model).items()}
         state = tensors[count : count + len(self._state_keys)]
         placed = OptimizerSubstitution(
             self.optimizer,
@@ -224,7 +225,7 @@ class LiftedState:
             widens=self._is_host,
         )
         try:
-            result = torch.func.functional_call(_Caller(self.model), named, (run,))
+            result = call_with(_Caller(self.model), named, (run,))
             with torch.no_grad():
                 placed.write_back()
                 for name, tensor in of_model.items():

@@ -1,0 +1,36 @@
+"""A module called with other tensors in the place of its own.
+
+`torch.func.functional_call` puts tensors back in the wrong order where a module is held in several places
+(`nn.Sequential(layer, layer)`): the user's model would keep what stood in. So each distinct module's places
+are named once, and tensors that are tied between different modules are named in each of them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def places(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by every place that they take: once for each distinct module that holds one.
+
+    Args:
+        module: The module.
+        tensors: By the names of `named_parameters()` and `named_buffers()`, which name each tensor once.
+    """
+    own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    stands_for = {id(own[name]): tensor for name, tensor in tensors.items()}
+    found: dict[str, Tensor] = {}
+    for path, part in module.named_modules():
+        prefix = f"{path}." if path else ""
+        for slots in (part._parameters, part._buffers):  # noqa: SLF001 - with those that are held twice
+            for name, tensor in slots.items():
+                if id(tensor) in stands_for:
+                    found[prefix + name] = stands_for[id(tensor)]
+    return found
+
+
+def call_with(module: nn.Module, named: dict[str, Tensor], args: tuple[Any, ...]) -> Any:
+    """The module's result with these tensors by place; what it assigns anew is in `named` afterwards."""
+    return torch.func.functional_call(module, named, args, tie_weights=False)

@@ -9,7 +9,7 @@ import torch
 
 from adversary.portraits import TensorLeaf
 
-TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """Largest difference relative to the largest value of the tensor: compiled forms add in another order. What a
 changed number, branch or hook does to a program is some hundred times more."""
 NARROW = 5e-2

@@ -35,27 +35,17 @@ EXCLUDED: tuple[Exclusion, ...] = (
         """,
     ),
     Exclusion(
-        "torch's compiler guards neither the sign of zero, nor lists in tuples, nor methods "
-        "of classes.",
+        "torch's compiler guards neither the sign of zero nor lists in tuples.",
         GUARDED,
         """
-        object's method/method of the class; signed zero/negative; tuple of lists/element
+        signed zero/negative; tuple of lists/element
         """,
     ),
     Exclusion(
         "Equal blocks share what torch's compiler made of one that lacks an attribute, whichever gets it.",
-        ("step:regional", "step:auto"),
-        """
-        expects an exception/added
-        """,
-    ),
-    Exclusion(
-        "torch's compiler does not guard functions that are attributes of classes.",
         GUARDED,
         """
-        helper of a submodule/method; inherited forward/method of the heir;
-        inherited forward/no override; method/on the class; mixin/method; mixin/override;
-        super forward/forward of the child
+        expects an exception/added
         """,
     ),
     Exclusion(

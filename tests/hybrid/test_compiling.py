@@ -278,6 +278,37 @@ def test_compiling_again_is_counted_and_said() -> None:
     assert step.notes[-1].startswith("compiled again after the check, because a shape or a value")
 
 
+@pytest.mark.parametrize("execution", ["compiled", "regional"])
+def test_a_method_that_is_replaced_in_a_class_is_compiled_anew(
+    execution: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replaced in the class of a block, then overridden in a class that inherited it."""
+
+    class Heir(Block):
+        pass
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Heir(), Heir())
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    x = torch.randn(4, 8)
+
+    def half(self: Block, x: Tensor) -> Tensor:
+        return self.linear(x) / 2
+
+    def none(self: Block, x: Tensor) -> Tensor:
+        return self.linear(x) * 0
+
+    def mean(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    plan = Plan(execution=execution)
+    with TrainStep(model, mean, optimizer, plan, device="cpu") as step:
+        for kind, method in ((None, None), (Block, half), (Heir, none), (Heir, half)):
+            if kind is not None:
+                monkeypatch.setattr(kind, "forward", method, raising=False)
+            torch.testing.assert_close(step(x), mean(model, x).detach())
+
+
 def test_two_workers_train_by_region_as_ddp_does(tmp_path: Path) -> None:
     """Blocks compiled one by one hand their gradients to the same buckets; parameters follow DDP's."""
     output = tmp_path / "parity.json"

@@ -80,6 +80,7 @@ class Reach:
         generators: Sources of random numbers.
         streams: Iterators and open files.
         modules: Each once, with those inside others.
+        classes: Those of the user's own.
     """
 
     def __init__(self, *roots: Any) -> None:
@@ -91,6 +92,7 @@ class Reach:
         self.generators: list[Any] = []
         self.streams: list[Any] = []
         self.modules: list[nn.Module] = []
+        self.classes: list[type] = []
         self._seen: dict[int, Any] = {}  # holds the objects: a number must not be used again
         self._named: set[tuple[int, str]] = set()
         self._open = [*roots]
@@ -203,6 +205,7 @@ class Reach:
         module = sys.modules.get(kind.__module__)
         if kind.__module__ != "__main__" and not is_users(getattr(module, "__file__", None) or ""):
             return
+        self.classes.append(kind)
         for name, value in [*vars(kind).items()]:
             if not (name.startswith("__") and isinstance(value, (*_ATOMS, dict, list, tuple))):
                 function = value.fget if isinstance(value, property) else value

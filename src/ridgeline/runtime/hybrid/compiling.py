@@ -21,6 +21,7 @@ from torch._functorch import config as autograd_config
 from ridgeline.errors import CaptureError
 from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.hybrid import inductor
+from ridgeline.runtime.hybrid.guards.class_watch import ClassWatch
 
 _T = TypeVar("_T", bound="Form")
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -56,7 +57,7 @@ class Form:
 
 
 class WholeForm(Form):
-    """Loss function and model compiled together."""
+    """Loss function and model compiled together; all anew where a class has another method."""
 
     def __init__(
         self, loss_fn: LossFunction, arguments: dict[str, Any], limit_s: float = math.inf
@@ -65,6 +66,7 @@ class WholeForm(Form):
         inductor.ignore_advice()
         self._compiled = torch.compile(loss_fn, **arguments)
         self._limit_s: float | None = limit_s
+        self._classes: ClassWatch | None = None
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch; the first call compiles.
@@ -72,6 +74,10 @@ class WholeForm(Form):
         Raises:
             CaptureError: compiling took longer than it may.
         """
+        if self._classes is None:
+            self._classes = ClassWatch(model, self._loss_fn)
+        if self._classes.has_changed():
+            torch.compiler.reset()
         if self._limit_s is None:
             return self._compiled(model, batch)
         # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
@@ -96,10 +102,13 @@ class RegionalForm(Form):
     def __init__(self, loss_fn: LossFunction, model: nn.Module, arguments: dict[str, Any]) -> None:
         super().__init__(loss_fn)
         self.regions = CompiledRegions(model, arguments)
+        self._classes = ClassWatch(model, loss_fn)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Switch the compiled blocks on for the calls inside."""
+        if self._classes.has_changed():
+            torch.compiler.reset()
         with many_variants(), self.regions.active():
             yield
 

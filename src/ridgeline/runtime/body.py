@@ -17,6 +17,7 @@ from ridgeline.plan import Plan, Precision
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
+from ridgeline.runtime.optimizer_calls import clear_gradients, update
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.requirements import check_gradients
@@ -101,7 +102,7 @@ class StepBody:
         if not self._is_checked:
             check_gradients(self.model, self.optimizer)
             self._is_checked = True
-        self.optimizer.step()
+        update(self.optimizer)
         return loss
 
     def gradients(self, batch: Any, recorder: Recorder) -> Tensor:
@@ -136,7 +137,7 @@ class StepBody:
             self.form, self._autocast = form, name
 
     def _gradients(self, batch: Any, recorder: Recorder) -> Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
+        clear_gradients(self.optimizer)
         begin = time.perf_counter_ns()
         parts = split(batch, self.plan.accumulate)
         total: Tensor | None = None

@@ -1,0 +1,49 @@
+"""An optimizer's two calls without what torch puts around them for a profiler, where nobody profiles.
+
+Their names and empty hooks take 40 us on a slow host, a sixth of the smallest steps.
+"""
+
+from typing import Any
+
+from torch.autograd import profiler
+from torch.optim import Optimizer
+from torch.optim import optimizer as base
+
+_ZERO_GRAD = Optimizer.zero_grad
+_STEP_WRAPPER: Any = Optimizer.profile_hook_step(lambda: None).__code__  # type: ignore[attr-defined]
+"""Torch's own methods, to be told from those that somebody puts around them or in their place."""
+
+
+def clear_gradients(optimizer: Optimizer) -> None:
+    """`optimizer.zero_grad(set_to_none=True)`."""
+    if type(optimizer).zero_grad is not _ZERO_GRAD or _is_patched(optimizer, "zero_grad"):
+        optimizer.zero_grad(set_to_none=True)
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad = None
+
+
+def update(optimizer: Optimizer) -> None:
+    """`optimizer.step()`."""
+    call: Any = type(optimizer).step
+    is_torchs = getattr(call, "__code__", None) is _STEP_WRAPPER
+    if not is_torchs or _is_patched(optimizer, "step") or _has_hooks(optimizer):
+        optimizer.step()
+    else:
+        call.__wrapped__(optimizer)
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    return bool(
+        optimizer._optimizer_step_pre_hooks  # noqa: SLF001 - what `register_step_pre_hook` fills
+        or optimizer._optimizer_step_post_hooks  # noqa: SLF001
+        or base._global_optimizer_pre_hooks  # noqa: SLF001
+        or base._global_optimizer_post_hooks  # noqa: SLF001
+    )
+
+
+def _is_patched(optimizer: Optimizer, name: str) -> bool:
+    """Whether the object has a method of its own, as under a scheduler, or a profiler is to see the call."""
+    return name in vars(optimizer) or profiler._is_profiler_enabled  # noqa: SLF001 - as torch asks it

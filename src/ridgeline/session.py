@@ -12,6 +12,7 @@ import msgspec
 
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.heartbeat import to_stderr
+from ridgeline.decision.varied import REASON, ShapeWatch
 from ridgeline.errors import OutOfTimeError, PlanError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -114,6 +115,8 @@ class TrainStep(Closing):
         self._allow = tuple(allow)
         self._example: Any = _NONE_YET  # a batch may be None
         self._step: PlannedStep | None = None
+        self._choice: PlanChoice | None = None
+        self._shapes: ShapeWatch | None = None
         self._is_closed = False
         self._forms = CompiledForms()
         self._say = progress or to_stderr
@@ -161,6 +164,8 @@ class TrainStep(Closing):
             self.prepare(batch)
         if self._example is _NONE_YET:
             self._example = batch
+        if self._shapes is not None and self._shapes.is_over(batch):
+            self._choose_for(self._shapes)
         return self._ready()(batch)
 
     def prepare(self, batch: Any) -> Plan:
@@ -184,6 +189,7 @@ class TrainStep(Closing):
             self._step = self._planned(plan)
             self._step.notes.extend(notes)
             self._forms.forget()
+            self._shapes = ShapeWatch() if self.ranking and plan.execution != "eager" else None
         return self._step.plan
 
     def timeline(self) -> Timeline:
@@ -327,9 +333,26 @@ class TrainStep(Closing):
         """This machine, measured where its saved profile has gaps."""
         return measure(workload=self.workload, settings=(self.world.setting,), here=True)
 
+    def _choose_for(self, shapes: ShapeWatch) -> None:
+        """Go on with the plan that is best on batches of many shapes, where those of any worker have many."""
+        self._shapes = None
+        assert self._step is not None
+        assert self._choice is not None
+        assert self.ranking is not None
+        if not largest_of_workers(float(shapes.is_varied), self.world):
+            return
+        with attendance.phase("the choice of a plan", self.world):
+            self.ranking = self._choice.rank_for(self.ranking, shapes.examples)
+        if self.ranking.best.plan != self._step.plan:
+            notes = [*self._choice.notes, REASON]
+            self._step.close()
+            self._step = self._planned(self.ranking.best.plan)
+            self._step.notes.extend(notes)
+        self._forms.forget()
+
     def _choose(self) -> tuple[Plan, list[str]]:
         """The best plan by trials on the example batch, and what went otherwise than planned."""
-        choice = PlanChoice(
+        self._choice = choice = PlanChoice(
             world=self.world,
             model=self.model,
             loss_fn=self.loss_fn,

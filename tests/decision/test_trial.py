@@ -62,7 +62,7 @@ def attempt(step: Any, given_s: float = math.inf) -> Timeline:
             model,
             lambda model, batch: model(batch).sum(),
             optimizer,
-            torch.ones(2),
+            [torch.ones(2)],
             World(0, 1, 0, torch.device("cpu")),
             lambda: given_s - step.now_s,
         )
@@ -170,7 +170,7 @@ def test_a_trial_is_stopped_in_whatever_it_does() -> None:
             model,
             loss_fn,
             optimizer,
-            torch.ones(2),
+            [torch.ones(2)],
             World(0, 1, 0, torch.device("cpu")),
             lambda: 0.5,
         )
@@ -221,3 +221,31 @@ def test_one_batch_again_and_again_may_end_a_trial(num_whole: int, num_kept: int
     else:
         with pytest.raises(ValueError, match="Expected parameter loc"):
             attempt(step)
+
+
+def test_every_example_is_met_twice_before_steps_count() -> None:
+    """A compiler makes a program for the second shape that serves the others."""
+    seen: list[float] = []
+
+    class Looking(Step):
+        def __call__(self, batch: Any) -> Tensor:
+            seen.append(float(batch))
+            return super().__call__(batch)
+
+    step = Looking(Plan(execution="compiled"), lambda _: 0.5)
+    model = nn.Linear(2, 2)
+    examples = [torch.tensor(float(number)) for number in range(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: step.now_s))
+        measured = trial.run_trial(
+            lambda plan: step,
+            step.plan,
+            model,
+            lambda model, batch: model(batch).sum(),
+            torch.optim.SGD(model.parameters(), 0.1),
+            examples,
+            World(0, 1, 0, torch.device("cpu")),
+        )
+    num_warm = len(seen) - len(measured.steps_ns)
+    assert seen == [float(index % 4) for index in range(len(seen))]
+    assert num_warm == first_steps(step.plan) + 2 * (len(examples) - 1)

@@ -54,7 +54,7 @@ def test_a_step_is_predicted_from_what_its_trial_compiled(trained: Any, tmp_path
     machine = make_machine(settings=[setting], timings={op.key: PRODUCT_S for op in products})
 
     def trial(plan: Plan) -> Timeline:
-        return run_trial(make, plan, model, loss_fn, optimizer, batch, ALONE)
+        return run_trial(make, plan, model, loss_fn, optimizer, [batch], ALONE)
 
     def make(plan: Plan) -> TrainStep:
         return TrainStep(model, loss_fn, optimizer, plan, device="cpu")

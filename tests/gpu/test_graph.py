@@ -8,10 +8,10 @@ import torch
 from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor, nn
 
-from ridgeline.errors import BatchError, CaptureError, EquivalenceError
+from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.feeding import feed
-from ridgeline.runtime.graph import EAGER_STEPS
+from ridgeline.runtime.graph import EAGER_STEPS, OTHER_SHAPES
 from ridgeline.runtime.step import TrainStep
 
 pytestmark = [
@@ -195,14 +195,19 @@ def test_state_in_python_is_not_frozen(execution: Execution) -> None:
     torch.testing.assert_close(*shown, rtol=1e-3, atol=1e-4)
 
 
-def test_a_batch_of_another_shape_is_refused() -> None:
-    """Under a captured step a larger batch is an error that names the leaf."""
-    model = make()
-    with TrainStep(model, loss_fn, sgd(model), Plan(execution="graph")) as step:
-        for index in range(5):
-            step(batch_of(16, index))
-        with pytest.raises(BatchError, match="wanted leaf 0 of the batch as"):
-            step(batch_of(32, 0))
+def test_a_batch_of_another_shape_runs_without_the_graph() -> None:
+    """A larger batch trains as it would eagerly, is counted and noted, and the graph goes on."""
+    models = make(), make()
+    models[1].load_state_dict(models[0].state_dict())
+    with (
+        TrainStep(models[0], loss_fn, sgd(models[0]), Plan(execution="graph")) as step,
+        TrainStep(models[1], loss_fn, sgd(models[1]), Plan()) as eager,
+    ):
+        for index, size in enumerate((16, 16, 16, 16, 16, 32, 24, 16)):
+            batch = batch_of(size, index)
+            torch.testing.assert_close(step(batch), eager(batch), rtol=1e-3, atol=1e-4)
+        assert step.timeline().counters["eager_steps"] == 2
+        assert OTHER_SHAPES in step.notes
 
 
 @pytest.mark.quiet

@@ -10,7 +10,7 @@ from step_pairs import STEP_GRAPH, Pair, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
 from torch._inductor import config
 
-from ridgeline.errors import BatchError, CaptureError, PlanError
+from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Plan
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
@@ -20,7 +20,7 @@ from ridgeline.runtime.hybrid.steps.runner import (
     EAGER_STEPS,
     MOST_RECOMPILES,
     ONE_FRAME,
-    SHORTER,
+    OTHER_SHAPES,
     StepGraphRunner,
 )
 from ridgeline.runtime.recorder import Recorder
@@ -39,7 +39,7 @@ def test_a_shorter_batch_runs_eagerly_and_is_counted(pair: Pair) -> None:
     for index, size in enumerate((8, 8, 8, 5, 8)):
         pair.run(index, size)
     assert pair.counters()["eager_steps"] == 1
-    assert SHORTER in pair.program.notes
+    assert OTHER_SHAPES in pair.program.notes
     assert ONE_FRAME in pair.program.notes
     assert any("equals the eager step within" in note for note in pair.program.notes)
 
@@ -52,14 +52,20 @@ def test_a_shorter_batch_that_comes_again_gets_a_program(pair: Pair) -> None:
     assert pair.counters()["eager_steps"] == 3
 
 
-def test_any_other_batch_is_refused(pair: Pair) -> None:
-    """The message names the leaf, what was wanted and what was got."""
+def test_any_other_batch_runs_eagerly(pair: Pair) -> None:
+    """More samples, a further tensor, a number beside the tensors: counted and noted."""
     for index in range(3):
         pair.run(index)
-    with pytest.raises(
-        BatchError, match=r"wanted leaf 0 of the batch as \(8, 6\) float32, got \(9,"
-    ):
-        pair.program(batch_of(0, 9))
+    x, y = batch_of(0).values()
+    others = (batch_of(0, 9), {"x": x, "y": y, "more": x}, {"x": x, "y": y, "number": 3})
+    for other in others:
+        losses = []
+        for step in pair:
+            torch.manual_seed(0)
+            losses.append(step(other))
+        torch.testing.assert_close(*losses)
+    assert pair.counters()["eager_steps"] == len(others)
+    assert OTHER_SHAPES in pair.program.notes
 
 
 def test_a_setting_that_changes_compiles_again(pair: Pair) -> None:

@@ -1,7 +1,7 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from ridgeline.decision.recalling import tried_again
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial
+from ridgeline.decision.varied import for_many_shapes
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -79,8 +80,9 @@ class PlanChoice:
     forms: CompiledForms
     clip_norm: float | None = None
     notes: list[str] = field(default_factory=list)
-    _example: Any = field(default=None, init=False)
+    _examples: Sequence[Any] = field(default=(), init=False)
     _compile_factor: float = field(default=1.0, init=False)
+    _spare_s: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._budget = Budget(self.seconds, self.world)
@@ -100,12 +102,14 @@ class PlanChoice:
         Raises:
             RidgelineError: see `choose`; what the user's own step raises passes through.
         """
-        self._example = example
+        self._examples = (example,)
         self._budget = Budget(self.seconds, self.world)
         try:
             self._check_streams()
             with self._heartbeat:
-                return self._ranked()
+                ranking = self._ranked()
+            self._spare_s = None if self.seconds is None else max(0.0, self._left())
+            return ranking
         except OutOfTimeError as error:
             why = f"since there was no time to choose: {error}"
         except SideEffectError as error:
@@ -115,11 +119,27 @@ class PlanChoice:
         self.notes.append(note)
         return None
 
+    def rank_for(self, ranking: Ranking, examples: Sequence[Any]) -> Ranking:
+        """A ranking with the plan first that is the fastest on batches of these shapes.
+
+        Raises:
+            RidgelineError: see `for_many_shapes`.
+        """
+        self._examples = examples
+        # What the first choice has left of the seconds; batches are trained on meanwhile.
+        self._budget = Budget(self._spare_s, self.world)
+        with self._heartbeat:
+            try:
+                return for_many_shapes(ranking, self._trial, self._heartbeat, self._tell)
+            except SideEffectError as error:
+                self._tell(f"not chosen again, since a trial could not be taken back: {error}")
+                return ranking
+
     def _check_streams(self) -> None:
         """Raise, on all workers, where the step of one can take from what nobody can put back."""
         mine = None
         try:
-            refuse_streams(self.model, self.loss_fn, self.optimizer, self._example)
+            refuse_streams(self.model, self.loss_fn, self.optimizer, list(self._examples))
         except SideEffectError as error:
             mine = error
         if largest_of_workers(float(mine is not None), self.world):
@@ -137,7 +157,7 @@ class PlanChoice:
             sorted(self.allow),
             self.steps and self.steps.bit_length(),
             self.clip_norm is None,
-            *step_identity(self.model, self.loss_fn, self.optimizer, self._example),
+            *step_identity(self.model, self.loss_fn, self.optimizer, self._examples[0]),
         ]
         at_leisure = remembered.key_of(parts)
         # Who gives more seconds wants more to be tried.
@@ -244,7 +264,7 @@ class PlanChoice:
         )
 
     def _trial(self, plan: Plan) -> Timeline:
-        self._rehearse(plan, self._example)
+        self._rehearse(plan, self._examples[0])
         if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
         return run_trial(
@@ -253,7 +273,7 @@ class PlanChoice:
             self.model,
             self.loss_fn,
             self.optimizer,
-            self._example,
+            self._examples,
             self.world,
             self._left,
         )

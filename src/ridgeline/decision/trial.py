@@ -1,9 +1,10 @@
 """A trial: a plan run for some steps on an example batch and undone, so that it leaves no trace."""
 
 import contextlib
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -49,7 +50,7 @@ def run_trial(
     model: "nn.Module",
     loss_fn: "LossFunction",
     optimizer: "Optimizer",
-    example: Any,
+    examples: Sequence[Any],
     world: World,
     left: Callable[[], float] = lambda: math.inf,
 ) -> Timeline:
@@ -61,11 +62,11 @@ def run_trial(
 
     Args:
         make: The step of a plan.
-        plan: Tried on `example`.
+        plan: Tried on the examples in turn.
         model: Trained meanwhile.
         loss_fn: Other networks that it reads are put back too.
         optimizer: Put back with its settings.
-        example: A batch.
+        examples: Batches.
         world: This worker's place.
         left: Seconds that are left for it, the same on all workers; infinite where none were given.
 
@@ -76,7 +77,7 @@ def run_trial(
 
     Cost: The steps, and copies of parameters, buffers and optimizer state.
     """
-    before = Undo(model, loss_fn, optimizer, example)
+    before = Undo(model, loss_fn, optimizer, list(examples))
     watch = ProgramWatch()
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
     try:
@@ -84,7 +85,7 @@ def run_trial(
         try:
             try:
                 with limited(plan, world, left()), alone:
-                    _run(step, example, world, left)
+                    _run(step, examples, world, left)
             except OutOfTimeError:
                 if not step.recorder.num_steps:
                     raise
@@ -123,11 +124,16 @@ def limited(
     return deadline(longest_s(plan), f"a trial of {label(plan)}")
 
 
-def _run(step: PlannedStep, example: Any, world: World, left: Callable[[], float]) -> None:
+def _run(
+    step: PlannedStep, examples: Sequence[Any], world: World, left: Callable[[], float]
+) -> None:
     """Warm up, then run as many steps as their length and the time that is left allow."""
     is_limited = math.isfinite(left())
+    batches = itertools.cycle(examples)
+    # Compilers make a program for the second shape that serves the others; each is met twice.
+    least = first_steps(step.plan) + 2 * (len(examples) - 1)
     step.begin_warm_up()
-    step_s = _warmed_up(step, example, world, is_limited)
+    step_s = _warmed_up(step, batches, world, is_limited, least)
     step.end_warm_up()
     wanted = measured_steps(step_s)
     if is_limited and step_s < LOOKED_AFTER_S:
@@ -137,9 +143,9 @@ def _run(step: PlannedStep, example: Any, world: World, left: Callable[[], float
             break
         try:
             if is_limited and step_s >= LOOKED_AFTER_S:
-                step_s = _timed(step, example, world)
+                step_s = _timed(step, next(batches), world)
             else:
-                step(example)
+                step(next(batches))
         except RidgelineError:
             raise
         except Exception:
@@ -154,23 +160,25 @@ def _run(step: PlannedStep, example: Any, world: World, left: Callable[[], float
         )
 
 
-def _warmed_up(step: PlannedStep, example: Any, world: World, is_limited: bool) -> float:
-    """Run steps until the coming ones are like each other; seconds of the last one.
+def _warmed_up(
+    step: PlannedStep, batches: Iterator[Any], world: World, is_limited: bool, least: int
+) -> float:
+    """Run steps, `least` of them, until the coming ones are like each other; seconds of the last one.
 
     With limited seconds a step that is still faster than the one before is not waited for.
     """
     step_s = spent_s = 0.0
-    for number in range(1, MOST_WARM_STEPS + 1):
-        before_s, step_s = step_s, _timed(step, example, world)
-        if number >= first_steps(step.plan):
+    for number in range(1, max(MOST_WARM_STEPS, least) + 1):
+        before_s, step_s = step_s, _timed(step, next(batches), world)
+        if number >= least:
             spent_s += step_s
             if spent_s >= WARM_S and (is_limited or 0.0 < SETTLED * before_s <= step_s):
                 break
     return step_s
 
 
-def _timed(step: PlannedStep, example: Any, world: World) -> float:
+def _timed(step: PlannedStep, batch: Any, world: World) -> float:
     """Seconds of one step, rank 0's on all workers."""
     begin = time.perf_counter()
-    float(step(example))  # waits for a GPU
+    float(step(batch))  # waits for a GPU
     return float(share_text(repr(max(time.perf_counter() - begin, 1e-9)), world))

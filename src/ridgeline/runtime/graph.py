@@ -10,7 +10,6 @@ the eager step from the same state, and from there on a step costs the host one 
 
 import gc
 import time
-from collections import Counter
 from typing import Any
 
 import torch
@@ -32,13 +31,13 @@ from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.hybrid.steps.reads import StepReads, read_captured
 from ridgeline.runtime.model_guard import ModelGuard
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
+from ridgeline.runtime.usual_shapes import UsualShapes
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Span
 
 EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
-MOST_SHAPES = 2
-"""Shapes captured: the usual one, and the last batch of an epoch if it comes again."""
+OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 
@@ -145,8 +144,7 @@ class GraphRunner:
         self._notes = notes
         self._stream = torch.cuda.Stream()
         self._captured: dict[batches.Signature, CapturedStep] = {}
-        self._first: batches.Signature | None = None
-        self._unusual: Counter[batches.Signature] = Counter()
+        self._shapes = UsualShapes()
         self._num_eager = 0
         self._prepare_ns = 0
         self._last: CapturedStep | None = None
@@ -161,7 +159,6 @@ class GraphRunner:
         Raises:
             CaptureError: the step cannot be captured.
             EquivalenceError: its replay differs from the eager step.
-            BatchError: the batch differs from the captured one in more than a shorter leading dimension.
         """
         begin = time.perf_counter_ns()
         if self._rates.num_groups != len(self._body.optimizer.param_groups):
@@ -169,6 +166,9 @@ class GraphRunner:
         self._rates.refresh()
         if self._captured:
             self._forget_if_changed()
+        elif self._world.size == 1 and not self._shapes.is_usual(batch):
+            self._count_as_written()
+            return self._run_as_written(batch)
         if self._num_eager < EAGER_STEPS:
             if self._num_eager == 0:
                 clear_for_capture(self._body, batch, self._world, self._notes)
@@ -186,7 +186,7 @@ class GraphRunner:
             step = self._step_for(batch, begin)
             begin = time.perf_counter_ns()  # a capture happens once; it is no cost of a step
             if step is None:
-                return self._run_eagerly(batch)
+                return self._run_as_written(batch)
             step.show_gradients()
             self._last = step
             tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
@@ -235,6 +235,21 @@ class GraphRunner:
         torch.cuda.current_stream().wait_stream(self._stream)
         return loss
 
+    def _run_as_written(self, batch: Any) -> Tensor:
+        """A batch without a graph: what compiles would compile for each shape anew.
+
+        Several workers send their gradients as the others do.
+        """
+        if self._world.size > 1:
+            return self._run_eagerly(batch)
+        with self._body.as_written():
+            return self._run_eagerly(batch)
+
+    def _count_as_written(self) -> None:
+        self._recorder.count("eager_steps")
+        if OTHER_SHAPES not in self._notes:
+            self._notes.append(OTHER_SHAPES)
+
     def _make_capturable(self) -> None:
         optimizer = self._body.optimizer
         if self._has_optimizer:
@@ -269,16 +284,10 @@ class GraphRunner:
     def _capture(self, signature: batches.Signature, batch: Any) -> CapturedStep | None:
         """A capture for this shape, or None where it is better run eagerly, which is counted."""
         if self._captured:
-            assert self._first is not None
-            batches.check_compatible(self._first, signature)
-            if not self._is_worth_capturing(signature):
-                self._recorder.count("eager_steps")
-                note = "shorter batches than the captured one ran eagerly"
-                if note not in self._notes:
-                    self._notes.append(note)
+            is_repeated = self._shapes.is_worth_another(signature, len(self._captured))
+            if self._world.size > 1 or not is_repeated:
+                self._count_as_written()
                 return None
-        else:
-            self._first = signature
         self._settings = WatchedSettings(self._body.optimizer)
         self._model = ModelGuard(self._body.model)
         pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
@@ -327,12 +336,3 @@ class GraphRunner:
             self.close()
             raise
         return step
-
-    def _is_worth_capturing(self, signature: batches.Signature) -> bool:
-        """A shape that comes again, while there is room; several workers may see different shapes."""
-        self._unusual[signature] += 1
-        return (
-            self._world.size == 1
-            and self._unusual[signature] > 1
-            and len(self._captured) < MOST_SHAPES
-        )

@@ -166,8 +166,7 @@ class TrainStep(Closing):
         """Train on one batch; the mean loss of this worker's batch, detached, 0-d, on the device.
 
         Raises:
-            BatchError: the batch differs from the first one in more than a shorter leading dimension
-                while the plan captures graphs, or has no samples.
+            BatchError: it has fewer samples than `accumulate` wants, or no leading dimension to split.
             CaptureError: the plan captures or compiles, and the step cannot be.
             EquivalenceError: the planned execution gives other results than the eager step.
             WorkloadError: the loss is not a scalar that depends on the parameters, or the workers hold

@@ -28,8 +28,8 @@ ADVICE = (
 )
 """How the compiler's advice begins on what a plan decides (its precision) or nobody can change."""
 
-PLAIN_ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": PLAIN}
-"""Arguments of `torch.compile` and `Module.compile`."""
+PLAIN_ARGUMENTS: dict[str, Any] = {"options": PLAIN}
+"""Arguments of `torch.compile` and `Module.compile`; what takes a second shape is compiled for any."""
 
 
 def plain_arguments(*, owns_random: bool = False) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def plain_arguments(*, owns_random: bool = False) -> dict[str, Any]:
     Args:
         owns_random: The program may draw random numbers of its own, not those of the eager one.
     """
-    return {"dynamic": False, "options": {}} if owns_random else PLAIN_ARGUMENTS
+    return {"options": {}} if owns_random else PLAIN_ARGUMENTS
 
 
 def ignore_advice() -> None:

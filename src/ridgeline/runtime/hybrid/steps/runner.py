@@ -7,7 +7,6 @@ optimizer's own tensors.
 """
 
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,18 +32,17 @@ from ridgeline.runtime.hybrid.steps.program import StepProgram, trace_body
 from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.hybrid.steps.saving import save_step
 from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.usual_shapes import UsualShapes
 from ridgeline.runtime.world import World
 from ridgeline.simulator.frames import WHOLE_STEP
 
 EAGER_STEPS = 1
 """Real steps before the trace: the first one makes the optimizer's state, exactly as it would."""
-MOST_SHAPES = 2
-"""Shapes compiled: the usual one, and the last batch of an epoch if it comes again."""
 MOST_RECOMPILES = 3
 """After so many, some setting changes all the time, and compiling would cost more than it gains."""
 ONE_FRAME = f"forward, backward and optimizer run as one program: frame '{WHOLE_STEP}' is all of it"
 OTHERWISE = "batches that lie otherwise in memory than the compiled ones ran eagerly"
-SHORTER = "shorter batches than the compiled one ran eagerly"
+OTHER_SHAPES = "batches of other shapes than the compiled one ran eagerly"
 
 
 class Prepared(NamedTuple):
@@ -100,7 +98,7 @@ class StepGraphRunner:
         self._num_eager = 0
         self._num_recompiles = 0
         self._prepared: list[Prepared] = []
-        self._unusual: Counter[batches.Signature] = Counter()
+        self._shapes = UsualShapes()
         self._refused: set[batches.Signature] = set()
         self._lifted: LiftedState | None = None
         self._guards: StepGuards | None = None
@@ -109,7 +107,6 @@ class StepGraphRunner:
         """One step, eager, compiling or as one program; the detached loss.
 
         Raises:
-            BatchError: the batch differs from the first one in more than a shorter leading dimension.
             CaptureError: the step cannot be written as one program, compiled, run or captured.
             EquivalenceError: the program differs from the eager step.
 
@@ -120,6 +117,7 @@ class StepGraphRunner:
         found = self._find(batch)
         if self._num_eager < EAGER_STEPS:
             self._num_eager += 1
+            self._shapes.is_usual(batch)
             return self._body(batch, self._recorder)
         if found is None and self._prepare(batch):
             begin = time.perf_counter_ns()  # compiling happens once; it is no cost of a step
@@ -221,12 +219,13 @@ class StepGraphRunner:
             return False  # a batch that lies otherwise in memory
         if self._prepared:
             signature = batches.signature(batch)
-            batches.check_compatible(self._prepared[0].program.signature, signature)
-            self._unusual[signature] += 1
-            is_known = signature in self._refused or len(self._prepared) == MOST_SHAPES
-            if self._unusual[signature] < 2 or is_known:
-                self._note(SHORTER)
+            is_repeated = self._shapes.is_worth_another(signature, len(self._prepared))
+            if not is_repeated or signature in self._refused:
+                self._note(OTHER_SHAPES)
                 return False
+        elif not self._shapes.is_usual(batch):
+            self._note(OTHER_SHAPES)
+            return False
         try:
             prepared = self._compiled(batch)
             if prepared is None:
@@ -248,7 +247,7 @@ class StepGraphRunner:
             if not self._prepared:
                 raise
             self._refused.add(batches.signature(batch))
-            self._note(f"{SHORTER}: {error}")
+            self._note(f"{OTHER_SHAPES}: {error}")
             return None
 
     def _compile(self, batch: Any) -> Prepared:

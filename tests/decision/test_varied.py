@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from planned_candidates import make_candidate
 from torch import Tensor, nn
 
 import ridgeline as rl
+from planned_candidates import make_candidate
 from ridgeline.decision import choice
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.decision.varied import (

@@ -16,6 +16,8 @@ NARROW = 5e-2
 """The same for wide results of a program that computed in 16 bits somewhere."""
 LEAST = 1e-2
 """Values below this are compared absolutely: a sum that cancels is nothing but rounding."""
+LEAST_NARROW = 1e-1
+"""The same of a program that computed in 16 bits somewhere."""
 
 
 class Difference(NamedTuple):
@@ -76,7 +78,8 @@ def _gap(wanted: TensorLeaf, got: TensorLeaf, *, is_narrow: bool) -> str:
     is_alike = torch.allclose(a[~is_finite], b[~is_finite], equal_nan=True)
     if is_alike and (not bool(is_finite.any()) or bool(b[is_finite].isfinite().all())):
         a, b = a[is_finite], b[is_finite]
-        size = max(float(a.abs().max()) if a.numel() else 0.0, LEAST)
+        least = LEAST_NARROW if is_narrow else LEAST
+        size = max(float(a.abs().max()) if a.numel() else 0.0, least)
         if a.numel() == 0 or float((a - b).abs().max()) <= tolerance * size:
             return ""
     return f"{_short(wanted)} in eager, got {_short(got)}"

@@ -122,7 +122,9 @@ def _refused(
 ) -> Verdict:
     """A refusal is right if it left everything as it was."""
     now = subject.portrait(with_gradients=False)
-    verdict = _compared(mode, index, before[0], now, before[1], Ambient.now(), is_narrow=False)
+    # What stood before was looked at inside of the call's contexts, which have ended with the error.
+    ambient = Ambient.now()._replace(modes=before[1].modes)
+    verdict = _compared(mode, index, before[0], now, before[1], ambient, is_narrow=False)
     if verdict is None:
         return Verdict(mode, "refused", call=index, detail=_first_line(error))
     detail = f"{_first_line(error)}\n{verdict.detail}"

@@ -7,6 +7,7 @@ capture again when one changes.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.narrow_rounding import NarrowTypes, move_within_rounding
 from ridgeline.runtime.random_state import seed_all
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
@@ -41,6 +43,8 @@ DRAWS_FACTOR = 1.5
 with different draws are from each other: a baked-in constant adds to that distance, other draws do not."""
 DRAWN = 1e-3
 """Two eager steps that differ by less have drawn nothing: what is between them is the order of additions."""
+NARROW_DRAWS = 2
+"""Runs that show what rounding to 16 bits does where the user's own code casts."""
 _OTHER_DRAWS = 10_000
 NUDGES = (1.0, -2.0)
 """Multiples of the last bit by which parameters are changed to find what is rounding."""
@@ -189,6 +193,11 @@ class _Trial(NamedTuple):
             noise = noise_of(before, eager, nudged)
             size = self._difference(before, eager, got, noise)
             self._name_noise(noise)
+        if size > allowed and not self._casts():
+            rounding = self._rounded(before, eager, noise, shift)
+            if rounding:
+                name = f"the eager step (which rounding to 16 bits moves by {rounding:.1e})"
+                return _Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
         if not self._may_round_elsewhere():
             return _Gap(size, allowed, "the eager step")
         with self.body.as_written(precision="as-is"):
@@ -226,14 +235,35 @@ class _Trial(NamedTuple):
         with self.body.as_written():
             return self._difference(before, eager, self._run(self._eager, shift))
 
+    def _rounded(self, before: Outcome, eager: Outcome, noise: Noise | None, shift: int) -> float:
+        """How far rounding moves an eager step that the user's own code computes in 16 bits; 0 in others."""
+        watch = NarrowTypes()
+        with self.body.as_written(), watch:
+            self._run(self._eager, shift)
+        half_step = largest_of_workers(watch.half_step, self.world)
+        if not half_step:
+            return 0.0
+        found = []
+        for seed in range(NARROW_DRAWS):
+            moved = partial(move_within_rounding, half_step=half_step, seed=seed)
+            with self.body.as_written():
+                got = self._run(self._eager, shift, moved=moved)
+            begun = _perturbed_parameters(self.body, self.start, shift, moved=moved)
+            got = got._replace(parameters=_from(before, begun, got))
+            found.append(self._difference(before, eager, got, noise))
+        return max(found)
+
+    def _casts(self) -> bool:
+        """Whether the plan computes in 16 bits, so that the step in 32 is the one to compare with."""
+        return self.body.plan.precision in ("bf16", "fp16")
+
     def _draws_its_own(self) -> bool:
         plan = self.body.plan
         return plan.random == "compiled" and MODES[plan.execution].is_compiled
 
     def _may_round_elsewhere(self) -> bool:
-        plan = self.body.plan
-        mode = MODES[plan.execution]
-        return plan.precision in ("bf16", "fp16") and (mode.is_compiled or mode.is_captured)
+        mode = MODES[self.body.plan.execution]
+        return self._casts() and (mode.is_compiled or mode.is_captured)
 
     def _tried(self) -> Tensor:
         """The step in the mode to check, after it ran as written.
@@ -266,10 +296,18 @@ class _Trial(NamedTuple):
         with self.body.as_written():
             return self._run(self._eager, shift, nudge=1.0 + bits * LAST_BIT)
 
-    def _run(self, step: Step, shift: int, *, nudge: float = 1.0, seed: int = 0) -> Outcome:
+    def _run(
+        self,
+        step: Step,
+        shift: int,
+        *,
+        nudge: float = 1.0,
+        seed: int = 0,
+        moved: Callable[[Any], None] | None = None,
+    ) -> Outcome:
         """What one step from the perturbed start leaves."""
         factor = LEARNING_RATE_FACTORS[shift]
-        _perturbed_parameters(self.body, self.start, shift, nudge=nudge)
+        _perturbed_parameters(self.body, self.start, shift, nudge=nudge, moved=moved)
         torch.clear_autocast_cache()  # inside autocast it holds casts of the weights of the last step
         seed_all(_SEED + shift + seed)  # Python's and NumPy's too: what they decide may be baked in
         self.rates.scale(factor)
@@ -297,8 +335,14 @@ def _perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift
 
 
 def _perturbed_parameters(
-    body: StepBody, start: "_Start", shift: int, *, nudge: float = 1.0
+    body: StepBody,
+    start: "_Start",
+    shift: int,
+    *,
+    nudge: float = 1.0,
+    moved: Callable[[Any], None] | None = None,
 ) -> Outcome:
+    """Go back to the start and change the parameters; what there is then."""
     start.begin()
     factor = PARAMETER_FACTORS[shift] * nudge
     if factor != 1.0:
@@ -306,4 +350,12 @@ def _perturbed_parameters(
             for parameter in body.model.parameters():
                 if parameter.requires_grad:  # so it is floating point, or complex
                     parameter.mul_(factor)
+    if moved is not None:
+        moved(body.model.parameters())
     return outcome(0.0, body.model, body.optimizer)
+
+
+def _from(before: Outcome, begun: Outcome, got: Outcome) -> list[Tensor]:
+    """The parameters of an outcome as if its run had begun where the others did."""
+    pairs = zip(before.parameters, begun.parameters, got.parameters, strict=True)
+    return [old + (new - start) for old, start, new in pairs]

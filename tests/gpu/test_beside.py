@@ -102,7 +102,7 @@ def test_gradients_are_those_of_one_stream(
 
     monkeypatch.setattr(gradients, "put_beside", counted)
     with monkeypatch.context() as patch:
-        patch.setattr(inductor, "replayed_options", lambda **_: inductor.PLAIN)
+        patch.setattr(inductor, "replayed_options", lambda **_: inductor.plain_options())
         want, _ = gradients_of(execution, layout)
     assert not moved
     for most_kept in (gradients.MOST_KEPT_BYTES, 0):

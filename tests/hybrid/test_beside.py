@@ -39,7 +39,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(
         inductor,
         "replayed_options",
-        lambda **_: {**inductor.PLAIN, "post_grad_custom_post_pass": found},
+        lambda **_: {**inductor.plain_options(), "post_grad_custom_post_pass": found},
     )
     return found
 
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_the_plain_program(
     model = make()
     x = torch.randn(*shape)
     model(x)
-    plain = torch.compile(loss, **inductor.PLAIN_ARGUMENTS)
+    plain = torch.compile(loss, **inductor.plain_arguments())
     want = gradients_of(plain, model, x)
     notes: list[str] = []
     got = gradients_of(torch.compile(loss, **inductor.replayed_arguments(notes)), model, x)
@@ -205,7 +205,7 @@ def test_where_the_options_fail_the_plain_ones_take_over(
     monkeypatch.setattr(
         inductor,
         "replayed_options",
-        lambda **_: {**inductor.PLAIN, "post_grad_custom_post_pass": broken},
+        lambda **_: {**inductor.plain_options(), "post_grad_custom_post_pass": broken},
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))

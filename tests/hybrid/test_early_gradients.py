@@ -80,7 +80,7 @@ def compiled(found: CustomGraphPass) -> Callable[..., Tensor]:
 def test_results_made_beside_tell_in_the_dtype_in_which_they_leave() -> None:
     """In half precision they are converted where they are made, to the same bits as in the plain program."""
     found, model, x = Announcing(), images(), torch.randn(2, 4, 12, 12)
-    told(torch.compile(loss_fn, **inductor.PLAIN_ARGUMENTS), model, x)
+    told(torch.compile(loss_fn, **inductor.plain_arguments()), model, x)
     want = [parameter.grad for parameter in model.parameters()]
     reset()
     places = told(compiled(found), model, x)

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError
@@ -13,6 +15,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.narrow_rounding import move_within_rounding
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
 
@@ -59,7 +62,13 @@ def in_another_order(model: nn.Module, batch: Tensor) -> Tensor:
     return (model(turned) - turned[:, :4]).square().mean()
 
 
-def checked(replayed: Loss, optimizer: str, num_before: int, rate: float = 1.0) -> list[str]:
+def checked(
+    replayed: Loss,
+    optimizer: str,
+    num_before: int,
+    rate: float = 1.0,
+    plain: Loss = mean_square,
+) -> list[str]:
     """Notes of the check of a step whose loss is another one, and whose learning rate is a multiple.
 
     It comes after `num_before` steps: with none the optimizer has no state yet.
@@ -69,7 +78,7 @@ def checked(replayed: Loss, optimizer: str, num_before: int, rate: float = 1.0) 
     world = World.join(device="cpu")
     body, other = (
         StepBody(model, loss, made_optimizer, Plan(), None, clip_norm=None, device=world.device)
-        for loss in (mean_square, replayed)
+        for loss in (plain, replayed)
     )
     batch = torch.randn(64, 8)
     for _ in range(num_before):
@@ -122,3 +131,62 @@ def test_a_learning_rate_that_is_one_percent_too_high_is_caught(optimizer: str) 
     """The update of all elements shows it that are not rounding."""
     with pytest.raises(EquivalenceError, match="something in the step is baked in"):
         checked(in_another_order, optimizer, 2, rate=1.01)
+
+
+def cast(loss: Loss) -> Loss:
+    """The loss as people write it who cast by themselves."""
+
+    def inside(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(model, batch)
+
+    return inside
+
+
+def in_other_kernels(model: nn.Module, batch: Tensor) -> Tensor:
+    """The same maths with each sum in two parts, as fused kernels round at other places."""
+    hidden = batch
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            half = layer.in_features // 2
+            first = nn.functional.linear(hidden[:, :half], layer.weight[:, :half], layer.bias)
+            hidden = first + nn.functional.linear(hidden[:, half:], layer.weight[:, half:])
+        else:
+            hidden = layer(hidden)
+    return (hidden - batch[:, :4]).square().mean()
+
+
+def test_rounding_to_16_bits_by_the_users_own_code_passes() -> None:
+    """As far as a cast moves the step itself; the note says how far that is."""
+    notes = checked(cast(in_other_kernels), "adam", 2, plain=cast(mean_square))
+    assert "equals the eager step (which rounding to 16 bits moves by " in notes[-1]
+
+
+def test_what_rounding_to_16_bits_does_not_explain_is_caught() -> None:
+    """A loss of twice the size, in the same 16 bits; and the same difference in 32."""
+
+    def twice(model: nn.Module, batch: Tensor) -> Tensor:
+        return 2.0 * in_other_kernels(model, batch)
+
+    with pytest.raises(EquivalenceError, match="something in the step is baked in"):
+        checked(cast(twice), "adam", 2, plain=cast(mean_square))
+    with pytest.raises(EquivalenceError, match=r"within 0\.008 of the update"):
+        checked(cast(mean_square), "sgd", 2)
+
+
+@given(st.sampled_from([2.0**-9, 2.0**-12]), st.integers(0, 100))
+def test_parameters_move_within_what_a_cast_rounds_away(half_step: float, seed: int) -> None:
+    """Each by another part, the same for the same seed; the random state stays."""
+    layers = [nn.Linear(8, 8) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    layers[0].bias.requires_grad_(False)
+    before = {name: value.clone() for name, value in layers[1].state_dict().items()}
+    state = torch.get_rng_state()
+    for layer in layers:
+        move_within_rounding(layer.parameters(), half_step, seed)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(layers[0].weight, layers[1].weight)
+    assert torch.equal(layers[0].bias, before["bias"])
+    moved = (layers[1].weight - before["weight"]).abs() / before["weight"].abs()
+    assert 0.5 * half_step < moved.max() <= half_step * 1.001
+    assert moved.unique().numel() > 8

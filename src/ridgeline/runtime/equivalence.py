@@ -6,6 +6,7 @@ between them, and must agree. Other settings (weight decay, momentum) are watche
 capture again when one changes.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +25,15 @@ from ridgeline.runtime.narrow_rounding import NarrowTypes, move_within_rounding
 from ridgeline.runtime.random_state import seed_all
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step_difference import Noise, Outcome, difference, noise_of, outcome
+from ridgeline.runtime.step_difference import (
+    Noise,
+    Outcome,
+    difference,
+    differences,
+    noise_of,
+    outcome,
+    without_most_moved,
+)
 from ridgeline.runtime.world import World
 
 LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0)
@@ -45,6 +54,10 @@ DRAWN = 1e-3
 """Two eager steps that differ by less have drawn nothing: what is between them is the order of additions."""
 NARROW_DRAWS = 2
 """Runs that show what rounding to 16 bits does where the user's own code casts."""
+NARROW_FACTOR = 3.0
+"""A parameter's update may differ by this multiple of what such rounding does to it in two draws."""
+MOST_ROUNDED = 0.5
+"""A parameter whose update such rounding moves by more is left out, and named."""
 _OTHER_DRAWS = 10_000
 NUDGES = (1.0, -2.0)
 """Multiples of the last bit by which parameters are changed to find what is rounding."""
@@ -194,10 +207,9 @@ class _Trial(NamedTuple):
             size = self._difference(before, eager, got, noise)
             self._name_noise(noise)
         if size > allowed and not self._casts():
-            rounding = self._rounded(before, eager, noise, shift)
-            if rounding:
-                name = f"the eager step (which rounding to 16 bits moves by {rounding:.1e})"
-                return _Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
+            narrow_gap = self._narrow_gap(before, eager, got, noise, shift)
+            if narrow_gap is not None:
+                return narrow_gap
         if not self._may_round_elsewhere():
             return _Gap(size, allowed, "the eager step")
         with self.body.as_written(precision="as-is"):
@@ -214,7 +226,9 @@ class _Trial(NamedTuple):
         return largest_of_workers(difference(before, wanted, got, noise, TOLERANCE), self.world)
 
     def _name_noise(self, noise: Noise) -> None:
-        names = noise.names(self.body.model)
+        self._name_left_out(noise.names(self.body.model))
+
+    def _name_left_out(self, names: list[str]) -> None:
         if names:
             shown = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
             note = f"rounding alone decides the update of {shown}, so this was not compared"
@@ -235,23 +249,46 @@ class _Trial(NamedTuple):
         with self.body.as_written():
             return self._difference(before, eager, self._run(self._eager, shift))
 
-    def _rounded(self, before: Outcome, eager: Outcome, noise: Noise | None, shift: int) -> float:
-        """How far rounding moves an eager step that the user's own code computes in 16 bits; 0 in others."""
+    def _narrow_gap(
+        self, before: Outcome, eager: Outcome, got: Outcome, noise: Noise | None, shift: int
+    ) -> _Gap | None:
+        """The difference beside what rounding does where the user's own code casts; None in other steps."""
+        others = self._narrowly_moved(before, shift)
+        if not others:
+            return None
+        noise = without_most_moved(eager, others, noise)
+        runs = [differences(before, eager, other, noise) for other in others]
+        moves = [max(values) for values in zip(*runs, strict=True)]
+        names = ["", *(name for name, p in self.body.model.named_parameters() if p.requires_grad)]
+        is_kept = [move <= MOST_ROUNDED for move in moves]
+        self._name_left_out([n for n, kept in zip(names, is_kept, strict=True) if not kept])
+        found = differences(before, eager, got, noise)
+        pairs = [*itertools.compress(zip(found, moves, strict=True), is_kept)]
+        ratios = [gap / max(TOLERANCE, NARROW_FACTOR * move) for gap, move in pairs]
+        size, worst = (
+            largest_of_workers(max(values, default=0.0), self.world)
+            for values in ([gap for gap, _ in pairs], ratios)
+        )
+        most = max((move for _, move in pairs), default=0.0)
+        name = f"the eager step (which rounding to 16 bits moves by {most:.1e})"
+        return _Gap(size, size / worst if worst else TOLERANCE, name)
+
+    def _narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
+        """Eager steps from parameters that such rounding makes equal; none where nothing is cast."""
         watch = NarrowTypes()
         with self.body.as_written(), watch:
             self._run(self._eager, shift)
         half_step = largest_of_workers(watch.half_step, self.world)
         if not half_step:
-            return 0.0
+            return []
         found = []
         for seed in range(NARROW_DRAWS):
             moved = partial(move_within_rounding, half_step=half_step, seed=seed)
             with self.body.as_written():
-                got = self._run(self._eager, shift, moved=moved)
+                other = self._run(self._eager, shift, moved=moved)
             begun = _perturbed_parameters(self.body, self.start, shift, moved=moved)
-            got = got._replace(parameters=_from(before, begun, got))
-            found.append(self._difference(before, eager, got, noise))
-        return max(found)
+            found.append(other._replace(parameters=_from(before, begun, other)))
+        return found
 
     def _casts(self) -> bool:
         """Whether the plan computes in 16 bits, so that the step in 32 is the one to compare with."""

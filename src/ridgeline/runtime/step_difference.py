@@ -24,6 +24,7 @@ SENSITIVITY_FACTOR = 4.0
 """What is left may differ by this multiple of what the last bit does to it: next to nothing, as a rule."""
 MOST_MOVED = 0.05
 """A parameter whose update or state the last bit moves by more is left out, and named, too."""
+SPARED = 16
 RESOLUTION = 1e-6
 """Of a tensor's norm: changes below that are as small as the rounding of single precision."""
 
@@ -82,6 +83,20 @@ def noise_of(before: Outcome, wanted: Outcome, nudged: Sequence[Outcome]) -> Noi
     quiet = Noise(masks, [])
     found = [differences(before, wanted, other, quiet) for other in nudged]
     return Noise(masks, [max(values) for values in zip(*found, strict=True)])
+
+
+def without_most_moved(wanted: Outcome, others: Sequence[Outcome], noise: Noise | None) -> Noise:
+    """Noise with one element in `SPARED` of each parameter as well: those that other runs move the furthest.
+
+    Rounding to 16 bits turns the sign of single elements, of which Adam makes whole steps.
+    """
+    masks = []
+    for index, new in enumerate(wanted.parameters):
+        moved = torch.stack([(other.parameters[index] - new).abs() for other in others]).amax(0)
+        mask = torch.zeros_like(new, dtype=torch.bool)
+        mask.view(-1)[moved.flatten().topk(moved.numel() // SPARED).indices] = True
+        masks.append(mask if noise is None else mask | noise.masks[index])
+    return Noise(masks, [] if noise is None else noise.moves)
 
 
 def differences(

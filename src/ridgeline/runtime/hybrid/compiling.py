@@ -128,9 +128,8 @@ class CompiledRegions:
         CaptureError: the model repeats no block.
     """
 
-    def __init__(
-        self, model: nn.Module, arguments: dict[str, Any] = inductor.PLAIN_ARGUMENTS
-    ) -> None:
+    def __init__(self, model: nn.Module, arguments: dict[str, Any] | None = None) -> None:
+        arguments = inductor.plain_arguments() if arguments is None else arguments
         found = find_regions(model)
         if not found:
             raise CaptureError(

@@ -18,27 +18,30 @@ FAILURES = (
 
 Options = dict[str, str | int | bool | Callable[..., Any]]
 
-PLAIN: Options = {"fallback_random": True}
-"""The compiler's own random numbers differ from torch's: with these a program drops out what the eager one
-would, so that results stay those of the program and can be compared."""
-
 ADVICE = (
     "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
     r"\s*Online softmax is disabled on the fly",
 )
 """How the compiler's advice begins on what a plan decides (its precision) or nobody can change."""
 
-PLAIN_ARGUMENTS: dict[str, Any] = {"options": PLAIN}
-"""Arguments of `torch.compile` and `Module.compile`; what takes a second shape is compiled for any."""
+
+def plain_options(*, owns_random: bool = False) -> Options:
+    """The compiler's defaults, but that gradients are right where forward writes what backward reads.
+
+    Args:
+        owns_random: The program may draw random numbers of its own. They differ from torch's: without, a
+            program drops out what the eager one would, so that its results can be compared.
+    """
+    # It imports the compiler, which takes a second.
+    from ridgeline.runtime.hybrid.forward_writes import SaveWrites
+
+    options: Options = {"joint_custom_post_pass": SaveWrites()}
+    return options if owns_random else {**options, "fallback_random": True}
 
 
 def plain_arguments(*, owns_random: bool = False) -> dict[str, Any]:
-    """Arguments of `torch.compile` and `Module.compile`: torch's defaults.
-
-    Args:
-        owns_random: The program may draw random numbers of its own, not those of the eager one.
-    """
-    return {"options": {}} if owns_random else PLAIN_ARGUMENTS
+    """Arguments of `torch.compile` and `Module.compile`; what takes a second shape is compiled for any."""
+    return {"options": plain_options(owns_random=owns_random)}
 
 
 def ignore_advice() -> None:
@@ -67,7 +70,7 @@ def replayed_options(*, announces: bool = False, combines: bool = True) -> Optio
     from ridgeline.runtime.hybrid.beside.gradients import GradientsBeside
     from ridgeline.runtime.hybrid.beside.operators import REQUIRED
 
-    options: Options = {**PLAIN, **REQUIRED, "combo_kernels": combines}
+    options: Options = {**plain_options(), **REQUIRED, "combo_kernels": combines}
     options["post_grad_custom_post_pass"] = GradientsBeside(announces=announces)
     if announces:
         # Else the compiler puts what nobody waits for as late as its memory allows.
@@ -146,7 +149,9 @@ def compile_plain(
     from torch._inductor.compile_fx import compile_fx
 
     ignore_advice()
-    compiled: Any = compile_fx(graph, inputs, config_patches={**PLAIN, **(settings or {})})
+    compiled: Any = compile_fx(
+        graph, inputs, config_patches={**plain_options(), **(settings or {})}
+    )
     return compiled
 
 

@@ -157,7 +157,7 @@ def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str
         """Not the module itself: compiled it would be another one, with hooks of all modules around it."""
         return fn(*given)
 
-    call = _with_guarded_hooks(torch.compile(program, **inductor.PLAIN_ARGUMENTS))
+    call = _with_guarded_hooks(torch.compile(program, **inductor.plain_arguments()))
     try:
         call(*args)
     except FAILURES as error:

@@ -27,7 +27,7 @@ def compiler_settings(program: StepProgram) -> dict[str, Any]:
     `fallback_random` takes them from torch's own generators; with several draws the order counts, so
     operators are then left in the program's order.
     """
-    settings: dict[str, Any] = dict(inductor.PLAIN)
+    settings: dict[str, Any] = dict(inductor.plain_options())
     if program.num_random_ops > 1:
         settings["reorder_for_peak_memory"] = False
         if not _is_on_gpu(program) and torch.__version__ < "2.12":

@@ -189,7 +189,10 @@ class TrainStep(Closing):
             self._step = self._planned(plan)
             self._step.notes.extend(notes)
             self._forms.forget()
-            self._shapes = ShapeWatch() if self.ranking and plan.execution != "eager" else None
+            if self.ranking is not None and plan.execution != "eager":
+                self._shapes = ShapeWatch()
+            else:
+                self._choice = None  # it holds a batch
         return self._step.plan
 
     def timeline(self) -> Timeline:
@@ -335,16 +338,16 @@ class TrainStep(Closing):
 
     def _choose_for(self, shapes: ShapeWatch) -> None:
         """Go on with the plan that is best on batches of many shapes, where those of any worker have many."""
-        self._shapes = None
+        choice, self._choice, self._shapes = self._choice, None, None  # they hold batches
         assert self._step is not None
-        assert self._choice is not None
+        assert choice is not None
         assert self.ranking is not None
         if not largest_of_workers(float(shapes.is_varied), self.world):
             return
         with attendance.phase("the choice of a plan", self.world):
-            self.ranking = self._choice.rank_for(self.ranking, shapes.examples)
+            self.ranking = choice.rank_for(self.ranking, shapes.examples)
         if self.ranking.best.plan != self._step.plan:
-            notes = [*self._choice.notes, REASON]
+            notes = [*choice.notes, REASON]
             self._step.close()
             self._step = self._planned(self.ranking.best.plan)
             self._step.notes.extend(notes)

@@ -1,6 +1,8 @@
 """A check of a step passes what is rounding, names it, and lets nothing pass that is wrong by one percent."""
 
+import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ridgeline.errors import EquivalenceError
+from ridgeline.errors import EquivalenceError, SideEffectError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
@@ -190,3 +192,22 @@ def test_parameters_move_within_what_a_cast_rounds_away(half_step: float, seed: 
     moved = (layers[1].weight - before["weight"]).abs() / before["weight"].abs()
     assert 0.5 * half_step < moved.max() <= half_step * 1.001
     assert moved.unique().numel() > 8
+
+
+def test_a_step_that_cannot_be_run_again_is_not_checked(tmp_path: Path) -> None:
+    """A counter has not gone on, and nothing was written."""
+    counts, path = itertools.count(), tmp_path / "log"
+
+    def counting(model: nn.Module, batch: Tensor) -> Tensor:
+        return mean_square(model, batch) / (1 + next(counts))
+
+    def writing(model: nn.Module, batch: Tensor) -> Tensor:
+        path.write_text("here")
+        return mean_square(model, batch)
+
+    with pytest.raises(SideEffectError, match=r"got counts \(a count\) within its reach"):
+        checked(counting, "sgd", 0, plain=counting)
+    assert next(counts) == 0
+    with pytest.raises(SideEffectError, match=r"got open of '.*log' \(test_step_difference"):
+        checked(writing, "sgd", 0, plain=writing)
+    assert not path.exists()

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import inspect
+import io
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ import ridgeline as rl
 from compiled_trials import never_chosen
 from ridgeline.errors import SideEffectError
 from ridgeline.planner import trial_steps
+from ridgeline.reach.side_effects import streams
 from ridgeline.tracing.opaque import PHASES, opaque_timings
 from strategies import make_machine
 
@@ -210,6 +212,36 @@ def test_what_cannot_be_taken_back_is_not_tried(make: Any, what: str, tmp_path: 
     ]
     assert traces[0] == traces[1]
     assert bool(traces[0]) == bool(parts)
+
+
+class Trainer:
+    """Holds the loader that it draws from beside the loss that it computes."""
+
+    def __init__(self) -> None:
+        self.batches = iter(DataLoader(torch.randn(20, 6), 2))
+        self.log = io.StringIO()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.scaled(classify(model, batch))
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss * 2.0
+
+    def train(self) -> None:
+        self.log.write(str(next(self.batches)))
+
+
+class Drawing(Trainer):
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss * next(self.batches).mean()
+
+
+@pytest.mark.parametrize(("kind", "found"), [(Trainer, []), (Drawing, ["batches"])])
+def test_what_no_code_of_the_step_names_does_not_count(kind: Any, found: list[str]) -> None:
+    """The methods that the loss calls count, and those that override them."""
+    network = simple(mlp())
+    named = streams(network.model, kind().loss, network.optimizer, network.batches[0])
+    assert [text.partition(" ")[0] for text in named] == found
 
 
 def test_caches_of_libraries_are_no_side_effects(tmp_path: Path) -> None:

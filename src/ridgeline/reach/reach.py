@@ -73,6 +73,7 @@ class Reach:
 
     Attributes:
         stores: Containers, and the `__dict__` of objects.
+        attributes: The `__dict__` of objects that hold part of the system, which are looked into only.
         cells: Variables that code names.
         tensors: Each once.
         lazy: Parameters and buffers without a shape yet.
@@ -81,10 +82,12 @@ class Reach:
         streams: Iterators and open files.
         modules: Each once, with those inside others.
         classes: Those of the user's own.
+        functions: Those of the user's own that variables and containers hold.
     """
 
     def __init__(self, *roots: Any) -> None:
         self.stores: list[Any] = []
+        self.attributes: list[dict[str, Any]] = []
         self.cells: list[Cell] = []
         self.tensors: list[Tensor] = []
         self.lazy: list[Tensor] = []
@@ -93,6 +96,8 @@ class Reach:
         self.streams: list[Any] = []
         self.modules: list[nn.Module] = []
         self.classes: list[type] = []
+        self.functions: list[types.FunctionType] = []
+        self._methods: set[int] = set()
         self._seen: dict[int, Any] = {}  # holds the objects: a number must not be used again
         self._named: set[tuple[int, str]] = set()
         self._open = [*roots]
@@ -167,6 +172,7 @@ class Reach:
         own = vars(value) if hasattr(value, "__dict__") else {}
         if isinstance(own, dict):
             if any(_is_system(part) for part in own.values()):
+                self.attributes.append(own)
                 self._add_elements(own)
             else:
                 self._open.append(own)
@@ -180,6 +186,8 @@ class Reach:
 
     def _add_function(self, function: types.FunctionType) -> None:
         self._seen[id(function)] = function
+        if id(function) not in self._methods:
+            self.functions.append(function)
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
@@ -211,6 +219,7 @@ class Reach:
                 function = value.fget if isinstance(value, property) else value
                 function = getattr(function, "__func__", function)
                 if isinstance(function, types.FunctionType):
+                    self._methods.add(id(function))
                     self._open.append(function)
                 elif not hasattr(function, "__get__"):
                     self._add_cell(kind, name, value)
@@ -220,6 +229,24 @@ class Reach:
             self._named.add((id(owner), name))
             self.cells.append(Cell(owner, name, label or name))
             self._open.append(value)
+
+
+def methods_of(kind: type) -> list[tuple[str, types.CodeType]]:
+    """Names and code of what a class defines, properties included."""
+    found = []
+    for name, value in vars(kind).items():
+        function = value.fget if isinstance(value, property) else value
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if isinstance(code, types.CodeType):
+            found.append((name, code))
+    return found
+
+
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """Names and texts in code and in functions written inside of it: attributes, globals, keys."""
+    inner = [names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    texts = (part for part in code.co_consts if isinstance(part, str))
+    return frozenset((*code.co_names, *code.co_freevars, *texts)).union(*inner)
 
 
 @cache

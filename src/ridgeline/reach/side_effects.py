@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.errors import SideEffectError
-from ridgeline.reach.reach import Reach, is_standard, is_users
+from ridgeline.reach.reach import Reach, is_standard, is_users, methods_of, names_in
 from ridgeline.reach.undo import load
 
 _WRITES = frozenset((
@@ -24,6 +24,8 @@ _WRITES = frozenset((
 ))  # fmt: skip
 """Audit events, besides `open`, of what leaves the process; https://docs.python.org/3/library/audit_events.html"""
 _OPEN_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CALLED = ("forward", "step", "zero_grad", "backward")
+"""Methods that a step calls, besides those that its code names."""
 _SERIALIZERS = tuple(
     str(Path(*parts))
     for parts in (("torch", "serialization.py"), ("numpy", "lib"), ("pandas", "io"))
@@ -57,18 +59,49 @@ def refuse_streams(*roots: Any) -> None:
 
 
 def streams(*roots: Any) -> list[str]:
-    """Iterators and open files that can be reached, each in a few words."""
+    """Iterators and open files that the step's code may use, each in a few words.
+
+    An attribute that no code names which the step may call (a trainer's loader, say, beside its loss) does
+    not count.
+    """
     reach = Reach(*roots)
     if not reach.streams:
         return []
-    names: dict[int, str] = {}
-    for store in reach.stores:
+    holders: dict[int, set[str]] = {}
+    for store in (*reach.stores, *reach.attributes):
         if isinstance(store, dict):
-            names |= {id(value): str(name) for name, value in store.items()}
+            for name, value in store.items():
+                holders.setdefault(id(value), set()).add(str(name))
     for cell in reach.cells:
-        names[id(load(cell))] = cell.label
-    kinds = [(names.get(id(stream), ""), type(stream).__name__) for stream in reach.streams]
-    return [f"{name} (a {kind})" if name else f"a {kind}" for name, kind in kinds]
+        holders.setdefault(id(load(cell)), set()).add(cell.label)
+    used = _used_names(reach, roots)
+    found = []
+    for stream in reach.streams:
+        held, kind = holders.get(id(stream), set()), type(stream).__name__
+        if not held:
+            found.append(f"a {kind}")
+        elif held & used:
+            found.append(f"{min(held & used)} (a {kind})")
+    return found
+
+
+def _used_names(reach: Reach, roots: tuple[Any, ...]) -> set[str]:
+    """Names and texts in code that a step may call: its functions, and the methods that these name."""
+    functions = [getattr(root, "__func__", root) for root in roots]
+    codes = [code for root in functions if (code := getattr(root, "__code__", None)) is not None]
+    codes += [function.__code__ for function in reach.functions]
+    methods = [item for kind in reach.classes for item in methods_of(kind)]
+    used: set[str] = set()
+    while codes:
+        used = used.union(*map(names_in, codes))
+        called = [m for m in methods if m[0] in used or m[0] in _CALLED or _is_implicit(m[0])]
+        codes = [code for _, code in called]
+        methods = [m for m in methods if m not in called]
+    return used
+
+
+def _is_implicit(name: str) -> bool:
+    return name.startswith("__") and name not in ("__init__", "__del__")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ridgeline.errors import CaptureError, EquivalenceError, RidgelineError, first_line
 from ridgeline.execution import MODES
+from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
@@ -30,6 +31,7 @@ from ridgeline.runtime.step_difference import (
     Outcome,
     difference,
     differences,
+    moved_to,
     noise_of,
     outcome,
     without_most_moved,
@@ -99,10 +101,12 @@ def check_replay(
 
     Raises:
         EquivalenceError: they differ by more than the tolerance.
+        SideEffectError: the step draws from an iterator or writes to files, which nobody can take back.
 
     Cost: Six steps (nine when compiled in 16 bits, or where rounding may explain a difference) and
     three copies of parameters, buffers and optimizer state (one of other networks that the loss reads).
     """
+    refuse_streams(body.model, body.loss_fn, body.optimizer)
     originals = [tensor.clone() for tensor in inputs]
     start = _Start(body, inputs, repeats_python=runs_python)
     trial = _Trial(body, batch, start, rates, replay, stream, world, notes)
@@ -110,7 +114,8 @@ def check_replay(
         gaps = []
         for shift in range(len(LEARNING_RATE_FACTORS)):
             _perturb_inputs(inputs, originals, shift)
-            gaps.append(trial.gap(shift))
+            with refusing_writes():
+                gaps.append(trial.gap(shift))
     finally:
         for tensor, original in zip(inputs, originals, strict=True):
             tensor.copy_(original)
@@ -287,7 +292,7 @@ class _Trial(NamedTuple):
             with self.body.as_written():
                 other = self._run(self._eager, shift, moved=moved)
             begun = _perturbed_parameters(self.body, self.start, shift, moved=moved)
-            found.append(other._replace(parameters=_from(before, begun, other)))
+            found.append(moved_to(before, begun, other))
         return found
 
     def _casts(self) -> bool:
@@ -390,9 +395,3 @@ def _perturbed_parameters(
     if moved is not None:
         moved(body.model.parameters())
     return outcome(0.0, body.model, body.optimizer)
-
-
-def _from(before: Outcome, begun: Outcome, got: Outcome) -> list[Tensor]:
-    """The parameters of an outcome as if its run had begun where the others did."""
-    pairs = zip(before.parameters, begun.parameters, got.parameters, strict=True)
-    return [old + (new - start) for old, start, new in pairs]

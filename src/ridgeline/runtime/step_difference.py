@@ -48,6 +48,12 @@ def outcome(loss: float, model: nn.Module, optimizer: Optimizer) -> Outcome:
     return Outcome(loss, [p.detach().clone() for p in trained], state)
 
 
+def moved_to(start: Outcome, begun: Outcome, got: Outcome) -> Outcome:
+    """What a run left that began elsewhere, with parameters as if it had begun at `start`."""
+    pairs = zip(start.parameters, begun.parameters, got.parameters, strict=True)
+    return got._replace(parameters=[old + (new - first) for old, first, new in pairs])
+
+
 class Noise(NamedTuple):
     """What rounding decides: elements of each parameter's update, and how far all else moves.
 

@@ -1,13 +1,16 @@
 """What `rl.hybridize` cannot take is refused by a message of ours, and `auto` goes on without it."""
 
 import dataclasses
+import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ridgeline.errors import CaptureError
+from ridgeline.errors import CaptureError, SideEffectError
 from ridgeline.runtime.hybrid.calls import entry
 from ridgeline.runtime.hybrid.calls.equivalence import largest_difference
 from ridgeline.runtime.hybrid.calls.forms import CallableForm
@@ -76,3 +79,30 @@ def test_a_result_that_is_a_parameter_is_refused() -> None:
     layer = nn.Linear(2, 2)
     with pytest.raises(CaptureError, match=r"a tensor of shape \(2, 2\) that the callable holds"):
         hybridize(lambda x: (layer(x), layer.weight), torch.ones(1, 2), "compiled")
+
+
+@pytest.mark.parametrize("mode", ["auto", "compiled"])
+def test_what_cannot_be_taken_back_is_not_called(mode: Any, tmp_path: Path) -> None:
+    """A log has a line for each call of the user's, and an iterator goes on with them; `auto` says why."""
+    path, numbers = tmp_path / "log", itertools.count(0.0)
+
+    def logged(x: Tensor) -> Tensor:
+        with path.open("a") as log:
+            log.write("x")
+        return x.sin()
+
+    def drawn(x: Tensor) -> Tensor:
+        return x.sin() * next(numbers)
+
+    for fn, what in ((logged, "got open of '"), (drawn, r"got numbers \(a count\)")):
+        if mode == "compiled":
+            with pytest.raises(SideEffectError, match=what):
+                hybridize(fn, torch.ones(3), mode)
+            continue
+        with hybridize(fn, torch.ones(3), mode) as hybrid:
+            assert re.search(what, hybrid.report.reason)
+            assert hybrid.report.chosen == "eager"
+            assert torch.equal(hybrid(torch.ones(3)), torch.ones(3).sin() * (fn is logged))
+    assert next(numbers) == float(mode == "auto")
+    assert path.exists() == (mode == "auto")
+    assert mode != "auto" or path.read_text() == "x"

@@ -122,6 +122,10 @@ def refusing_writes() -> Iterator[None]:
         yield
         if _watch.tried:
             raise SideEffectError(_watch.tried)
+    except Exception as error:
+        if _watch.tried and not isinstance(error, SideEffectError):  # which somebody has translated
+            raise SideEffectError(_watch.tried) from error
+        raise
     finally:
         _watch.is_on, _watch.tried = before
 

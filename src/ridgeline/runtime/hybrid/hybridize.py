@@ -1,7 +1,7 @@
 """`rl.hybridize`: a function or module in its fastest equivalent form, with the same results."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import CaptureError, PlanError
+from ridgeline.errors import CaptureError, PlanError, SideEffectError
 from ridgeline.execution import check_offered
 from ridgeline.plan import Execution
+from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.reach.undo import undone
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.copies import overlaps
@@ -65,6 +66,8 @@ def hybridize(
             parameters have no shapes yet.
         EquivalenceError: the mode asked for gave other results; names the difference.
         PackageError: the mode asked for is `packaged`, and the program could not be packaged.
+        SideEffectError: the callable draws from an iterator or writes to files, which no comparison could
+            take back (`auto` runs it as written).
 
     Cost: Compiles, seconds to minutes; in `auto` about `budget_s`. Waits for the device.
     """
@@ -174,11 +177,15 @@ def _asked_for(dispatch: Dispatch, mode: Execution, calls: int | None) -> Hybrid
     dispatch.mode = mode
     row = ModeRow(mode=mode, status="measured", reason="not timed")
     if mode != "eager":
+        refuse_streams(
+            dispatch.fn, dispatch.args
+        )  # first: the compiler draws from counters as it reads
         reads, refusal = _read(dispatch)
         if reads is not None:
             entry = dispatch.make(dispatch.args, reads)
         elif mode == "compiled" and _is_left_to_compiler(refusal, dispatch):
-            entry = dispatch.make_unread(dispatch.args, str(refusal))
+            with refusing_writes():
+                entry = dispatch.make_unread(dispatch.args, str(refusal))
         else:
             raise refusal
         if not entry.comparison.is_equal:
@@ -215,10 +222,44 @@ def _is_left_to_compiler(refusal: CaptureError, dispatch: Dispatch) -> bool:
 
 
 def _searched(dispatch: Dispatch, calls: int | None, budget_s: float) -> Hybrid:
+    try:
+        refuse_streams(dispatch.fn, dispatch.args)
+        reads, refusal = _read(dispatch)
+        return _fastest(dispatch, reads, refusal, calls, budget_s)
+    except SideEffectError as error:
+        return _as_written(dispatch, f"no call of it can be taken back: {error}", calls)
+
+
+@contextlib.contextmanager
+def _taken_back(dispatch: Dispatch) -> Iterator[None]:
+    """What nobody has read may change anything, each time that it is called."""
+    with undone(dispatch.fn, dispatch.args), refusing_writes():
+        yield
+
+
+def _as_written(dispatch: Dispatch, reason: str, calls: int | None) -> Hybrid:
+    """The callable as it is, since nothing could be measured."""
+    dispatch.use_eager()
+    report = HybridReport(
+        subject=name_of(dispatch.fn),
+        device=device_of(dispatch.fn, dispatch.args).type,
+        chosen="eager",
+        reason=reason,
+        rows=(ModeRow(mode="eager", status="measured", reason="not timed"),),
+        calls=calls,
+    )
+    return Hybrid(dispatch, report)
+
+
+def _fastest(
+    dispatch: Dispatch,
+    reads: CallReads | None,
+    refusal: CaptureError,
+    calls: int | None,
+    budget_s: float,
+) -> Hybrid:
     device = device_of(dispatch.fn, dispatch.args)
-    reads, refusal = _read(dispatch)
-    # What nobody has read may change anything, each time that it is called.
-    kept = contextlib.nullcontext() if reads is not None else undone(dispatch.fn, dispatch.args)
+    kept = contextlib.nullcontext() if reads is not None else _taken_back(dispatch)
     with capturing(), kept:
         found = search(
             dispatch.fn,

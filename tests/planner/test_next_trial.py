@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planned_candidates import make_candidate
 
+from planned_candidates import make_candidate
 from ridgeline.plan import Plan
 from ridgeline.planner import Candidate
 from ridgeline.planner.relatives import corrected

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planned_candidates import S, make_candidate
 
 from chained_workloads import make_chain
+from planned_candidates import S, make_candidate
 from ridgeline.errors import CaptureError, PlanError
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.planner import choose

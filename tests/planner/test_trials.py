@@ -2,9 +2,9 @@
 
 import msgspec
 import pytest
-from planned_candidates import make_candidate
 from planned_loads import make_loads
 
+from planned_candidates import make_candidate
 from ridgeline.errors import CaptureError, ObstacleError, OutOfTimeError, PlanError
 from ridgeline.execution import MODES
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan

@@ -7,6 +7,7 @@ Source: torch/optim, releases 2.11 to 2.13. Capturable: Adadelta, Adam, AdamW, A
 RMSprop, Rprop. Fused only: SGD, Adagrad. Neither: Adafactor, LBFGS, Muon, SparseAdam.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,12 @@ def sparse_modules(model: Any) -> tuple[str, ...]:
         if getattr(module, "sparse", False) is True
         and any(kind.__name__ in kinds for kind in type(module).__mro__)
     )
+
+
+def calls_model(optimizer: Any) -> bool:
+    """Whether the optimizer calls the loss itself, as often as it wants: its `step` needs a closure."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def has_step_of_torch(optimizer: Any) -> bool:

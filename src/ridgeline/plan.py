@@ -98,7 +98,8 @@ class Plan(Noun, frozen=True, kw_only=True):
     `memory_format` `channels_last` keeps images and convolution weights with their channels innermost.
     `optimizer` `fused` takes the optimizer's fused kernels, as a captured step always does. `kernels`
     `combined` has the compiler join small independent kernels and compute weight gradients beside the chain
-    of a replayed step. `random` `compiled` lets compiled programs draw random numbers of their own.
+    of a replayed step. `random` `compiled` lets compiled programs draw random numbers of their own, and
+    numbers that are drawn for images land elsewhere in them with the channels innermost.
     """
 
     kind: ClassVar[str] = "plan"

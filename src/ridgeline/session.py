@@ -77,7 +77,7 @@ class TrainStep(Closing):
 
     Raises:
         PlanError: a given plan asks for what this release or this world does not offer, or there is none;
-            or the optimizer calls the model itself (LBFGS); or `clip_norm` is no finite number above 0.
+            or `clip_norm` is no finite number above 0.
 
     Example:
         >>> step = rl.TrainStep(model, loss_fn, optimizer)  # doctest: +SKIP

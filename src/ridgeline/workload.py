@@ -4,6 +4,7 @@ The step described is that of *one worker* with the batch that this worker gets.
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import msgspec
@@ -170,6 +171,17 @@ class MemoryPoint(Value, frozen=True, kw_only=True):
         return self.parameter_bytes + self.gradient_bytes + self.state_bytes + self.activation_bytes
 
 
+def _dims(spec: TensorSpec) -> tuple[tuple[int, int], ...]:
+    """Size and stride of the dimensions that have more than one element: the others say nothing."""
+    pairs = zip(spec.shape, spec.stride, strict=True)
+    return tuple((size, stride) for size, stride in pairs if size > 1)
+
+
+def _drawn(ops: Sequence[Op]) -> list[tuple[str, tuple[tuple[tuple[int, int], ...], ...]]]:
+    """Each operator that draws, with sizes and strides of what it fills."""
+    return [(op.name, tuple(_dims(spec) for spec in op.outputs)) for op in ops if op.draws_random]
+
+
 class Workload(Noun, frozen=True, kw_only=True):
     """What one training step must do; made by `rl.trace()`, saved as `workload.json`.
 
@@ -221,6 +233,14 @@ class Workload(Noun, frozen=True, kw_only=True):
     def draws_random(self) -> bool:
         """Whether operators draw random numbers: dropout, noise, stochastic depth."""
         return any(op.draws_random for op in self.ops)
+
+    def draws_like(self, other: "Workload") -> bool:
+        """Whether both draw their random numbers into memory of one order, so that each lands where it does.
+
+        A generator fills memory from front to back: the same numbers are a different mask where the channels
+        are innermost.
+        """
+        return _drawn(self.ops) == _drawn(other.ops)
 
     def phase(self, phase: Phase) -> tuple[Op, ...]:
         """The ops of one phase, in order."""

@@ -212,16 +212,16 @@ def test_a_layout_that_the_users_code_does_not_bear_fails_that_plan(is_alone: bo
         return make_candidate("eager", 1.0, is_measured=True).measured
 
     others = [candidate] if is_alone else [candidate, written]
-    after, has_obstacles = trial_loop._try(candidate, others, trial, {})
+    after, has_obstacles = trial_loop.attempted(candidate, others, trial, {})
     assert not has_obstacles
     if is_alone:
         assert (after.plan, after.failure, tried) == (written.plan, "", ["channels_last", "as-is"])
     else:
         assert (after.plan, after.failure) == (plan, "RuntimeError: view size is not compatible")
     with pytest.raises(ZeroDivisionError):
-        trial_loop._try(written, [written], lambda _: 1 // 0, {})
+        trial_loop.attempted(written, [written], lambda _: 1 // 0, {})
     with pytest.raises(RuntimeError, match="view size"):  # the user's own wish
-        trial_loop._try(candidate, [candidate], trial, {"memory_format": "channels_last"})
+        trial_loop.attempted(candidate, [candidate], trial, {"memory_format": "channels_last"})
 
 
 def test_the_table_fits_eighty_columns() -> None:

@@ -94,6 +94,9 @@ class PlanChoice:
             left=self._left,
         )
         self._once = staleness.remembered(told)
+        self._again = ToldTrials(
+            self._trial, lambda plan: 0.0, self._heartbeat, left=self._left, words="trying again"
+        )
         self._rehearse = Rehearsals(self.model, self.loss_fn, self.optimizer, self.world)
 
     def rank(self, example: Any) -> Ranking | None:
@@ -258,6 +261,7 @@ class PlanChoice:
             allow=self.allow,
             steps=self.steps,
             trial=self._once,
+            retrial=self._again,
             seconds=self.seconds,
             clock=self._budget.clock,
             compile_factor=self._compile_factor,

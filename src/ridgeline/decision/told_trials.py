@@ -23,6 +23,7 @@ class ToldTrials:
         compiling_s: Seconds of compiling that are expected of a plan; 0 for one that compiles nothing.
         heartbeat: Takes the lines, and says meanwhile what is under way.
         left: Seconds that are left for the choice, the same on all workers; not told where infinite.
+        words: How the first line begins.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class ToldTrials:
         heartbeat: Heartbeat,
         *,
         left: Callable[[], float] = lambda: math.inf,
+        words: str = "trying",
     ) -> None:
         self._run = run
+        self._words = words
         self._expected_s = compiling_s
         self._heartbeat = heartbeat
         self._left = left
@@ -45,7 +48,7 @@ class ToldTrials:
         Raises:
             Exception: what the trial raises, after its first line was told.
         """
-        words, left_s = f"trying {label(plan)}", self._left()
+        words, left_s = f"{self._words} {label(plan)}", self._left()
         compiling_s = self._compiling_s(plan)
         if compiling_s:
             words += f", compiling it first for about {units.seconds(compiling_s)}"

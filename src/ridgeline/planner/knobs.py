@@ -243,12 +243,15 @@ def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
     workload = request.workloads[plan.workers]
     on_gpu = request.device == "cuda"
     is_fusable = on_gpu and not mode.is_replayed_on("cuda") and workload.fused_optimizer_bytes
-    draws = mode.is_compiled and "random" in request.allow and workload.draws_random
+    may_draw = "random" in request.allow and workload.draws_random
+    moves_draws = not _draws_alike(workload, plan)
     searched: dict[str, tuple[str, ...]] = {
-        "memory_format": _memory_formats(workload, plan),
+        "memory_format": _memory_formats(workload, plan, may_move=may_draw or not moves_draws),
         "optimizer": ("fused",) if is_fusable else ("as-is",),
         "kernels": ("default",),
-        "random": ("as-is", "compiled") if draws else ("as-is",),
+        "random": ("as-is", "compiled")
+        if may_draw and (mode.is_compiled or moves_draws)
+        else ("as-is",),
     }
     if on_gpu and mode.form == "compiled" and mode.is_replayed:
         searched["kernels"] = ("default", "combined")
@@ -259,12 +262,35 @@ def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
     for words in itertools.product(*values):
         if "combined" in words and "compiled" in words:
             continue  # two variants at once tell nothing that each alone does not
-        yield msgspec.structs.replace(plan, **dict(zip(searched, words, strict=True)))
+        found = msgspec.structs.replace(plan, **dict(zip(searched, words, strict=True)))
+        if _draws_as_said(found, moves_draws=moves_draws, fixed=request.fixed):
+            yield found
 
 
-def _memory_formats(workload: Workload, plan: Plan) -> tuple[str, ...]:
-    """The formats worth comparing in the plan's precision: where some were traced, those that were."""
-    if not workload.has_images:
+def _draws_alike(workload: Workload, plan: Plan) -> bool:
+    """Whether the step draws the same random numbers with its channels innermost."""
+    if not workload.draws_random:
+        return True
+    plain, moved = (workload.at(plan.precision, name) for name in ("as-is", "channels_last"))
+    is_traced = moved.memory_format == "channels_last" and moved.precision == plain.precision
+    return is_traced and moved.draws_like(plain)
+
+
+def _draws_as_said(plan: Plan, *, moves_draws: bool, fixed: Mapping[str, Any]) -> bool:
+    """Whether the plan's word for its random numbers is true; what a user fixed is left alone."""
+    if {"random", "memory_format"} & fixed.keys():
+        return True
+    if plan.memory_format == "channels_last" and moves_draws:
+        return plan.random == "compiled"
+    return plan.random == "as-is" or MODES[plan.execution].is_compiled
+
+
+def _memory_formats(workload: Workload, plan: Plan, *, may_move: bool) -> tuple[str, ...]:
+    """The formats worth comparing in the plan's precision: where some were traced, those that were.
+
+    With `may_move` also those in which random numbers land elsewhere.
+    """
+    if not workload.has_images or not may_move:
         return ("as-is",)
     traced = [load for load in workload.variants if load.memory_format == "channels_last"]
     is_known = not traced or any(load.precision == plan.precision for load in traced)

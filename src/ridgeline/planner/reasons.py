@@ -174,12 +174,12 @@ def _default_reason(knob: str, best: Candidate) -> str:
         "execution": "no other mode was compared",
         "precision": "exact: nothing that changes the maths was allowed "
         f"(possible: {', '.join(INEXACT)})",
-        "memory_format": "no images are convolved",
+        "memory_format": "no images are convolved, or random numbers would land elsewhere in them",
         "optimizer": "a captured step takes its fused form by itself"
         if MODES[plan.execution].is_replayed
         else "no other form was compared",
         "kernels": "the compiler's own" if is_compiled(plan) else "nothing is compiled",
-        "random": "compiled programs may draw their own"
+        "random": "compiled programs may draw their own, and another order of memory may place them"
         if plan.random != "as-is"
         else "those that the eager step draws",
         "bucket_bytes": "no gradients are exchanged"

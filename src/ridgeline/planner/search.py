@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from ridgeline import units
-from ridgeline.errors import MachineError, PlanError
+from ridgeline.errors import MachineError, OutOfTimeError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import (
@@ -27,6 +27,7 @@ from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.readings import as_read
 from ridgeline.planner.reasons import make_choices, why
+from ridgeline.planner.run_off import TURNS, run_off
 from ridgeline.planner.trial_loop import Allowance, Trial, since_now, tried_in_turn
 from ridgeline.planner.trials import (
     MOST_TRIAL_SHARE,
@@ -57,6 +58,7 @@ def choose(
     allow: Collection[str] = (),
     steps: int | None = None,
     trial: Trial | None = None,
+    retrial: Trial | None = None,
     tries: int = TRIES,
     seconds: float | None = None,
     clock: Callable[[], float] | None = None,
@@ -76,6 +78,7 @@ def choose(
         steps: Steps of the run, if known: then the whole run counts, preparation (compiling) included, and
             trials are limited to a quarter of it. Otherwise preparation is stated but not weighed.
         trial: Runs a plan for some steps and returns the measured timeline; None ranks by prediction.
+        retrial: The same once more, for a run-off between plans that are close; None leaves that out.
         tries: Most trials.
         seconds: That the choice may take from its start; None leaves it to the length of the run, or on a GPU
             to what compiling the step takes once.
@@ -108,8 +111,31 @@ def choose(
         more = functools.partial(_model_graphs, request, steps)
         candidates, told = tried_in_turn(request, candidates, allowance, trial, more)
         notes += told
+        if retrial is not None:
+            candidates, told = _settled(request, candidates, allowance, retrial)
+            notes += told
         error = _largest_miss(candidates)
     return _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
+
+
+def _settled(
+    request: Request, candidates: list[Candidate], allowance: Allowance, retrial: Trial
+) -> tuple[list[Candidate], list[str]]:
+    """The candidates after a run-off, where the allowance has room for one."""
+    room = allowance.room(candidates, sum(c.measured is not None for c in candidates), 0.0)
+    if room.tries < len(TURNS):
+        return candidates, []
+    try:
+        return run_off(
+            candidates,
+            retrial,
+            device=allowance.device,
+            fixed=request.fixed,
+            steps=allowance.steps,
+            left_s=lambda: room.seconds,
+        )
+    except OutOfTimeError:
+        return candidates, []
 
 
 def _allowance(

@@ -93,7 +93,7 @@ def tried_in_turn(
             return candidates, notes + left_untried(candidates, room, device=allowance.device)
         begin = allowance.clock()
         try:
-            tried, has_obstacles = _try(candidates[index], candidates, trial, request.fixed)
+            tried, has_obstacles = attempted(candidates[index], candidates, trial, request.fixed)
         except OutOfTimeError as error:  # so nothing else is tried either
             stopped = f"{label(candidates[index].plan)} was not tried to the end: {error}"
             return candidates, [
@@ -149,7 +149,7 @@ def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
     return mode.is_replayed_on(device)
 
 
-def _try(
+def attempted(
     candidate: Candidate,
     candidates: Sequence[Candidate],
     trial: Trial,
@@ -181,7 +181,7 @@ def _try(
             raise
         if not is_ours and not has_plain:  # the user's errors come again without what we wished
             written = msgspec.structs.replace(candidate, plan=written)
-            return _try(written, candidates, trial, fixed)
+            return attempted(written, candidates, trial, fixed)
         failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
         has_obstacles = isinstance(error, ObstacleError)
         return msgspec.structs.replace(candidate, failure=failure), has_obstacles

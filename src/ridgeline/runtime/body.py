@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ridgeline.errors import WorkloadError
 from ridgeline.execution import MODES
+from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan, Precision
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.runtime.batch import split
+from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
 from ridgeline.runtime.optimizer_calls import clear_gradients, update
 from ridgeline.runtime.recorder import Recorder
@@ -91,6 +94,7 @@ class StepBody:
         self._autocast = plan.precision
         self._device = device
         self._is_checked = False
+        self._calls_model = calls_model(optimizer)
 
     def __call__(self, batch: Any, recorder: Recorder) -> Tensor:
         """Run one step; the mean loss over the batch, detached.
@@ -98,11 +102,38 @@ class StepBody:
         Raises:
             WorkloadError: the loss is not a scalar tensor that depends on the parameters.
         """
+        if self._calls_model:
+            return self._called_back(batch, recorder)
+        loss = self._checked_gradients(batch, recorder)
+        update(self.optimizer)
+        return loss
+
+    def _called_back(self, batch: Any, recorder: Recorder) -> Tensor:
+        """A step whose optimizer computes the gradients as often as it wants; the loss of the first time.
+
+        The frames are those of the first time: the others count as the optimizer's.
+        """
+        losses: list[Tensor] = []
+
+        def closure() -> Tensor:
+            with torch.enable_grad():
+                told = Recorder(HostClock(), starts=False) if losses else recorder
+                losses.append(self._checked_gradients(batch, told))
+            return losses[-1]
+
+        self.optimizer.step(closure)  # type: ignore[arg-type] - torch means a number or a tensor
+        if not losses:
+            raise WorkloadError(
+                f"wanted an optimizer that calls the loss in each step, got {type(self.optimizer).__name__} "
+                "that did not; call closure() in its step"
+            )
+        return losses[0]
+
+    def _checked_gradients(self, batch: Any, recorder: Recorder) -> Tensor:
         loss = self.gradients(batch, recorder)
         if not self._is_checked:
             check_gradients(self.model, self.optimizer)
             self._is_checked = True
-        update(self.optimizer)
         return loss
 
     def gradients(self, batch: Any, recorder: Recorder) -> Tensor:

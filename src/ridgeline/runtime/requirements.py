@@ -1,6 +1,5 @@
 """What a training step asks of its optimizer, its numbers and its plan, before anything is touched."""
 
-import inspect
 import math
 
 from torch import nn
@@ -8,15 +7,19 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import check_plan
-from ridgeline.plan import Plan
+from ridgeline.optimizer_forms import calls_model
+from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.world import World
+
+AROUND_CALLS: tuple[Execution, ...] = ("eager", "compiled", "regional")
+"""Modes that call the loss like a function, as often as an optimizer wants."""
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """A step calls the optimizer; one that calls the model itself does not fit.
+    """A step calls the optimizer's methods.
 
     Raises:
-        PlanError: it is none of torch's (an object that wraps one, say), or its `step` needs a closure.
+        PlanError: it is none of torch's (an object that wraps one, say).
     """
     if not isinstance(optimizer, Optimizer):
         inner = [
@@ -31,11 +34,27 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"wanted a torch.optim.Optimizer, got {type(optimizer).__name__}; give {what}, and call "
             "whatever else it does (setting learning rates, say) before or after each step"
         )
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+
+
+def check_calls(optimizer: Optimizer, plan: Plan) -> None:
+    """An optimizer that calls the loss itself (LBFGS) needs a step whose update stands apart, on one worker.
+
+    Raises:
+        PlanError: the plan replays the step, makes one program of it, or shares it between workers.
+    """
+    if not calls_model(optimizer):
+        return
+    name = type(optimizer).__name__
+    if plan.execution not in AROUND_CALLS:
+        words = ", ".join(repr(word) for word in AROUND_CALLS)
         raise PlanError(
-            f"wanted an optimizer whose step() needs nothing, got {type(optimizer).__name__}, which calls "
-            "the model itself (closure); train with that one in a loop of your own"
+            f"wanted execution as one of {words} for {name}, which calls the loss as often as it wants, got "
+            f"{plan.execution!r} in the plan; choose one of those"
+        )
+    if plan.workers > 1:
+        raise PlanError(
+            f"wanted workers=1 for {name}, which decides by its own worker's loss how often it calls it, got "
+            f"{plan.workers} in the plan; train on one worker (--workers 1)"
         )
 
 

@@ -34,7 +34,12 @@ from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
-from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_supported
+from ridgeline.runtime.requirements import (
+    check_calls,
+    check_clip_norm,
+    check_optimizer,
+    check_supported,
+)
 from ridgeline.runtime.same_model import check_same_model
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
@@ -122,6 +127,7 @@ class TrainStep(Closing):
         self.world = world or World.join(threads=self.plan.threads, device=device)
         check_supported(self.plan, self.world)
         check_optimizer(optimizer)
+        check_calls(optimizer, self.plan)
         check_clip_norm(clip_norm)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer

@@ -15,13 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
+from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Precision
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.tracing.faking import fake_workload
 from ridgeline.tracing.recording import AUTOCAST, LossFn, Step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.running import real_workload
-from ridgeline.tracing.stepping import needs_closure
 from ridgeline.tracing.subject import tensors_of
 from ridgeline.workload import Workload
 
@@ -129,7 +129,7 @@ def _add_variants(
 def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
     """The workload without running the step, or else of a real one."""
     workload, doubt, error = fake_workload(step, name, may_fail=may_run)
-    if workload is not None and not (doubt and may_run and not needs_closure(step.optimizer)):
+    if workload is not None and not (doubt and may_run and not calls_model(step.optimizer)):
         return workload
     if not may_run:
         assert error is not None

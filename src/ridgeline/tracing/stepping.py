@@ -1,6 +1,5 @@
 """The optimizer's part of a recorded step, in its steady state."""
 
-import inspect
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -76,12 +75,6 @@ def record_optimizer(subject: Subject, recorder: Recorder, users: Optimizer) -> 
     finally:
         recorder.scalar_of = None
     return Stepping(fused_bytes(optimizer, users))
-
-
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether the optimizer calls the model itself."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _scalar(tensor: Tensor, optimizer: Optimizer, *, is_fake: bool) -> float | None:

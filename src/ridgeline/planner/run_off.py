@@ -1,0 +1,112 @@
+"""A run-off between the fastest plan and the plainer one behind it, where their trials lie too close.
+
+Trials of two plans lie seconds to minutes apart, and a machine that others use changes its speed meanwhile.
+Two plans that are tried in turns meet the same machine.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from ridgeline.planner.knobs import num_changes
+from ridgeline.planner.labels import label
+from ridgeline.planner.preparation import is_compiled
+from ridgeline.planner.ranking import Candidate
+from ridgeline.planner.trial_loop import Trial, attempted
+from ridgeline.planner.trial_steps import trial_steps
+from ridgeline.timeline import Timeline
+
+CLOSE: Mapping[str, float] = {"cpu": 0.3, "cuda": 0.05}
+"""A lead below this fraction is looked at again, by device.
+
+Source: measured; medians of one step on two shared cores, a minute apart, differed by up to 30 %, on an H200
+whose steps are replayed by 1 %, and by 5 % where the host issues them.
+"""
+TURNS = ("rival", "fastest", "fastest", "rival")
+"""A drift that is steady weighs on both alike in this order."""
+
+
+def run_off(
+    candidates: list[Candidate],
+    retrial: Trial,
+    *,
+    device: str,
+    fixed: Mapping[str, object],
+    steps: int | None = None,
+    left_s: Callable[[], float] = lambda: math.inf,
+) -> tuple[list[Candidate], list[str]]:
+    """The candidates with what both took in turns, where there was need and time for it, and what to note.
+
+    Args:
+        candidates: Some of them tried.
+        retrial: Runs a plan that ran before.
+        device: `cpu` or `cuda`.
+        fixed: Knobs that the user set.
+        steps: Of the run, if known.
+        left_s: Seconds that are left.
+
+    Raises:
+        OutOfTimeError: time was up in the midst of it.
+        AbsentWorkerError: another worker is missing.
+        SideEffectError: the step does what cannot be taken back.
+
+    Cost: Two trials of each of the two plans; what they compile is compiled already.
+    """
+    pair = finalists(candidates, device=device, steps=steps)
+    if pair is None or _seconds(pair) > left_s():
+        return candidates, []
+    found: dict[str, list[Timeline]] = {"fastest": [], "rival": []}
+    by_name = dict(zip(found, pair, strict=True))
+    for name in TURNS:
+        tried, _ = attempted(by_name[name], candidates, retrial, fixed)
+        if tried.failure:  # what fails the second time is not to be trained with
+            failed = msgspec.structs.replace(tried, measured=None)
+            return _with(candidates, by_name[name], failed), []
+        assert tried.measured is not None
+        found[name].append(tried.measured)
+    for name, timelines in found.items():
+        pooled = msgspec.structs.replace(by_name[name], measured=_pooled(timelines, by_name[name]))
+        candidates = _with(candidates, by_name[name], pooled)
+    fastest, rival = pair
+    note = f"{label(fastest.plan)} and {label(rival.plan)} were tried again in turns, being close"
+    return candidates, [note]
+
+
+def finalists(
+    candidates: Sequence[Candidate], *, device: str, steps: int | None = None
+) -> tuple[Candidate, Candidate] | None:
+    """The fastest plan, and the fastest of the plainer ones, that compile nothing; None if not close."""
+    tried = [c for c in candidates if c.measured is not None and not c.failure]
+    if not tried:
+        return None
+    fastest = min(tried, key=lambda c: c.cost_s(steps))
+    plainer = [
+        c
+        for c in tried
+        if num_changes(c.plan) < num_changes(fastest.plan) and not is_compiled(c.plan)
+    ]
+    if not plainer:
+        return None
+    rival = min(plainer, key=lambda c: c.cost_s(steps))
+    is_close = fastest.cost_s(steps) >= rival.cost_s(steps) * (1.0 - CLOSE[device])
+    return (fastest, rival) if is_close else None
+
+
+def _seconds(pair: Sequence[Candidate]) -> float:
+    """Seconds that the run-off takes."""
+    return sum(2 * trial_steps(c.plan, c.step_s) * c.step_s for c in pair)
+
+
+def _pooled(timelines: Sequence[Timeline], candidate: Candidate) -> Timeline:
+    """One timeline with the steps of several trials, and what the first trial spent on preparing."""
+    last = timelines[-1]
+    counters = dict(last.counters)
+    if candidate.measured is not None and "compile_s" in candidate.measured.counters:
+        counters["compile_s"] = candidate.measured.counters["compile_s"]
+    steps = tuple(step for timeline in timelines for step in timeline.steps_ns)
+    return msgspec.structs.replace(last, steps_ns=steps, counters=counters)
+
+
+def _with(candidates: Sequence[Candidate], old: Candidate, new: Candidate) -> list[Candidate]:
+    return [new if c is old else c for c in candidates]

@@ -19,6 +19,7 @@ from ridgeline.decision.trial import LONGEST_S, run_trial
 from ridgeline.decision.varied import for_many_shapes
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
+from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
 from ridgeline.planner.assumed import with_assumed_rates
@@ -107,6 +108,12 @@ class PlanChoice:
         """
         self._examples = (example,)
         self._budget = Budget(self.seconds, self.world)
+        if calls_model(self.optimizer):
+            self._run_as_written(
+                f"since {type(self.optimizer).__name__} calls the loss as often as it wants, so that no "
+                "trial tells what a step takes; plan=rl.Plan(execution='compiled') compiles the loss"
+            )
+            return None
         try:
             self._check_streams()
             with self._heartbeat:
@@ -117,10 +124,13 @@ class PlanChoice:
             why = f"since there was no time to choose: {error}"
         except SideEffectError as error:
             why = f"since a trial could not be taken back: {error}"
+        self._run_as_written(why)
+        return None
+
+    def _run_as_written(self, why: str) -> None:
         note = f"the step runs as it was written, {why}"
         self._tell(note)
         self.notes.append(note)
-        return None
 
     def rank_for(self, ranking: Ranking, examples: Sequence[Any]) -> Ranking:
         """A ranking with the plan first that is the fastest on batches of these shapes.

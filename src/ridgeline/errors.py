@@ -95,5 +95,11 @@ class VerificationError(RidgelineError):
 
 
 def first_line(error: BaseException, otherwise: str = "no message") -> str:
-    """The first line of what an error says; `otherwise` where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), otherwise)
+    """The first line of what an error says, and the second where the first announces it.
+
+    Args:
+        error: Of any kind; that of torch's compiler begins with `backend='inductor' raised:`.
+        otherwise: What to say where it says nothing.
+    """
+    first, second, *_ = [*map(str.strip, str(error).strip().splitlines()), "", ""]
+    return f"{first} {second}".strip() if first.endswith(":") else first or otherwise

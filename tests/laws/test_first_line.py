@@ -1,0 +1,20 @@
+"""What an error says in one line."""
+
+import pytest
+
+from ridgeline.errors import first_line
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("one", "one"),
+        ("\n one \ntwo", "one"),
+        ("backend='inductor' raised:\nRuntimeError: odd\n\nSet more", "backend='inductor' raised: RuntimeError: odd"),
+        ("it raised:", "it raised:"),
+        ("", "no message"),
+        (" \n ", "no message"),
+    ],
+)  # fmt: skip
+def test_it_is_the_first_and_the_one_that_it_announces(text, line) -> None:
+    assert first_line(ValueError(text)) == line

@@ -1,5 +1,7 @@
 """The networks of the experiment: enough of them, of enough kinds, each the same every time, each trains."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -125,6 +127,19 @@ def test_plain_forms_are_those_that_make_sense(subject: Subject) -> None:
     assert [form.name for form in forms_by_hand(on_gpu)] == [
         "graph of torch.compile", "graph of eager",
     ]  # fmt: skip
+
+
+def test_a_model_that_computes_its_widths_is_looked_at_as_well(subject: Subject) -> None:
+    """RegNet reads values of tensors while it is made, which a model on no device cannot."""
+
+    def make_model() -> nn.Module:
+        return nn.Conv2d(3, *torch.arange(4, 5).tolist(), 3)
+
+    parts = subject.network.parts("cpu")._replace(make_model=make_model)
+    network = dataclasses.replace(subject.network, parts=lambda _: parts)
+    state = torch.get_rng_state()
+    assert dataclasses.replace(subject, network=network).is_convolutional
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_forms_compute_the_same(subject: Subject) -> None:

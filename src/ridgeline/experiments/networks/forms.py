@@ -55,8 +55,11 @@ class Subject:
 
     @property
     def is_convolutional(self) -> bool:
-        """Whether a channels-last layout means something: there are weights of four dimensions."""
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        """Whether a channels-last layout means something: there are weights of four dimensions.
+
+        Cost: Makes the model on the host: one on no device cannot read the widths that it computes.
+        """
+        with torch.random.fork_rng(devices=[]):
             model = self.network.parts(self.scale).make_model()
         return any(parameter.dim() == 4 for parameter in model.parameters())
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.heartbeat import to_stderr
-from ridgeline.decision.varied import REASON, ShapeWatch
+from ridgeline.decision.revisions import Revisions
 from ridgeline.errors import OutOfTimeError, PlanError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -66,8 +66,8 @@ class TrainStep(Closing):
         machine: Use this profile instead of measuring.
         device: `cpu` or `cuda`; None takes the GPU where there is one.
         steps: Steps that will be trained, if known: `"auto"` then weighs the seconds of compiling against
-            what they gain over all steps. Unknown, compiled modes are tried on GPUs only, unless `seconds`
-            says otherwise.
+            what they gain over all steps. Unknown, and without `seconds`, a CPU trains without a compiler until
+            that has taken as long as compiling would; then what compiles is tried, and the faster plan goes on.
         seconds: That `"auto"` may take to choose, from the first batch on; what is under way then is stopped,
             but for a call into a library (a backward pass, say), which ends first. With very few the step
             runs as it was written. None: as `steps` allow, or, where those are unknown, half as long again
@@ -115,8 +115,7 @@ class TrainStep(Closing):
         self._allow = tuple(allow)
         self._example: Any = _NONE_YET  # a batch may be None
         self._step: PlannedStep | None = None
-        self._choice: PlanChoice | None = None
-        self._shapes: ShapeWatch | None = None
+        self._revisions: Revisions | None = None
         self._is_closed = False
         self._forms = CompiledForms()
         self._say = progress or to_stderr
@@ -164,8 +163,8 @@ class TrainStep(Closing):
             self.prepare(batch)
         if self._example is _NONE_YET:
             self._example = batch
-        if self._shapes is not None and self._shapes.is_over(batch):
-            self._choose_for(self._shapes)
+        if self._revisions is not None:
+            self._revise(self._revisions, batch)
         return self._ready()(batch)
 
     def prepare(self, batch: Any) -> Plan:
@@ -185,15 +184,11 @@ class TrainStep(Closing):
             with attendance.phase("the choice of a plan", self.world):
                 # Parameters and buffers will be rank 0's; nobody sends the optimizer's state.
                 check_same_state(None, self.optimizer, self.world, when="before a plan is chosen")
-                plan, notes = self._choose()
-            self._step = self._planned(plan)
-            self._step.notes.extend(notes)
-            self._forms.forget()
-            if self.ranking is not None and plan.execution != "eager":
-                self._shapes = ShapeWatch()
-            else:
-                self._choice = None  # it holds a batch
-        return self._step.plan
+                choice = self._choose()
+            self._take_best(choice)
+            if self.ranking is not None:
+                self._revisions = Revisions(choice, self.ranking)
+        return self._ready().plan
 
     def timeline(self) -> Timeline:
         """The measured timeline of this worker's last steps."""
@@ -328,34 +323,39 @@ class TrainStep(Closing):
 
     def _precisions(self) -> tuple[str, ...]:
         """Those that the step may run in besides its own."""
+        names = [name for name in self._allow if name != "random"]
         if self._step is not None:
-            return (self._step.plan.precision,)
-        return tuple(name for name in self._allow if name != "random")
+            names.append(self._step.plan.precision)
+        return tuple(dict.fromkeys(names))
 
     def _measured(self) -> Machine:
         """This machine, measured where its saved profile has gaps."""
         return measure(workload=self.workload, settings=(self.world.setting,), here=True)
 
-    def _choose_for(self, shapes: ShapeWatch) -> None:
-        """Go on with the plan that is best on batches of many shapes, where those of any worker have many."""
-        choice, self._choice, self._shapes = self._choice, None, None  # they hold batches
-        assert self._step is not None
-        assert choice is not None
-        assert self.ranking is not None
-        if not largest_of_workers(float(shapes.is_varied), self.world):
-            return
-        with attendance.phase("the choice of a plan", self.world):
-            self.ranking = choice.rank_for(self.ranking, shapes.examples)
-        if self.ranking.best.plan != self._step.plan:
-            notes = [*choice.notes, REASON]
-            self._step.close()
-            self._step = self._planned(self.ranking.best.plan)
-            self._step.notes.extend(notes)
+    def _revise(self, revisions: Revisions, batch: Any) -> None:
+        """Go on with another plan where a batch shows, or the length of the run, that it is better."""
+        ranking = revisions.due(batch)
+        if ranking is not None:
+            self.ranking = ranking
+            self._take_best(revisions.choice)
+        if revisions.is_over:
+            self._revisions = None
+
+    def _take_best(self, choice: PlanChoice) -> None:
+        """Put the best plan in force, or what was written where nothing was ranked."""
+        plan = Plan(workers=self.world.size, threads=self.world.threads)
+        if self.ranking is not None:
+            plan = self.ranking.best.plan
+        if self._step is None or self._step.plan != plan:
+            if self._step is not None:
+                self._step.close()
+            self._step = self._planned(plan)
+            self._step.notes.extend(choice.notes)
         self._forms.forget()
 
-    def _choose(self) -> tuple[Plan, list[str]]:
-        """The best plan by trials on the example batch, and what went otherwise than planned."""
-        self._choice = choice = PlanChoice(
+    def _choose(self) -> PlanChoice:
+        """Rank plans by trials on the example batch; with what went otherwise than planned."""
+        choice = PlanChoice(
             world=self.world,
             model=self.model,
             loss_fn=self.loss_fn,
@@ -372,9 +372,7 @@ class TrainStep(Closing):
         )
         self.ranking = choice.rank(self._example)
         self.machine = choice.machine
-        if self.ranking is None:  # no other was looked at
-            return Plan(workers=self.world.size, threads=self.world.threads), choice.notes
-        return self.ranking.best.plan, choice.notes
+        return choice
 
 
 def _given(plan: Plan | str | Path) -> Plan:

@@ -16,13 +16,14 @@ from ridgeline.decision.recalling import tried_again
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial
-from ridgeline.decision.varied import for_many_shapes
+from ridgeline.decision.varied import REASON, for_many_shapes
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
 from ridgeline.planner.assumed import with_assumed_rates
+from ridgeline.planner.later import later_s
 from ridgeline.probe.measure import known_machine, measure, missing_seconds
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import largest_of_workers, share_bytes, share_text
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 MOST_MEASURING_SHARE = 0.35
 """Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
+LATER = "what compiles was tried once training had taken as long as compiling does, and was faster"
 MOST_OVER_ESTIMATE = 1.5
 """Measuring that takes more than this multiple of its share is ended; what it has found by then is used."""
 
@@ -84,6 +86,7 @@ class PlanChoice:
     _examples: Sequence[Any] = field(default=(), init=False)
     _compile_factor: float = field(default=1.0, init=False)
     _spare_s: float | None = field(default=None, init=False)
+    _kept: tuple[Path, str] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._budget = Budget(self.seconds, self.world)
@@ -94,6 +97,7 @@ class PlanChoice:
             self._heartbeat,
             left=self._left,
         )
+        self._told = told
         self._once = staleness.remembered(told)
         self._again = ToldTrials(
             self._trial, lambda plan: 0.0, self._heartbeat, left=self._left, words="trying again"
@@ -143,10 +147,51 @@ class PlanChoice:
         self._budget = Budget(self._spare_s, self.world)
         with self._heartbeat:
             try:
-                return for_many_shapes(ranking, self._trial, self._heartbeat, self._tell)
+                found = for_many_shapes(ranking, self._trial, self._heartbeat, self._tell)
             except SideEffectError as error:
                 self._tell(f"not chosen again, since a trial could not be taken back: {error}")
                 return ranking
+        self._note_change(ranking, found, REASON)
+        return found
+
+    def rank_later(self, ranking: Ranking, example: Any) -> Ranking:
+        """A ranking for which what compiles was tried too, in the midst of training; see `planner/later.py`.
+
+        Raises:
+            RidgelineError: see `choose`.
+        """
+        assert self.machine is not None
+        self._examples = (example,)
+        self.seconds = later_s(ranking, device=self.world.kind)
+        self._budget = Budget(self.seconds, self.world)
+        self._once = staleness.remembered(
+            self._told
+        )  # what was measured then was measured on another batch
+        self._tell("trained for as long as compiling takes: trying what compiles")
+        try:
+            self._check_streams()
+            with self._heartbeat:
+                found = self._chosen(self.machine)
+        except (OutOfTimeError, SideEffectError) as error:
+            self._tell(f"not chosen again: {error}")
+            return ranking
+        self._note_change(ranking, found, LATER)
+        self._keep(found)
+        return found
+
+    def _note_change(self, before: Ranking, after: Ranking, reason: str) -> None:
+        if before.best.plan.settings != after.best.plan.settings:
+            self.notes.append(reason)
+
+    def _keep(self, ranking: Ranking) -> None:
+        """Remember what was chosen, and what compiling took, for the next start of this step."""
+        if self.world.rank or self._kept is None:
+            return
+        directory, key = self._kept
+        compile_times.learn(directory, ranking, self._compile_factor)
+        if ranking.best.measured is not None:
+            problem = remembered.keep(directory, key, ranking)
+            self.notes += [problem] if problem else []
 
     def _check_streams(self) -> None:
         """Raise, on all workers, where the step of one can take from what nobody can put back."""
@@ -176,18 +221,15 @@ class PlanChoice:
         # Who gives more seconds wants more to be tried.
         hurried = None if self.seconds is None else int(self.seconds).bit_length()
         key = at_leisure if hurried is None else remembered.key_of([*parts, hurried])
+        self._kept = directory, key
+        factor = compile_times.load(directory).factor
+        self._compile_factor = float(share_text(repr(factor), self.world))
         recalled = self._recalled(directory, at_leisure, key)
         if recalled is not None:
             self.machine = known.machine
             return recalled
-        factor = compile_times.load(directory).factor
-        self._compile_factor = float(share_text(repr(factor), self.world))
         ranking = self._measured_choice()
-        if self.world.rank == 0:
-            compile_times.learn(directory, ranking, self._compile_factor)
-            if ranking.best.measured is not None:
-                problem = remembered.keep(directory, key, ranking)
-                self.notes += [problem] if problem else []
+        self._keep(ranking)
         return ranking
 
     def _measured_choice(self) -> Ranking:

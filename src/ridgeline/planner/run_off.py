@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from ridgeline.execution import MODES
 from ridgeline.planner.knobs import num_changes
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import is_compiled
@@ -51,7 +52,7 @@ def run_off(
         AbsentWorkerError: another worker is missing.
         SideEffectError: the step does what cannot be taken back.
 
-    Cost: Two trials of each of the two plans; what they compile is compiled already.
+    Cost: Two trials of each of the two plans; most of what they compile is compiled already.
     """
     pair = finalists(candidates, device=device, steps=steps)
     if pair is None or _seconds(pair) > left_s():
@@ -94,8 +95,9 @@ def finalists(
 
 
 def _seconds(pair: Sequence[Candidate]) -> float:
-    """Seconds that the run-off takes."""
-    return sum(2 * trial_steps(c.plan, c.step_s) * c.step_s for c in pair)
+    """Seconds that the run-off takes; a step that is one program is made anew in each trial."""
+    anew_s = sum(c.compile_s for c in pair if MODES[c.plan.execution].is_one_program)
+    return 2 * (anew_s + sum(trial_steps(c.plan, c.step_s) * c.step_s for c in pair))
 
 
 def _pooled(timelines: Sequence[Timeline], candidate: Candidate) -> Timeline:

@@ -1,0 +1,61 @@
+"""What may change a choice after training began: batches of many shapes, and a run that turns out long."""
+
+from typing import Any
+
+from ridgeline.decision.choice import PlanChoice
+from ridgeline.decision.varied import ShapeWatch
+from ridgeline.planner import Ranking
+from ridgeline.planner.later import steps_before_compiling
+from ridgeline.runtime import attendance
+from ridgeline.runtime.agree import largest_of_workers
+
+
+class Revisions:
+    """Looks at each batch before it is trained on, and chooses again when that is due.
+
+    Args:
+        choice: How the plan in force was chosen; it holds a batch until this is over.
+        ranking: What was chosen.
+    """
+
+    def __init__(self, choice: PlanChoice, ranking: Ranking) -> None:
+        self.choice = choice
+        self._ranking = ranking
+        self._shapes = _watch(ranking)
+        self._steps_left: int | None = None
+        if choice.steps is None and choice.seconds is None:
+            self._steps_left = steps_before_compiling(ranking, device=choice.world.kind)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing changes the choice any more."""
+        return self._shapes is None and self._steps_left is None
+
+    def due(self, batch: Any) -> Ranking | None:
+        """The ranking that holds from this batch on, if it was made anew; all workers call this alike.
+
+        Raises:
+            RidgelineError: see `PlanChoice.rank_for` and `rank_later`.
+
+        Cost: Next to none; but for one batch in a run, or two, whose trials take as long as they do.
+        """
+        world = self.choice.world
+        if self._shapes is not None and self._shapes.is_over(batch):
+            shapes, self._shapes = self._shapes, None
+            if largest_of_workers(float(shapes.is_varied), world):
+                with attendance.phase("the choice of a plan", world):
+                    return self.choice.rank_for(self._ranking, shapes.examples)
+        if self._steps_left is not None:
+            self._steps_left -= 1
+            if self._steps_left < 0:
+                self._steps_left = None
+                with attendance.phase("the choice of a plan", world):
+                    found = self.choice.rank_later(self._ranking, batch)
+                self._ranking, self._shapes = found, _watch(found)
+                return found
+        return None
+
+
+def _watch(ranking: Ranking) -> ShapeWatch | None:
+    """A look at the shapes of batches, where the plan has programs that serve some better than others."""
+    return None if ranking.best.plan.execution == "eager" else ShapeWatch()

@@ -66,8 +66,8 @@ class TrainStep(Closing):
         machine: Use this profile instead of measuring.
         device: `cpu` or `cuda`; None takes the GPU where there is one.
         steps: Steps that will be trained, if known: `"auto"` then weighs the seconds of compiling against
-            what they gain over all steps. Unknown, and without `seconds`, a CPU trains without a compiler until
-            that has taken as long as compiling would; then what compiles is tried, and the faster plan goes on.
+            what they gain over all steps. Unknown, and without `seconds`, a CPU trains without a compiler
+            for as long as compiling takes; then what compiles is tried, and the faster plan goes on.
         seconds: That `"auto"` may take to choose, from the first batch on; what is under way then is stopped,
             but for a call into a library (a backward pass, say), which ends first. With very few the step
             runs as it was written. None: as `steps` allow, or, where those are unknown, half as long again

@@ -209,6 +209,29 @@ def test_compiled_dropout_of_a_transposed_tensor_draws_the_eager_mask() -> None:
         assert pair.counters()["shapes"] == 1
 
 
+class Dropping(nn.Module):
+    """Normalisation, activation and dropout, twice: the compiler joins them around the drawing of the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.norms = nn.ModuleList([nn.LayerNorm(6), nn.LayerNorm(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip((self.first, self.second), self.norms, strict=True):
+            x = nn.functional.dropout(nn.functional.gelu(norm(layer(x))).tanh(), 0.1)
+        return x
+
+
+@pytest.mark.usefixtures("compiled_in_this_process")
+def test_compiled_masks_are_drawn_before_they_are_read() -> None:
+    """They were read first, from memory that nobody had written."""
+    with pair_of(Dropping) as pair:
+        pair.train(4, {})
+        assert pair.counters()["shapes"] == 1
+
+
 @pytest.mark.usefixtures("compiled_in_this_process")
 def test_compiled_steps_equal_eager_ones() -> None:
     """Compiled: two dropouts, batch norm, AdamW, clipping, micro-batches and a scheduler, step by step."""

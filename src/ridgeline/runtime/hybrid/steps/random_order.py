@@ -62,7 +62,7 @@ def _drawn(graph: fx.Graph, node: fx.Node, shape: list[int]) -> fx.Node:
     keep = node.args[1] if len(node.args) > 1 else 0.5
     if value.device.type != "cpu" or not isinstance(keep, float) or node.kwargs.get("generator"):
         empty = graph.call_function(_aten.empty.memory_format, (shape,), settings)
-        return graph.call_function(node.target, (empty, *node.args[1:]), node.kwargs)
+        return graph.call_function(_aten.bernoulli_.float, (empty, *node.args[1:]), node.kwargs)
     ones = graph.call_function(_aten.ones.default, (shape,), settings)
     both = graph.call_function(_aten.native_dropout.default, (ones, 1.0 - keep, True))
     kept = graph.call_function(operator.getitem, (both, 1))

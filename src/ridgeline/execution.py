@@ -114,6 +114,9 @@ MODES: dict[Execution, Mode] = {
 }
 """Name in plans to mode."""
 
+CALLED: tuple[Execution, ...] = ("eager", "compiled", "regional")
+"""Modes of a step that call the loss like a function: on any shape, and as often as an optimizer wants."""
+
 BESIDE_FLOPS = 8e9
 BESIDE_BYTES = 40e6
 """Work and memory traffic up to which an operator runs beside others: a larger one fills the GPU alone.

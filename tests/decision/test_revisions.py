@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import ridgeline as rl
 from planned_candidates import make_candidate
 from ridgeline.decision import choice
-from ridgeline.decision.choice import LATER
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
+from ridgeline.planner.deferred_compiling import REASON
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.timeline import Timeline
 from strategies import make_machine
@@ -102,7 +102,7 @@ def test_a_long_run_goes_on_with_what_compiles_where_that_is_faster(monkeypatch)
         c.timeline.counters["compile_s"] for c in step.ranking.candidates if is_compiled(c.plan)
     )
     assert switched == pytest.approx(compiling_s / EAGER_S, abs=1)
-    assert step.notes[0] == LATER
+    assert step.notes[0] == REASON
     assert tried[0] == "eager"
 
 
@@ -112,7 +112,7 @@ def test_it_goes_on_as_it_was_where_that_is_slower_or_fails(monkeypatch, compile
     losses, executions, step = trained()
     assert losses == plain_losses(MANY)
     assert set(executions) == {"eager"}
-    assert LATER not in step.notes
+    assert REASON not in step.notes
     assert tried.count("compiled") == 1
 
 

@@ -45,7 +45,7 @@ class Machine:
 
 
 def settled(candidates: list[Candidate], retrial, left_s: float = 1e9) -> list[Candidate]:
-    found, _ = run_off(candidates, retrial, device="cpu", fixed={}, left_s=lambda: left_s)
+    found, _ = run_off(candidates, retrial, device="cpu", fixed={}, left_s=left_s)
     return found
 
 

@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline import units
-from ridgeline.decision import compile_times, remembered
+from ridgeline.decision import compile_times, remembered, varied
 from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.recalling import tried_again
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial
-from ridgeline.decision.varied import REASON, for_many_shapes
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
-from ridgeline.planner import Ranking, choose, staleness
+from ridgeline.planner import Ranking, choose, deferred_compiling, staleness
 from ridgeline.planner.assumed import with_assumed_rates
-from ridgeline.planner.later import later_s
 from ridgeline.probe.measure import known_machine, measure, missing_seconds
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import largest_of_workers, share_bytes, share_text
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 
 MOST_MEASURING_SHARE = 0.35
 """Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
-LATER = "what compiles was tried once training had taken as long as compiling does, and was faster"
 MOST_OVER_ESTIMATE = 1.5
 """Measuring that takes more than this multiple of its share is ended; what it has found by then is used."""
 
@@ -140,42 +137,41 @@ class PlanChoice:
         """A ranking with the plan first that is the fastest on batches of these shapes.
 
         Raises:
-            RidgelineError: see `for_many_shapes`.
+            RidgelineError: see `varied.for_many_shapes`.
         """
         self._examples = examples
         # What the first choice has left of the seconds; batches are trained on meanwhile.
         self._budget = Budget(self._spare_s, self.world)
         with self._heartbeat:
             try:
-                found = for_many_shapes(ranking, self._trial, self._heartbeat, self._tell)
+                found = varied.for_many_shapes(ranking, self._trial, self._heartbeat, self._tell)
             except SideEffectError as error:
                 self._tell(f"not chosen again, since a trial could not be taken back: {error}")
                 return ranking
-        self._note_change(ranking, found, REASON)
+        self._note_change(ranking, found, varied.REASON)
         return found
 
-    def rank_later(self, ranking: Ranking, example: Any) -> Ranking:
-        """A ranking for which what compiles was tried too, in the midst of training; see `planner/later.py`.
+    def rank_with_compiled(self, ranking: Ranking, example: Any) -> Ranking:
+        """A ranking for which what compiles was tried too, in the midst of training (`deferred_compiling`).
 
         Raises:
             RidgelineError: see `choose`.
         """
         assert self.machine is not None
         self._examples = (example,)
-        self.seconds = later_s(ranking, device=self.world.kind)
-        self._budget = Budget(self.seconds, self.world)
-        self._once = staleness.remembered(
-            self._told
-        )  # what was measured then was measured on another batch
+        seconds = deferred_compiling.deferred_s(ranking, device=self.world.kind)
+        self._budget = Budget(seconds, self.world)
+        # What was measured before was measured on another batch.
+        self._once = staleness.remembered(self._told)
         self._tell("trained for as long as compiling takes: trying what compiles")
         try:
             self._check_streams()
             with self._heartbeat:
-                found = self._chosen(self.machine)
+                found = self._chosen(self.machine, seconds)
         except (OutOfTimeError, SideEffectError) as error:
             self._tell(f"not chosen again: {error}")
             return ranking
-        self._note_change(ranking, found, LATER)
+        self._note_change(ranking, found, deferred_compiling.REASON)
         self._keep(found)
         return found
 
@@ -302,7 +298,7 @@ class PlanChoice:
             return workload
         return msgspec.structs.replace(workload, variants=narrow)
 
-    def _chosen(self, machine: Machine) -> Ranking:
+    def _chosen(self, machine: Machine, seconds: float | None = None) -> Ranking:
         workload = self._described()
         known = opaque_timings(workload, self.world.setting)
         return choose(
@@ -314,7 +310,7 @@ class PlanChoice:
             steps=self.steps,
             trial=self._once,
             retrial=self._again,
-            seconds=self.seconds,
+            seconds=seconds or self.seconds,
             clock=self._budget.clock,
             compile_factor=self._compile_factor,
         )

@@ -5,7 +5,7 @@ from typing import Any
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.varied import ShapeWatch
 from ridgeline.planner import Ranking
-from ridgeline.planner.later import steps_before_compiling
+from ridgeline.planner.deferred_compiling import steps_before_compiling
 from ridgeline.runtime import attendance
 from ridgeline.runtime.agree import largest_of_workers
 
@@ -35,7 +35,7 @@ class Revisions:
         """The ranking that holds from this batch on, if it was made anew; all workers call this alike.
 
         Raises:
-            RidgelineError: see `PlanChoice.rank_for` and `rank_later`.
+            RidgelineError: see `PlanChoice.rank_for` and `rank_with_compiled`.
 
         Cost: Next to none; but for one batch in a run, or two, whose trials take as long as they do.
         """
@@ -50,7 +50,7 @@ class Revisions:
             if self._steps_left < 0:
                 self._steps_left = None
                 with attendance.phase("the choice of a plan", world):
-                    found = self.choice.rank_later(self._ranking, batch)
+                    found = self.choice.rank_with_compiled(self._ranking, batch)
                 self._ranking, self._shapes = found, _watch(found)
                 return found
         return None

@@ -13,7 +13,7 @@ from ridgeline import units
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.decision.told_trials import doing_words
 from ridgeline.errors import AbsentWorkerError, RidgelineError, SideEffectError, first_line
-from ridgeline.execution import MODES
+from ridgeline.execution import CALLED, MODES
 from ridgeline.plan import Choice, Execution, Plan
 from ridgeline.planner import Candidate, Ranking
 from ridgeline.planner.labels import label
@@ -25,8 +25,6 @@ WATCHED_STEPS = 16
 """The first steps, in which batches that vary show it."""
 MANY_SHAPES = 4
 """Among those: a usual shape and the last batch of an epoch are two."""
-ANY_SHAPE: tuple[Execution, ...] = ("eager", "compiled", "regional")
-"""Executions whose one program takes batches of any shape."""
 REASON = (
     f"batches have {MANY_SHAPES} shapes or more: the fastest on {MANY_SHAPES} of them, measured"
 )
@@ -107,7 +105,7 @@ def _best_of_each(ranking: Ranking) -> list[Candidate]:
     for candidate in ranking.candidates:
         execution = candidate.plan.execution
         is_known = candidate.measured is not None or execution == "eager"
-        if execution not in ANY_SHAPE or candidate.failure:
+        if execution not in CALLED or candidate.failure:
             continue
         if MODES[execution].is_compiled and not (
             compiles and (is_known or execution == "compiled")
@@ -115,7 +113,7 @@ def _best_of_each(ranking: Ranking) -> list[Candidate]:
             continue
         if execution not in found or candidate.step_s < found[execution].step_s:
             found[execution] = candidate
-    return [found[execution] for execution in ANY_SHAPE if execution in found]
+    return [found[execution] for execution in CALLED if execution in found]
 
 
 def _explained(plan: Plan, before: Plan) -> Plan:

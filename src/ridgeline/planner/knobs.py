@@ -246,7 +246,7 @@ def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
     may_draw = "random" in request.allow and workload.draws_random
     moves_draws = not _draws_alike(workload, plan)
     searched: dict[str, tuple[str, ...]] = {
-        "memory_format": _memory_formats(workload, plan, may_move=may_draw or not moves_draws),
+        "memory_format": _memory_formats(workload, plan),
         "optimizer": ("fused",) if is_fusable else ("as-is",),
         "kernels": ("default",),
         "random": ("as-is", "compiled")
@@ -285,12 +285,9 @@ def _draws_as_said(plan: Plan, *, moves_draws: bool, fixed: Mapping[str, Any]) -
     return plan.random == "as-is" or MODES[plan.execution].is_compiled
 
 
-def _memory_formats(workload: Workload, plan: Plan, *, may_move: bool) -> tuple[str, ...]:
-    """The formats worth comparing in the plan's precision: where some were traced, those that were.
-
-    With `may_move` also those in which random numbers land elsewhere.
-    """
-    if not workload.has_images or not may_move:
+def _memory_formats(workload: Workload, plan: Plan) -> tuple[str, ...]:
+    """The formats worth comparing in the plan's precision: where some were traced, those that were."""
+    if not workload.has_images:
         return ("as-is",)
     traced = [load for load in workload.variants if load.memory_format == "channels_last"]
     is_known = not traced or any(load.precision == plan.precision for load in traced)

@@ -21,8 +21,8 @@ MOST_COMPILE_S = {"cpu": 0.0, "cuda": math.inf}
 """Seconds of expected compiling that trials may take when the length of the run is unknown.
 
 On a CPU, where compiling takes as long and gains less, a script that only wants a few steps is not made to
-wait for it; see `later` for the others. On a GPU a plan is compared with what `torch.compile` would give,
-however long that takes to compile; see `allowed_s` for what comes after it.
+wait for it; see `deferred_compiling` for the others. On a GPU a plan is compared with what `torch.compile`
+would give, however long that takes to compile; see `allowed_s` for what comes after it.
 """
 FIRST_COMPILE_SHARE = 1.5
 FIRST_COMPILE_S = 15.0

@@ -5,7 +5,7 @@ Two plans that are tried in turns meet the same machine.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -21,11 +21,11 @@ from ridgeline.timeline import Timeline
 CLOSE: Mapping[str, float] = {"cpu": 0.3, "cuda": 0.05}
 """A lead below this fraction is looked at again, by device.
 
-Source: measured; medians of one step on two shared cores, a minute apart, differed by up to 30 %, on an H200
-whose steps are replayed by 1 %, and by 5 % where the host issues them.
+Source: on a CPU measured, medians of one step on two shared cores, a minute apart, differed by up to 30 %. On
+a GPU assumed: replayed steps on an H200 spread by 0.1 to 2 % (`docs/accuracy.md`).
 """
-TURNS = ("rival", "fastest", "fastest", "rival")
-"""A drift that is steady weighs on both alike in this order."""
+NUM_TRIALS = 4
+"""Of a run-off: two of each plan."""
 
 
 def run_off(
@@ -35,7 +35,7 @@ def run_off(
     device: str,
     fixed: Mapping[str, object],
     steps: int | None = None,
-    left_s: Callable[[], float] = lambda: math.inf,
+    left_s: float = math.inf,
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates with what both took in turns, where there was need and time for it, and what to note.
 
@@ -55,21 +55,20 @@ def run_off(
     Cost: Two trials of each of the two plans; most of what they compile is compiled already.
     """
     pair = finalists(candidates, device=device, steps=steps)
-    if pair is None or _seconds(pair) > left_s():
+    if pair is None or _seconds(pair) > left_s:
         return candidates, []
-    found: dict[str, list[Timeline]] = {"fastest": [], "rival": []}
-    by_name = dict(zip(found, pair, strict=True))
-    for name in TURNS:
-        tried, _ = attempted(by_name[name], candidates, retrial, fixed)
-        if tried.failure:  # what fails the second time is not to be trained with
-            failed = msgspec.structs.replace(tried, measured=None)
-            return _with(candidates, by_name[name], failed), []
-        assert tried.measured is not None
-        found[name].append(tried.measured)
-    for name, timelines in found.items():
-        pooled = msgspec.structs.replace(by_name[name], measured=_pooled(timelines, by_name[name]))
-        candidates = _with(candidates, by_name[name], pooled)
     fastest, rival = pair
+    found: dict[int, list[Timeline]] = {id(candidate): [] for candidate in pair}
+    for candidate in (rival, fastest, fastest, rival):  # a steady drift weighs on both alike
+        tried, _ = attempted(candidate, candidates, retrial, fixed)
+        if tried.failure:  # what fails the second time is not to be trained with
+            return _with(candidates, candidate, msgspec.structs.replace(tried, measured=None)), []
+        assert tried.measured is not None
+        found[id(candidate)].append(tried.measured)
+    for candidate in pair:
+        measured = _pooled(found[id(candidate)], candidate)
+        pooled = msgspec.structs.replace(candidate, measured=measured)
+        candidates = _with(candidates, candidate, pooled)
     note = f"{label(fastest.plan)} and {label(rival.plan)} were tried again in turns, being close"
     return candidates, [note]
 

@@ -27,7 +27,7 @@ from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.readings import as_read
 from ridgeline.planner.reasons import make_choices, why
-from ridgeline.planner.run_off import TURNS, run_off
+from ridgeline.planner.run_off import NUM_TRIALS, run_off
 from ridgeline.planner.trial_loop import Allowance, Trial, since_now, tried_in_turn
 from ridgeline.planner.trials import (
     MOST_TRIAL_SHARE,
@@ -123,7 +123,7 @@ def _settled(
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates after a run-off, where the allowance has room for one."""
     room = allowance.room(candidates, sum(c.measured is not None for c in candidates), 0.0)
-    if room.tries < len(TURNS):
+    if room.tries < NUM_TRIALS:
         return candidates, []
     try:
         return run_off(
@@ -132,7 +132,7 @@ def _settled(
             device=allowance.device,
             fixed=request.fixed,
             steps=allowance.steps,
-            left_s=lambda: room.seconds,
+            left_s=room.seconds,
         )
     except OutOfTimeError:
         return candidates, []

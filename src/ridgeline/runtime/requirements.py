@@ -6,13 +6,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError, WorkloadError
-from ridgeline.execution import check_plan
+from ridgeline.execution import CALLED, check_plan
 from ridgeline.optimizer_forms import calls_model
-from ridgeline.plan import Execution, Plan
+from ridgeline.plan import Plan
 from ridgeline.runtime.world import World
-
-AROUND_CALLS: tuple[Execution, ...] = ("eager", "compiled", "regional")
-"""Modes that call the loss like a function, as often as an optimizer wants."""
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -45,8 +42,8 @@ def check_calls(optimizer: Optimizer, plan: Plan) -> None:
     if not calls_model(optimizer):
         return
     name = type(optimizer).__name__
-    if plan.execution not in AROUND_CALLS:
-        words = ", ".join(repr(word) for word in AROUND_CALLS)
+    if plan.execution not in CALLED:
+        words = ", ".join(repr(word) for word in CALLED)
         raise PlanError(
             f"wanted execution as one of {words} for {name}, which calls the loss as often as it wants, got "
             f"{plan.execution!r} in the plan; choose one of those"

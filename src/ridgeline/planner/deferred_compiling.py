@@ -14,6 +14,8 @@ from ridgeline.planner.preparation import FIRST_COMPILE_S, FIRST_COMPILE_SHARE, 
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.trials import could_win
 
+REASON = "what compiles was tried once training had taken as long as compiling does, and was faster"
+
 
 def steps_before_compiling(ranking: Ranking, *, device: str) -> int | None:
     """Steps after which trials of what compiles have their turn; None where none is open, or could win.
@@ -29,7 +31,7 @@ def steps_before_compiling(ranking: Ranking, *, device: str) -> int | None:
     return max(1, math.ceil(min(c.compile_s for c in found) / best.step_s))
 
 
-def later_s(ranking: Ranking, *, device: str) -> float:
+def deferred_s(ranking: Ranking, *, device: str) -> float:
     """Seconds that these trials may take: what `torch.compile` would, half as much again, and some more."""
     found = [c.compile_s for c in _open(ranking.candidates, device)]
     return FIRST_COMPILE_SHARE * min(found, default=0.0) + FIRST_COMPILE_S

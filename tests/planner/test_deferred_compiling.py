@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from planned_candidates import make_candidate
 from ridgeline.planner import Ranking
-from ridgeline.planner.later import later_s, steps_before_compiling
+from ridgeline.planner.deferred_compiling import deferred_s, steps_before_compiling
 
 
 def ranking(*candidates, steps: int | None = None) -> Ranking:
@@ -33,7 +33,7 @@ def test_training_has_then_taken_as_long_and_not_a_step_longer(step_s, compile_s
 def test_the_form_that_is_compiled_soonest_counts() -> None:
     other = make_candidate("step-graph", 1e-3, 5.0)
     assert steps_before_compiling(ranking(EAGER, untried(), other), device="cpu") == 5000
-    assert later_s(ranking(EAGER, untried(), other), device="cpu") == pytest.approx(22.5)
+    assert deferred_s(ranking(EAGER, untried(), other), device="cpu") == pytest.approx(22.5)
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,11 @@ def test_channels_last_needs_permission_where_they_land_elsewhere_or_nobody_know
 def test_what_the_user_fixed_is_left_alone() -> None:
     found = plans(step(filled=INNERMOST), execution="eager", memory_format="channels_last")
     assert found == {("eager", "channels_last", "as-is")}
+
+
+def test_who_fixes_the_random_numbers_gets_no_memory_that_moves_them() -> None:
+    """Nor does permission change that: the word was the user's."""
+    for allow in ((), ("random",)):
+        found = plans(step(filled=INNERMOST), allow, random="as-is")
+        assert formats(found) == {"as-is"}
+        assert {random for *_, random in found} == {"as-is"}

@@ -277,12 +277,12 @@ def _draws_alike(workload: Workload, plan: Plan) -> bool:
 
 
 def _draws_as_said(plan: Plan, *, moves_draws: bool, fixed: Mapping[str, Any]) -> bool:
-    """Whether the plan's word for its random numbers is true; what a user fixed is left alone."""
-    if {"random", "memory_format"} & fixed.keys():
+    """Whether the plan's word for its random numbers is true; a memory format that is fixed is left alone."""
+    if "memory_format" in fixed:
         return True
     if plan.memory_format == "channels_last" and moves_draws:
         return plan.random == "compiled"
-    return plan.random == "as-is" or MODES[plan.execution].is_compiled
+    return plan.random == "as-is" or "random" in fixed or MODES[plan.execution].is_compiled
 
 
 def _memory_formats(workload: Workload, plan: Plan) -> tuple[str, ...]:

@@ -27,11 +27,13 @@ class Child:
     Args:
         limit_s: Seconds for one program in one mode, with making it small.
         interprets: Nothing is compiled, see `interpreting`.
+        device: Of its modes, `cpu` or `cuda`; a failure there may be the last thing that a process does well.
     """
 
-    def __init__(self, limit_s: float, *, interprets: bool) -> None:
+    def __init__(self, limit_s: float, *, interprets: bool, device: str = "cpu") -> None:
         self._limit_s = limit_s
         self._interprets = interprets
+        self._device = device
         self._process: subprocess.Popen[bytes] | None = None
         self._num_run = 0
         self._folder = tempfile.TemporaryDirectory(
@@ -62,6 +64,8 @@ class Child:
             self._num_run += 1
             reply: dict[str, Any] = json.loads(line)
             verdict = Verdict(**{**reply["verdict"], "paths": tuple(reply["verdict"]["paths"])})
+            if verdict.outcome == "failed" and self._device != "cpu":
+                self._end()
             return verdict, from_json(json.dumps(reply["program"]))
         self._end()
         if is_late:
@@ -94,8 +98,9 @@ class Child:
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(paths),
-                "CUDA_VISIBLE_DEVICES": "",
             }
+            if self._device == "cpu":
+                environment["CUDA_VISIBLE_DEVICES"] = ""
             flags = ["--interpret"] if self._interprets else []
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = (
                 "1"  # a pool would outlive a killed child

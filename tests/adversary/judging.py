@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from adversary.comparing import Difference, differences
+from adversary.devices import device_of, execution_of
 from adversary.portraits import Ambient
 from adversary.program import Program
 from adversary.worlds import ONE_PROGRAM, World, in_mode, run_plain_call, run_plain_step
@@ -43,7 +44,8 @@ class Verdict:
 def judge(program: Program, path: Path, mode: str) -> Verdict:
     """Run the rendered program at `path` in a mode and beside it; the process is afterwards as before."""
     with _quiet(), _process_kept():
-        subject, oracle = World(path), World(path)
+        is_replayed = device_of(mode) != "cpu"
+        subject, oracle = (World(path, is_replayed=is_replayed) for _ in range(2))
         try:
             return _judged(program, subject, oracle, mode)
         finally:
@@ -80,7 +82,7 @@ def _call(
     mode: str, index: int, subject: World, oracle: World, *, is_narrow: bool
 ) -> Verdict | None:
     """One call of both; None where both are equal and can go on."""
-    has_gradients = mode.partition(":")[2] not in ONE_PROGRAM
+    has_gradients = execution_of(mode) not in ONE_PROGRAM
     before = Ambient.now()
     wanted_error = None
     try:

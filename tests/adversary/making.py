@@ -11,16 +11,23 @@ from adversary.program import Call, Change, Program, Purpose, Site, Use
 
 WARM_CALLS = 2
 """Before the first change: one program of a training step needs an eager step and one that compiles."""
+GPU_WARM_CALLS = 5
+"""The same on a GPU, where three eager steps come before a capture, and a replay after it."""
 CHANGES = 5
 MOST_FEATURES = 3
 
 
-def make(seed: int, purpose: Purpose, excluded: Collection[str] = ()) -> Program:
+def make(
+    seed: int,
+    purpose: Purpose,
+    excluded: Collection[str] = (),
+    warm_calls: int = WARM_CALLS,
+) -> Program:
     """The program of a seed, without what is excluded by name (`feature`, `feature/change`, ...)."""
     draw = random.Random(seed)
     uses = _uses(draw, purpose, excluded)
     changes = _changes(purpose, uses, excluded)
-    calls = [Call()] * WARM_CALLS
+    calls = [Call()] * warm_calls
     for _ in range(CHANGES):
         calls += _changed(draw, purpose, changes, excluded)
     optimizers = [name for name in catalogue.OPTIMIZERS if name not in excluded]
@@ -28,7 +35,7 @@ def make(seed: int, purpose: Purpose, excluded: Collection[str] = ()) -> Program
     return Program(seed, purpose, tuple(uses), tuple(calls), optimizer)
 
 
-def each(purpose: Purpose) -> list[Program]:
+def each(purpose: Purpose, warm_calls: int = WARM_CALLS) -> list[Program]:
     """For every entry of the grammar a program with little else, whatever the seeds are."""
     found: list[tuple[tuple[Use, ...], Call, str]] = []
     for name in _features(purpose, ()):
@@ -45,7 +52,7 @@ def each(purpose: Purpose) -> list[Program]:
     if purpose == "step":
         rate = Call(Change(None, "learning rate"))
         found += [((), rate, name) for name in catalogue.OPTIMIZERS]
-    warm = (Call(),) * WARM_CALLS
+    warm = (Call(),) * warm_calls
     return [
         Program(
             number,

@@ -34,6 +34,10 @@ SKIPPED = frozenset(
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
+FORM = ("foreach", "fused", "capturable")
+"""How an optimizer computes, which a step that is replayed chooses."""
+
+
 class TensorLeaf(NamedTuple):
     """A tensor as it was: `shares` is the first path that has the same memory."""
 
@@ -47,10 +51,14 @@ class TensorLeaf(NamedTuple):
 
 
 class Portrait:
-    """Draws values; one for all that belong together, so that shared memory is seen."""
+    """Draws values; one for all that belong together, so that shared memory is seen.
 
-    def __init__(self, *, with_gradients: bool) -> None:
+    `is_replayed`: it is of a training step that a GPU replays, whose learning rates lie in tensors.
+    """
+
+    def __init__(self, *, with_gradients: bool, is_replayed: bool = False) -> None:
         self.leaves: dict[str, Any] = {}
+        self._is_replayed = is_replayed
         self._with_gradients = with_gradients
         self._seen: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -80,7 +88,7 @@ class Portrait:
         key = tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
         shares = self._storages.setdefault(key, path) if key else path
         self.leaves[path] = TensorLeaf(
-            tensor.detach().clone(),
+            tensor.detach().clone().cpu(),
             tuple(tensor.shape),
             tuple(tensor.stride()),
             tensor.dtype,
@@ -107,8 +115,11 @@ class Portrait:
     def _optimizer(self, path: str, optimizer: Optimizer) -> None:
         for index, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
-                if key != "params":
-                    self.draw(f"{path}.param_groups[{index}][{key!r}]", value)
+                if key == "params" or (self._is_replayed and key in FORM):
+                    continue
+                is_rate = self._is_replayed and key == "lr"
+                seen = float(value) if is_rate else value
+                self.draw(f"{path}.param_groups[{index}][{key!r}]", seen)
             for place, parameter in enumerate(group["params"]):
                 at = f"{path}.param_groups[{index}]['params'][{place}]"
                 self.draw(at, parameter)
@@ -184,6 +195,7 @@ class Ambient(NamedTuple):
     """What the whole process shares: random state and modes."""
 
     torch_random: Tensor
+    cuda_random: Tensor | None
     python_random: Any
     numpy_random: Any
     dtype: torch.dtype
@@ -196,23 +208,31 @@ class Ambient(NamedTuple):
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled("cpu"),
+            torch.is_autocast_enabled("cuda"),
             torch.get_num_threads(),
             torch.are_deterministic_algorithms_enabled(),
         )
         numbers = random.getstate(), np.random.get_state(legacy=False)
-        return Ambient(torch.get_rng_state(), *numbers, torch.get_default_dtype(), modes)
+        on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        return Ambient(torch.get_rng_state(), on_gpu, *numbers, torch.get_default_dtype(), modes)
 
     def restore(self) -> None:
         """Random state and default dtype as they were; the modes are contexts, which end by themselves."""
         torch.set_rng_state(self.torch_random)
+        if self.cuda_random is not None:
+            torch.cuda.set_rng_state(self.cuda_random)
         random.setstate(self.python_random)
         np.random.set_state(self.numpy_random)
         torch.set_default_dtype(self.dtype)
 
     def draw(self) -> dict[str, Any]:
         """Leaves to compare."""
+        on_gpu = self.cuda_random
         return {
             "torch.get_rng_state()": hash(self.torch_random.numpy().tobytes()),
+            "torch.cuda.get_rng_state()": None
+            if on_gpu is None
+            else hash(on_gpu.numpy().tobytes()),
             "random.getstate()": hash(self.python_random),
             "numpy.random.get_state()": repr(self.numpy_random),
             "torch.get_default_dtype()": self.dtype,

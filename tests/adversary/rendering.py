@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable
 from string import Template
 
+from adversary.devices import moved
 from adversary.grammar import catalogue
 from adversary.grammar.feature import Feature
 from adversary.program import Call, Program, Use
@@ -65,8 +66,8 @@ def x_of(index):
 '''
 
 
-def render(program: Program) -> str:
-    """The program as a Python file; it imports torch and numpy only."""
+def render(program: Program, device: str = "cpu") -> str:
+    """The program as a Python file, which computes on a device; it imports torch and numpy only."""
     uses = [(use, catalogue.FEATURES[use.feature]) for use in program.uses]
     parts = [
         f'"""Program {program.seed}: {", ".join(program.words()) or "nothing but layers"}."""\n',
@@ -80,7 +81,8 @@ def render(program: Program) -> str:
         *(_call(program, index, call, uses) for index, call in enumerate(program.calls)),
         _calls(program),
     ]
-    return "\n".join(part.strip("\n") + "\n" for part in parts if part.strip())
+    text = "\n".join(part.strip("\n") + "\n" for part in parts if part.strip())
+    return moved(text, device)
 
 
 def _fill(text: str, use: Use) -> str:

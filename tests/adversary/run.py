@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import threading
@@ -14,9 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from adversary.children import Child
+from adversary.devices import GPU_MODES, device_of
 from adversary.excluded import excluded
 from adversary.judging import Verdict
-from adversary.making import each, make
+from adversary.making import GPU_WARM_CALLS, WARM_CALLS, each, make
 from adversary.program import Program
 from adversary.scripts import script
 from adversary.worlds import MODES, purpose_of
@@ -77,16 +79,18 @@ def main() -> int:
     def work(lane: list[tuple[Program | int, str]]) -> None:
         interprets = wanted.compiler == "interpret"
         with (
-            Child(wanted.limit_s, interprets=interprets) as child,
-            Child(wanted.limit_s, interprets=False) as compiling,
+            Child(wanted.limit_s, interprets=interprets, device=wanted.device) as child,
+            Child(wanted.limit_s, interprets=False, device=wanted.device) as compiling,
         ):
             for job, mode in lane:
+                if time.monotonic() - begin > wanted.stop_after_s:
+                    return
                 known = set(excluded(mode)) if wanted.new else set()
                 known |= findings.blamed.get(mode, set()) if wanted.once else set()
                 if isinstance(job, Program) and known.intersection(job.words()):
                     continue  # its feature failed without the change, or at another place
                 made = (
-                    make(job, purpose_of(mode), {*wanted.exclude, *known})
+                    make(job, purpose_of(mode), {*wanted.exclude, *known}, _warm_calls(wanted))
                     if isinstance(job, int)
                     else job
                 )
@@ -100,24 +104,33 @@ def main() -> int:
     with ThreadPoolExecutor(wanted.jobs) as pool:
         for done in [pool.submit(work, lane) for lane in lanes]:
             done.result()
-    _report(findings, wanted, time.monotonic() - begin, len(jobs))
+    _report(findings, wanted, time.monotonic() - begin)
     return 1 if findings.kinds else 0
 
 
 def _jobs(wanted: argparse.Namespace) -> list[tuple[Program | int, str]]:
     """Programs, or the seeds of those that are made when their turn comes, with the modes to run them in."""
     if wanted.each or wanted.only:
-        programs = [(program, mode) for mode in wanted.modes for program in each(purpose_of(mode))]
+        programs = [
+            (program, mode)
+            for mode in wanted.modes
+            for program in each(purpose_of(mode), _warm_calls(wanted))
+        ]
         only = set(wanted.only)
         return [job for job in programs if not only or only.intersection(job[0].words())]
     seeds = range(wanted.seed, wanted.seed + wanted.programs)
     return [(seed, mode) for seed in seeds for mode in wanted.modes]
 
 
+def _warm_calls(wanted: argparse.Namespace) -> int:
+    return WARM_CALLS if wanted.device == "cpu" else GPU_WARM_CALLS
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--programs", type=int, default=100, help="seeds to run (default 100)")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the modes")
+    parser.add_argument("--modes", nargs="+", metavar="MODE", help="default: all of the device")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/adversary"), help="for scripts of failures"
@@ -125,6 +138,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="child processes (default 1)")
     parser.add_argument(
         "--limit-s", type=float, default=120.0, help="seconds for a program in a mode"
+    )
+    parser.add_argument(
+        "--stop-after-s", type=float, default=math.inf, help="begin no program then"
     )
     parser.add_argument(
         "--exclude", nargs="*", default=[], help="features and changes to leave out"
@@ -151,7 +167,12 @@ def _arguments() -> argparse.Namespace:
         default="interpret",
         help="run captured programs operator by operator (fast), or compile them (seconds each)",
     )
-    return parser.parse_args()
+    wanted = parser.parse_args()
+    of_device = [mode for mode in (*MODES, *GPU_MODES) if device_of(mode) == wanted.device]
+    wanted.modes = wanted.modes or of_device
+    if unknown := sorted({*wanted.modes} - {*of_device}):
+        parser.error(f"wanted modes out of {', '.join(of_device)}, got {', '.join(unknown)}")
+    return wanted
 
 
 def _kinds(findings: Findings) -> list[str]:
@@ -161,7 +182,8 @@ def _kinds(findings: Findings) -> list[str]:
     ]
 
 
-def _report(findings: Findings, wanted: argparse.Namespace, seconds: float, num_runs: int) -> None:
+def _report(findings: Findings, wanted: argparse.Namespace, seconds: float) -> None:
+    num_runs = findings.outcomes.total()
     lines = [
         f"{num_runs} runs in {seconds:.0f} s: {num_runs / seconds:.2f} programs a second in a mode",
         "",

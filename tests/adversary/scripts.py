@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from string import Template
 
+from adversary.devices import device_of
 from adversary.judging import Verdict
 from adversary.program import Program
 from adversary.rendering import render
@@ -50,10 +51,10 @@ def plain(w):
 def ridgeline(w):
     import ridgeline as rl
 
-    name = MODE.split(":")[1]
+    name, _, device = MODE.split(":")[1].partition("@")
     if MODE.startswith("call:"):
         return rl.hybridize(w.model, x_of(0), mode=name, max_shapes=4)
-    return rl.TrainStep(w.model, w.loss_fn, w.optimizer, rl.Plan(execution=name), device="cpu")
+    return rl.TrainStep(w.model, w.loss_fn, w.optimizer, rl.Plan(execution=name), device=device or "cpu")
 
 
 def one(module, w, run, index, before):
@@ -124,4 +125,4 @@ def script(program: Program, verdict: Verdict) -> str:
     footer = Template(FOOTER).substitute(
         mode=verdict.mode, kind=verdict.kind, detail=detail, paths=repr(paths)
     )
-    return render(program) + footer
+    return render(program, device_of(verdict.mode)) + footer

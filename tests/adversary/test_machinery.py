@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from adversary import judging
 from adversary.children import Child
+from adversary.devices import moved
 from adversary.grammar import catalogue
 from adversary.judging import judge
 from adversary.making import make
@@ -208,3 +209,27 @@ def test_hangs_and_crashes_are_failures() -> None:
         assert child.examine(PLAIN, "call:eager", shrinks=False)[0].kind == "hangs"
     with Child(100.0, interprets=True) as child:
         assert child.examine(unknown, "call:eager", shrinks=False)[0].kind == "crashes"
+
+
+def test_a_program_moves_to_a_device() -> None:
+    """Whatever makes tensors is told where; what is inside of its arguments, too."""
+    text = "y = torch.full((), 7.0) + torch.rand(4, generator=torch.Generator().manual_seed(5))"
+    assert moved(text, "cpu") == text
+    assert moved(text, "cuda") == (
+        "y = torch.full((), 7.0, device='cuda') + torch.rand(4, generator="
+        "torch.Generator(device='cuda').manual_seed(5), device='cuda')"
+    )
+    inside = "nn.Parameter(torch.eye(4)), torch.autocast('cpu', torch.float16)"
+    assert moved(inside, "cuda") == (
+        "nn.Parameter(torch.eye(4, device='cuda')), torch.autocast('cuda', torch.float16)"
+    )
+
+
+@given(seed=SEEDS, purpose=PURPOSES)
+def test_a_program_on_another_device_is_the_same_text(seed: int, purpose: Any) -> None:
+    """But for where things are made."""
+    program = make(seed, purpose)
+    text = render(program, "cuda")
+    compile(text, "program", "exec")
+    bare = text.replace(", device='cuda'", "").replace("device='cuda'", "")
+    assert bare.replace("'cuda'", "'cpu'") == render(program)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from adversary.devices import GPU_MODES
 from adversary.excluded import EXCLUDED, excluded
 from adversary.grammar import catalogue
 from adversary.interpreting import interpreted
@@ -40,4 +41,4 @@ def test_what_is_excluded_exists() -> None:
         known |= {name, *(f"{name}/{change}" for change in feature.changes)}
     for entry in EXCLUDED:
         assert set(entry.words) <= known
-        assert set(entry.modes) <= set(MODES)
+        assert set(entry.modes) <= {*MODES, *(mode.partition("@")[0] for mode in GPU_MODES)}

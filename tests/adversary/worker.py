@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from adversary.devices import device_of
 from adversary.interpreting import interpreted
 from adversary.judging import Verdict, judge
 from adversary.program import Program, from_json, to_json
@@ -22,7 +23,7 @@ def examine(program: Program, mode: str, folder: Path, *, shrinks: bool) -> tupl
 
     def judged(one: Program) -> Verdict:
         path = folder / f"program_{one.seed}.py"
-        path.write_text(render(one))
+        path.write_text(render(one, device_of(mode)))
         return judge(one, path, mode)
 
     verdict = judged(program)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import ridgeline as rl
+from adversary.devices import device_of, execution_of
 from adversary.portraits import Portrait
 from adversary.program import Purpose
 
@@ -38,7 +39,8 @@ _numbers = itertools.count()
 class World:
     """One copy of the program file, its model, loss and optimizer, and `run`, which makes one call."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_replayed: bool = False) -> None:
+        self._is_replayed = is_replayed
         self.name = f"adversary_program_{next(_numbers)}"
         spec = importlib.util.spec_from_file_location(self.name, path)
         assert spec is not None
@@ -63,7 +65,7 @@ class World:
 
     def portrait(self, *, with_gradients: bool) -> dict[str, Any]:
         """All that the call may have changed."""
-        portrait = Portrait(with_gradients=with_gradients)
+        portrait = Portrait(with_gradients=with_gradients, is_replayed=self._is_replayed)
         portrait.draw("w.model", self.w.model)
         portrait.draw("w.loss_fn", self.w.loss_fn)
         portrait.draw("w.optimizer", self.w.optimizer)
@@ -110,9 +112,8 @@ def run_plain_step(world: World) -> None:
 @contextmanager
 def in_mode(world: World, mode: str) -> Iterator[None]:
     """Have the world's calls made by Ridgeline in a mode, `call:script` say."""
-    purpose, _, execution = mode.partition(":")
-    w = world.w
-    if purpose == "call":
+    execution, w = execution_of(mode), world.w
+    if purpose_of(mode) == "call":
         example, seconds = world.module.x_of(0), SECONDS
         with rl.hybridize(
             w.model, example, mode=execution, max_shapes=4, budget_s=seconds
@@ -123,7 +124,7 @@ def in_mode(world: World, mode: str) -> Iterator[None]:
         plan = "auto" if execution == "auto" else rl.Plan(execution=execution)
         seconds = SECONDS if execution == "auto" else None
         with rl.TrainStep(
-            w.model, w.loss_fn, w.optimizer, plan, device="cpu", seconds=seconds
+            w.model, w.loss_fn, w.optimizer, plan, device=device_of(mode), seconds=seconds
         ) as step:
             world.run = step
             yield

@@ -134,3 +134,17 @@ def test_auto_tries_it_where_no_graph_holds_the_step() -> None:
         tried = {c.plan.execution: c.measured for c in step.ranking.candidates if c.measured}
     assert "model-graph" in tried
     assert losses[-1] < losses[0]
+
+
+def test_gradients_that_nobody_clears_add_up() -> None:
+    """Of a parameter that the optimizer does not hold, as they do in the plain loop."""
+    found = []
+    for execution in ("eager", "model-graph"):
+        torch.manual_seed(0)
+        model = Listener(dropout=0.0).cuda()
+        optimizer = torch.optim.SGD(model.convolutions.parameters(), 0.01)
+        with TrainStep(model, ctc, optimizer, Plan(execution=execution)) as step:
+            for index in range(5):
+                step(batch_of(index))
+        found.append(model.out.weight.grad)
+    torch.testing.assert_close(found[1], found[0], rtol=2e-3, atol=2e-3)

@@ -1,6 +1,7 @@
 """Steps whose model is replayed while the loss runs as it was written, with a stand-in for the captures."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,38 @@ def test_a_changed_model_is_captured_again(change: str) -> None:
     assert (stand_in.num_captures, stand_in.num_closed) == (2, 1)
     form.close()
     assert stand_in.num_closed == 2
+
+
+SCALE = 2.0
+
+
+class Reading(nn.Module):
+    """Reads a global, an attribute of a plain object and a layout besides its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.options = nn.Linear(6, 3), SimpleNamespace(shift=1.0)
+
+    def forward(self, x: Tensor, *, scale: float) -> dict[str, Any]:
+        by = scale if x.is_contiguous() else -scale
+        return {"scores": self.out(x) * by * SCALE + self.options.shift}
+
+
+def test_a_change_of_what_the_model_reads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In globals, plain objects and inputs that lie otherwise; a replay would compute with what was."""
+    model = Reading()
+    form, stand_in, notes = make(model)
+    for _ in range(2):
+        run(form, model, batch_of(0))
+    assert (stand_in.num_captures, stand_in.num_replays) == (1, 2)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    run(form, model, batch_of(0))
+    model.options.shift = -1.0
+    run(form, model, batch_of(0))
+    assert (stand_in.num_captures, stand_in.num_replays, notes) == (3, 4, [])
+    x, y = batch_of(0)
+    run(form, model, (x.t().contiguous().t(), y))
+    assert (stand_in.num_captures, stand_in.num_replays, notes) == (3, 4, [OTHER_CALLS])
 
 
 def test_a_loss_that_never_calls_the_model_is_refused() -> None:

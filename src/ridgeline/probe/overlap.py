@@ -72,9 +72,9 @@ def _merge(samples: list[float], unit: str, peers: Peers) -> Quantity:
 
 def _mix() -> Compute:
     """Convolution, matrix product and elementwise work on the CPU, about a millisecond."""
-    x = torch.rand(4, 32, 28, 28)
-    weight = torch.rand(32, 32, 3, 3)
-    a = torch.rand(256, 256)
+    x = torch.rand(4, 32, 28, 28, device="cpu")
+    weight = torch.rand(32, 32, 3, 3, device="cpu")
+    a = torch.rand(256, 256, device="cpu")
 
     def run() -> None:
         torch.nn.functional.conv2d(x, weight, padding=1).relu_()

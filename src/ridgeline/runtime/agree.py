@@ -109,7 +109,7 @@ def share_tensors(
 
 
 def _to_tensor(data: bytes, size: int, device: torch.device) -> Tensor:
-    content = torch.zeros(size, dtype=torch.uint8)
+    content = torch.zeros(size, dtype=torch.uint8, device="cpu")
     if data:
         content[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return content.to(device)

@@ -46,7 +46,7 @@ def evaluate(
     try:
         with torch.no_grad():
             for begin in range(mine.start, mine.stop, batch_size):
-                indices = torch.arange(begin, min(begin + batch_size, mine.stop))
+                indices = torch.arange(begin, min(begin + batch_size, mine.stop), device="cpu")
                 total += metric(model, to_device(fetch(dataset, indices), world.device))
     finally:
         model.train(was_training)

@@ -136,7 +136,7 @@ class OutsideWrites:
 
     @staticmethod
     def _copied(signals: Tensor) -> tuple[Tensor, torch.cuda.Event]:
-        host = torch.empty(signals.shape, dtype=signals.dtype, pin_memory=True)
+        host = torch.empty(signals.shape, dtype=signals.dtype, pin_memory=True, device="cpu")
         host.copy_(signals, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
@@ -168,7 +168,7 @@ def _number(value: Any) -> float | tuple[float, ...]:
 
 def _messages(like: Tensor) -> Tensor:
     """All messages, one a row: a 1, whether something was written, and the bits of the settings."""
-    numbers = torch.arange(2 ** (_NUM_BITS + 1))
+    numbers = torch.arange(2 ** (_NUM_BITS + 1), device="cpu")
     places = [_NUM_BITS, *range(_NUM_BITS)]
     columns = [torch.ones_like(numbers), *(numbers >> place & 1 for place in places)]
     return torch.stack(columns, 1).to(like)

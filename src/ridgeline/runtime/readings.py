@@ -121,7 +121,9 @@ class LossReader:
             step_s = (time.perf_counter() - self._begun_s) / (count - 1)
         ends = [float(wants_stop), step_s]
         if self._on_gpu is None:
-            both = torch.tensor([self._losses + ends, self._losses + ends], dtype=torch.float64)
+            both = torch.tensor(
+                [self._losses + ends, self._losses + ends], dtype=torch.float64, device="cpu"
+            )
             self._losses = []
         else:
             both = torch.zeros(2, count + 2, dtype=torch.float64, device=self._world.device)
@@ -131,7 +133,7 @@ class LossReader:
         sum_over_workers(both[0], self._world)
         event = None
         if self._on_device:
-            host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
+            host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True, device="cpu")
             host.copy_(both, non_blocking=True)
             event = torch.cuda.Event()
             event.record()

@@ -25,7 +25,7 @@ def permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
     """The order of one epoch: int64 [num_samples], the same on every worker and machine."""
     digest = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return torch.randperm(num_samples, generator=generator)
+    return torch.randperm(num_samples, generator=generator, device="cpu")
 
 
 def num_steps(num_samples: int, *, batch_size: int, workers: int) -> int:

@@ -103,5 +103,6 @@ def _is_alike(mine: Any, other: Any) -> bool:
         pairs = zip(mine, other, strict=False)
         return len(mine) == len(other) and all(_is_alike(a, b) for a, b in pairs)
     if isinstance(mine, Tensor) or isinstance(other, Tensor):
-        return bool(torch.equal(torch.as_tensor(mine), torch.as_tensor(other).to(mine)))
+        first, second = (torch.as_tensor(one, device="cpu") for one in (mine, other))
+        return bool(torch.equal(first, second.to(first)))
     return bool(mine == other)

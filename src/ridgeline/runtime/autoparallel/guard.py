@@ -27,7 +27,7 @@ def read_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
     Its result is left out, since what was differentiated inside is no result that the compiler reads.
     """
     fn(*args)
-    return torch.zeros(())
+    return torch.zeros((), device="cpu")
 
 
 def read_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Guards:

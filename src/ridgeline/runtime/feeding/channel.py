@@ -101,11 +101,11 @@ class HostChannel:
 
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Ordinary memory."""
-        return torch.empty(numel, dtype=dtype)
+        return torch.empty(numel, dtype=dtype, device="cpu")
 
     def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Ordinary memory."""
-        return torch.empty(numel, dtype=dtype)
+        return torch.empty(numel, dtype=dtype, device="cpu")
 
     def now(self) -> Moment:
         """The clock."""
@@ -177,7 +177,7 @@ class CudaChannel:
 
         Cost: Pinning takes about a millisecond per 10 MB, unless torch has such a block from before.
         """
-        return torch.empty(numel, dtype=dtype, pin_memory=True)
+        return torch.empty(numel, dtype=dtype, pin_memory=True, device="cpu")
 
     def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Memory of the channel's stream, which alone it must be written on first."""

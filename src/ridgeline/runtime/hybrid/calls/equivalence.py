@@ -164,12 +164,16 @@ def perturbed_inputs(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
             return tensor * 0.75
         if tensor.is_floating_point():
             low, high = float(tensor.min()), float(tensor.max())
-            values = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+            values = torch.rand(
+                tensor.shape, generator=generator, dtype=torch.float64, device="cpu"
+            )
             return (low + (high - low) * values).to(tensor.device, tensor.dtype)
         if tensor.dtype == torch.bool:
-            return (torch.rand(tensor.shape, generator=generator) < 0.5).to(tensor.device)
+            return (torch.rand(tensor.shape, generator=generator, device="cpu") < 0.5).to(
+                tensor.device
+            )
         bounds = int(tensor.min()), int(tensor.max()) + 1
-        return torch.randint(*bounds, tensor.shape, generator=generator).to(
+        return torch.randint(*bounds, tensor.shape, generator=generator, device="cpu").to(
             tensor.device, tensor.dtype
         )
 

@@ -13,7 +13,7 @@ def call_program(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
     torch's compiler passes over what computes nothing, so this computes something.
     """
-    return fn(*args), torch.zeros(())
+    return fn(*args), torch.zeros((), device="cpu")
 
 
 def front_of(

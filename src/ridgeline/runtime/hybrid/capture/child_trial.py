@@ -137,7 +137,7 @@ def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:
 
     Schedulers put a method of their own there, which counts its calls.
     """
-    empty = vars(torch.optim.Optimizer([torch.zeros(())], {}))
+    empty = vars(torch.optim.Optimizer([torch.zeros((), device="cpu")], {}))
     return {
         name: value
         for name, value in vars(optimizer).items()

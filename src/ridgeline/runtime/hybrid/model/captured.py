@@ -91,6 +91,7 @@ class CapturedModel:
         pairs = zip(seeds, self._trained, strict=True)
         given = [seed for seed, is_trained in pairs if is_trained]
         copy_into(self._seeds, given)
+        self._give_away()
         self._graphs[1].replay()
         found = iter(self._gradients)
         wanted = (x.requires_grad for x in (*self._inputs, *self._parameters))
@@ -104,6 +105,14 @@ class CapturedModel:
         if self._finalizer.alive:
             torch.cuda.synchronize()
             self._finalizer()
+
+    def _give_away(self) -> None:
+        """Copy gradients that autograd will add to: it would find what the replay wrote over them."""
+        sources = [x for x in (*self._inputs, *self._parameters) if x.requires_grad]
+        for source, gradient in zip(sources, self._gradients, strict=True):
+            held = source.grad
+            if held is not None and gradient is not None and held.data_ptr() == gradient.data_ptr():
+                source.grad = held.clone()
 
     def _backward_of(
         self, outputs: Sequence[Tensor], seeds: Sequence[Tensor] | None = None

@@ -103,12 +103,14 @@ class ModelGraphForm(Form):
             return self._plain(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         known = self._known
-        if known is not None and known.guard.changed() is not None:
+        fits = known is not None and known.fits(leaves, structure)
+        if known is not None and not fits and known.changed() is not None:
             self.close()
             known = None
         if known is None:
             known = self._known = self._captured(leaves, structure)
-        if not known.fits(leaves, structure):
+            fits = True
+        if not fits:
             if OTHER_CALLS not in self._notes:
                 self._notes.append(OTHER_CALLS)
             return self._plain(*args, **kwargs)
@@ -130,7 +132,7 @@ class ModelGraphForm(Form):
             )
 
     def _captured(self, leaves: list[Any], structure: pytree.TreeSpec) -> KnownCall:
-        known = KnownCall(self._model, leaves, structure)
+        known = KnownCall(self._model, leaves, structure, self._notes)
 
         def of_tensors(call: Callable[..., Any]) -> Captured:
             def run(*tensors: Tensor) -> tuple[Tensor, ...]:

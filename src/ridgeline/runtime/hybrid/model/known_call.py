@@ -11,19 +11,40 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
 from ridgeline.runtime.casts import casting
+from ridgeline.runtime.copies import own_copy
+from ridgeline.runtime.hybrid.guards.layouts import LayoutReads, readable
 from ridgeline.runtime.model_guard import ModelGuard
 
 Captured = Callable[..., tuple[Tensor, ...]]
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
+def model_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The program that is read: a call of the model as it was written."""
+    return model._call_impl(*args, **kwargs)  # noqa: SLF001 - `__call__` may be replaced meanwhile
+
+
 class KnownCall:
-    """A captured call of a model: for which arguments it is, and how its result is put together."""
+    """A captured call of a model: for which arguments it is, and how its result is put together.
+
+    Args:
+        model: The model.
+        leaves: The arguments, positional ones and keywords, flat.
+        structure: How they belong together.
+        notes: Receives why changes of what the model's code reads are not noticed, where they are not.
+
+    Raises:
+        ObstacleError: an argument lies on the host.
+
+    Cost: A copy of the arguments, and a reading of the model: seconds for a large one.
+    """
 
     call: Captured
 
-    def __init__(self, model: nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> None:
-        self.guard = ModelGuard(model)
+    def __init__(
+        self, model: nn.Module, leaves: list[Any], structure: pytree.TreeSpec, notes: list[str]
+    ) -> None:
+        self._guard = ModelGuard(model)
         self._name = type(model).__name__
         self._structure = structure
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -38,13 +59,31 @@ class KnownCall:
                 f"wanted arguments of {self._name} on the device, got a tensor on the host, whose values a "
                 "graph would keep; move it before the call"
             )
+        # The caller's own tensors may hold the graph of what computed them.
+        copies = [own_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        example = _brought(copies, structure)
+        self._reads: LayoutReads | None = readable(
+            lambda: LayoutReads(model_program, {"model": model}, example), notes
+        )
+
+    def changed(self) -> str | None:
+        """What of the model, or of what its code reads, is not as it was; None while nothing is.
+
+        In other settings than those of the capture (autocast, say) nobody can tell, and None is the answer.
+        """
+        why = self._guard.changed()
+        if why is None and self._reads is not None and _setting() == self._setting:
+            why = self._reads.broken()
+        return why
 
     def fits(self, leaves: list[Any], structure: pytree.TreeSpec) -> bool:
-        """Whether arguments are like those of the capture."""
+        """Whether the capture serves these arguments, of a model that is as it was."""
         return (
             structure == self._structure
             and _key(leaves) == self._key
             and _setting() == self._setting
+            and self._guard.changed() is None
+            and (self._reads is None or self._reads.fit(_brought(leaves, structure)))
         )
 
     def tensors(self, leaves: list[Any]) -> list[Tensor]:
@@ -106,6 +145,11 @@ def _filled(template: Any, values: dict[str, Any]) -> Any:
     for name, value in values.items():
         object.__setattr__(made, name, value)
     return made
+
+
+def _brought(leaves: list[Any], structure: pytree.TreeSpec) -> dict[str, Any]:
+    args, kwargs = pytree.tree_unflatten(leaves, structure)
+    return {"args": args, "kwargs": kwargs}
 
 
 def _key(leaves: list[Any]) -> list[Any]:

@@ -275,7 +275,7 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Save every tensor by itself: what shares memory here, such as views, is saved once for each name."""
     for name, tensor in tensors.items():
         try:
-            safetensors.torch.save({"": torch.empty(0, dtype=tensor.dtype)})
+            safetensors.torch.save({"": torch.empty(0, dtype=tensor.dtype, device="cpu")})
         except (KeyError, ValueError, safetensors.SafetensorError) as error:
             raise PackageError(
                 f"wanted tensors of types that safetensors can hold, got {TensorSpec.of(tensor)} for {name}; "

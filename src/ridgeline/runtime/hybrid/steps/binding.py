@@ -44,7 +44,9 @@ class BoundStep:
             if tensor.stride() == strides and not tensor.requires_grad:
                 flat.append(tensor)
             else:
-                laid_out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+                laid_out = torch.empty_strided(
+                    tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+                )
                 flat.append(laid_out.copy_(tensor.detach()))
         return self._call(flat)[0]
 

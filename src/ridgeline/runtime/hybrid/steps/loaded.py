@@ -179,7 +179,9 @@ class LoadedStep:
                 continue
             spec = next(tensors)
             leaves.append(
-                spec.restore(torch.zeros(spec.shape, dtype=spec.torch_dtype), self.device)
+                spec.restore(
+                    torch.zeros(spec.shape, dtype=spec.torch_dtype, device="cpu"), self.device
+                )
             )
         return leaves
 

@@ -141,7 +141,7 @@ class StepGraphRunner:
             inputs = prepared.pattern.tensors(batch)
             if inputs is None:
                 continue
-            if prepared.reads.fit(batch):
+            if prepared.reads.serves(batch):
                 return prepared, inputs
             why = prepared.reads.broken()
             if why is not None:

@@ -1,0 +1,58 @@
+"""Programs on a GPU: the modes that need one, and a program's text with all that it makes made there."""
+
+from __future__ import annotations
+
+import re
+
+GPU_MODES = (
+    "call:graph@cuda",
+    "call:compiled+graph@cuda",
+    "step:graph@cuda",
+    "step:compiled+graph@cuda",
+    "step:regional+graph@cuda",
+    "step:model-graph@cuda",
+    "step:step-graph@cuda",
+    "step:packaged@cuda",
+)
+"""Modes in which a GPU replays what was captured."""
+_MAKERS = re.compile(
+    r"\b(?:torch\.(?:arange|empty|eye|full|Generator|linspace|ones|rand|randn|tensor|zeros)"
+    r"|nn\.(?:BatchNorm1d|LazyLinear|Linear))\("
+)
+"""What the grammar makes tensors with; all of these take a device."""
+
+
+def execution_of(mode: str) -> str:
+    """The execution of a mode: `graph` of `step:graph@cuda`."""
+    return mode.partition(":")[2].partition("@")[0]
+
+
+def device_of(mode: str) -> str:
+    """Where a mode runs its programs: `cuda` for `step:graph@cuda`, `cpu` where it does not say."""
+    return mode.partition("@")[2] or "cpu"
+
+
+def moved(text: str, device: str) -> str:
+    """A program's text with its tensors, layers and generators made on a device."""
+    if device == "cpu":
+        return text
+    end, parts = 0, []
+    for match in _MAKERS.finditer(text):
+        close = _closing(text, match.end())
+        if close < end:
+            continue  # inside the arguments of one that was moved
+        inner = moved(text[match.end() : close], device)
+        comma = ", " if inner.strip() else ""
+        parts += [text[end : match.end()], inner, f"{comma}device='{device}'"]
+        end = close
+    return "".join([*parts, text[end:]]).replace("'cpu'", f"'{device}'")
+
+
+def _closing(text: str, begin: int) -> int:
+    """Where the parenthesis closes that was opened just before `begin`."""
+    depth = 1
+    for place in range(begin, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+    raise ValueError(f"no closing parenthesis in {text[begin : begin + 60]!r}")

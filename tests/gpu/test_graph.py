@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ridgeline.errors import CaptureError, EquivalenceError, SideEffectError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.feeding import feed
-from ridgeline.runtime.graph import EAGER_STEPS, OTHER_SHAPES
+from ridgeline.runtime.graph import EAGER_STEPS, OTHER_LAYOUTS, OTHER_SHAPES
 from ridgeline.runtime.step import TrainStep
 
 pytestmark = [
@@ -214,6 +214,28 @@ def test_a_batch_of_another_shape_runs_without_the_graph() -> None:
             torch.testing.assert_close(step(batch), eager(batch), rtol=1e-3, atol=1e-4)
         assert step.timeline().counters["eager_steps"] == 2
         assert OTHER_SHAPES in step.notes
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_batch_that_lies_otherwise_is_replayed_where_nobody_looks(looks: bool) -> None:
+    """A branch on the layout is no constant of the graph."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        by = 1.0 if batch[0].is_contiguous() or not looks else 3.0
+        return by * loss_fn(model, batch)
+
+    models = make(), make()
+    models[1].load_state_dict(models[0].state_dict())
+    with (
+        TrainStep(models[0], loss, sgd(models[0]), Plan(execution="graph")) as step,
+        TrainStep(models[1], loss, sgd(models[1]), Plan()) as eager,
+    ):
+        for index in range(8):
+            x, y = batch_of(16, index)
+            if index in (5, 6):
+                x = x.flatten(1).t().contiguous().t().view(16, 1, 8, 8)
+            torch.testing.assert_close(step((x, y)), eager((x, y)), rtol=1e-3, atol=1e-4)
+        assert (OTHER_LAYOUTS in step.notes) == looks
 
 
 @pytest.mark.quiet

@@ -38,6 +38,7 @@ from ridgeline.timeline import Span
 EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
 OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
+OTHER_LAYOUTS = "batches that lie otherwise in memory than the captured one ran without a graph: the step's code looks"
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 
@@ -68,6 +69,7 @@ class CapturedStep:
         has_optimizer: bool = True,
     ) -> None:
         flat, structure = pytree.tree_flatten(batch)
+        self.strides = [_strides(leaf) for leaf in flat if isinstance(leaf, Tensor)]
         self.inputs = [leaf.clone() for leaf in flat if isinstance(leaf, Tensor)]
         static = iter(self.inputs)
         self.batch = pytree.tree_unflatten(
@@ -190,6 +192,9 @@ class GraphRunner:
             step.show_gradients()
             self._last = step
             tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
+        if [*map(_strides, tensors)] != step.strides and not self._bears_layout(batch):
+            self._count_as_written(OTHER_LAYOUTS)
+            return self._run_as_written(batch)
         step.load(tensors)
         self._body.overhead_ns = time.perf_counter_ns() - begin
         # The host issues a replay while another runs.
@@ -245,10 +250,17 @@ class GraphRunner:
         with self._body.as_written():
             return self._run_eagerly(batch)
 
-    def _count_as_written(self) -> None:
+    def _bears_layout(self, batch: Any) -> bool:
+        """Whether the step computes the same with a batch that lies otherwise in memory.
+
+        Several workers, whose batches may differ in that, go on together.
+        """
+        return self._world.size > 1 or self._reads is None or self._reads.serves(batch)
+
+    def _count_as_written(self, why: str = OTHER_SHAPES) -> None:
         self._recorder.count("eager_steps")
-        if OTHER_SHAPES not in self._notes:
-            self._notes.append(OTHER_SHAPES)
+        if why not in self._notes:
+            self._notes.append(why)
 
     def _make_capturable(self) -> None:
         optimizer = self._body.optimizer
@@ -336,3 +348,7 @@ class GraphRunner:
             self.close()
             raise
         return step
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    return tensor.stride() if tensor.layout == torch.strided else ()

@@ -38,7 +38,7 @@ from ridgeline.timeline import Span
 EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
 OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
-OTHER_LAYOUTS = "batches that lie otherwise in memory than the captured one ran without a graph: the step's code looks"
+OTHER_LAYOUTS = "batches that the code takes otherwise because of their strides ran without a graph"
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 

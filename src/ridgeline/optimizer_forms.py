@@ -85,9 +85,22 @@ def takes_fused_form(optimizer: str, group: Mapping[str, Any]) -> bool:
     parameters = group["params"]
     if optimizer in NOT_FUSED_ON_GPU and any(p.device.type == "cuda" for p in parameters):
         return False
-    if not all(p.is_floating_point() for p in parameters):
+    if not all(p.is_floating_point() and is_dense(p) for p in parameters):
         return False
     return not ("capturable" in group and (group.get("foreach") or has_double(group)))
+
+
+def is_dense(parameter: Any) -> bool:
+    """Whether the elements of a parameter fill its memory without gaps, in any order: kernels may walk it."""
+    if parameter.is_contiguous():
+        return True
+    extent = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size > 1:
+            if stride != extent:
+                return False
+            extent *= size
+    return True
 
 
 def has_double(group: Mapping[str, Any]) -> bool:

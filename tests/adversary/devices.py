@@ -11,13 +11,20 @@ GPU_MODES = (
     "step:compiled+graph@cuda",
     "step:regional+graph@cuda",
     "step:model-graph@cuda",
+    "step:compiled+model-graph@cuda",
     "step:step-graph@cuda",
     "step:packaged@cuda",
 )
 """Modes in which a GPU replays what was captured."""
+EMULATED_MODES = tuple(
+    mode.replace("@cuda", "@emulated")
+    for mode in GPU_MODES
+    if "step-graph" not in mode and "packaged" not in mode
+)
+"""The same on a CPU, where graphs are emulated."""
 _MAKERS = re.compile(
     r"\b(?:torch\.(?:arange|empty|eye|full|Generator|linspace|ones|rand|randn|tensor|zeros)"
-    r"|nn\.(?:BatchNorm1d|LazyLinear|Linear))\("
+    r"|nn\.(?:BatchNorm1d|Conv2d|LazyLinear|Linear))\("
 )
 """What the grammar makes tensors with; all of these take a device."""
 
@@ -28,8 +35,26 @@ def execution_of(mode: str) -> str:
 
 
 def device_of(mode: str) -> str:
-    """Where a mode runs its programs: `cuda` for `step:graph@cuda`, `cpu` where it does not say."""
-    return mode.partition("@")[2] or "cpu"
+    """Where a mode runs its programs, `cpu` or `cuda`."""
+    return "cuda" if mode.endswith("@cuda") else "cpu"
+
+
+def is_replayed(mode: str) -> bool:
+    """Whether graphs are captured, on a GPU or emulated."""
+    return "@" in mode
+
+
+def is_emulated(mode: str) -> bool:
+    """Whether graphs are emulated on the CPU."""
+    return mode.endswith("@emulated")
+
+
+def warm_calls(mode: str) -> int:
+    """Calls before the first change: of a training step, those before it is one program and has run.
+
+    A program needs an eager step and one that compiles; a graph three eager steps, a capture and a replay.
+    """
+    return 5 if is_replayed(mode) else 2
 
 
 def moved(text: str, device: str) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adversary.devices import device_of
-
 
 class Exclusion(NamedTuple):
     """Features, `feature/change`s, changes, inputs and contexts that some modes get wrong."""
@@ -28,7 +26,10 @@ CALLS = (
     *("call:script", "call:compiled", "call:regional", "call:packaged", "call:auto"),
     *("call:graph", "call:compiled+graph"),
 )
-REPLAYED = ("step:graph", "step:compiled+graph", "step:regional+graph", "step:model-graph")
+REPLAYED = (
+    *("step:graph", "step:compiled+graph", "step:regional+graph"),
+    *("step:model-graph", "step:compiled+model-graph"),
+)
 GUARDED = (
     *("step:compiled", "step:regional", "step:auto"),
     *("step:compiled+graph", "step:regional+graph"),
@@ -90,5 +91,5 @@ EXCLUDED: tuple[Exclusion, ...] = (
 
 def excluded(mode: str) -> frozenset[str]:
     """The words that programs for a mode go without."""
-    name = mode.removesuffix(f"@{device_of(mode)}")
+    name = mode.partition("@")[0]
     return frozenset(word for entry in EXCLUDED if name in entry.modes for word in entry.words)

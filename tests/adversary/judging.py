@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from adversary.comparing import Difference, differences
-from adversary.devices import device_of, execution_of
+from adversary.devices import execution_of, is_replayed
 from adversary.portraits import Ambient
 from adversary.program import Program
 from adversary.worlds import ONE_PROGRAM, World, in_mode, run_plain_call, run_plain_step
@@ -44,8 +44,7 @@ class Verdict:
 def judge(program: Program, path: Path, mode: str) -> Verdict:
     """Run the rendered program at `path` in a mode and beside it; the process is afterwards as before."""
     with _quiet(), _process_kept():
-        is_replayed = device_of(mode) != "cpu"
-        subject, oracle = (World(path, is_replayed=is_replayed) for _ in range(2))
+        subject, oracle = (World(path, is_replayed=is_replayed(mode)) for _ in range(2))
         try:
             return _judged(program, subject, oracle, mode)
         finally:

@@ -9,10 +9,6 @@ from collections.abc import Collection
 from adversary.grammar import catalogue
 from adversary.program import Call, Change, Program, Purpose, Site, Use
 
-WARM_CALLS = 2
-"""Before the first change: one program of a training step needs an eager step and one that compiles."""
-GPU_WARM_CALLS = 5
-"""The same on a GPU, where three eager steps come before a capture, and a replay after it."""
 CHANGES = 5
 MOST_FEATURES = 3
 
@@ -21,7 +17,7 @@ def make(
     seed: int,
     purpose: Purpose,
     excluded: Collection[str] = (),
-    warm_calls: int = WARM_CALLS,
+    warm_calls: int = 2,
 ) -> Program:
     """The program of a seed, without what is excluded by name (`feature`, `feature/change`, ...)."""
     draw = random.Random(seed)
@@ -35,7 +31,7 @@ def make(
     return Program(seed, purpose, tuple(uses), tuple(calls), optimizer)
 
 
-def each(purpose: Purpose, warm_calls: int = WARM_CALLS) -> list[Program]:
+def each(purpose: Purpose, warm_calls: int = 2) -> list[Program]:
     """For every entry of the grammar a program with little else, whatever the seeds are."""
     found: list[tuple[tuple[Use, ...], Call, str]] = []
     for name in _features(purpose, ()):

@@ -35,7 +35,7 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.d
 
 
 FORM = ("foreach", "fused", "capturable")
-"""How an optimizer computes, which a step that is replayed chooses."""
+"""How an optimizer computes, which a step that is replayed chooses; so it does how state lies in memory."""
 
 
 class TensorLeaf(NamedTuple):
@@ -117,14 +117,16 @@ class Portrait:
             for key, value in group.items():
                 if key == "params" or (self._is_replayed and key in FORM):
                     continue
-                is_rate = self._is_replayed and key == "lr"
-                seen = float(value) if is_rate else value
+                is_rate = self._is_replayed and key in ("lr", "initial_lr")
+                seen = f"{float(value):.5g}" if is_rate else value  # float32 there
                 self.draw(f"{path}.param_groups[{index}][{key!r}]", seen)
             for place, parameter in enumerate(group["params"]):
                 at = f"{path}.param_groups[{index}]['params'][{place}]"
                 self.draw(at, parameter)
                 for key, value in optimizer.state.get(parameter, {}).items():
-                    self.draw(f"{path}.state[{at}][{key!r}]", value)
+                    is_laid_out = self._is_replayed and isinstance(value, Tensor)
+                    seen = value.contiguous() if is_laid_out else value
+                    self.draw(f"{path}.state[{at}][{key!r}]", seen)
 
     def _other(self, path: str, value: Any) -> None:
         self.leaves[path] = ("type", type(value).__name__)

@@ -15,10 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from adversary.children import Child
-from adversary.devices import GPU_MODES, device_of
+from adversary.devices import EMULATED_MODES, GPU_MODES, device_of, warm_calls
 from adversary.excluded import excluded
 from adversary.judging import Verdict
-from adversary.making import GPU_WARM_CALLS, WARM_CALLS, each, make
+from adversary.making import each, make
 from adversary.program import Program
 from adversary.scripts import script
 from adversary.worlds import MODES, purpose_of
@@ -90,7 +90,7 @@ def main() -> int:
                 if isinstance(job, Program) and known.intersection(job.words()):
                     continue  # its feature failed without the change, or at another place
                 made = (
-                    make(job, purpose_of(mode), {*wanted.exclude, *known}, _warm_calls(wanted))
+                    make(job, purpose_of(mode), {*wanted.exclude, *known}, warm_calls(mode))
                     if isinstance(job, int)
                     else job
                 )
@@ -114,16 +114,12 @@ def _jobs(wanted: argparse.Namespace) -> list[tuple[Program | int, str]]:
         programs = [
             (program, mode)
             for mode in wanted.modes
-            for program in each(purpose_of(mode), _warm_calls(wanted))
+            for program in each(purpose_of(mode), warm_calls(mode))
         ]
         only = set(wanted.only)
         return [job for job in programs if not only or only.intersection(job[0].words())]
     seeds = range(wanted.seed, wanted.seed + wanted.programs)
     return [(seed, mode) for seed in seeds for mode in wanted.modes]
-
-
-def _warm_calls(wanted: argparse.Namespace) -> int:
-    return WARM_CALLS if wanted.device == "cpu" else GPU_WARM_CALLS
 
 
 def _arguments() -> argparse.Namespace:
@@ -168,7 +164,9 @@ def _arguments() -> argparse.Namespace:
         help="run captured programs operator by operator (fast), or compile them (seconds each)",
     )
     wanted = parser.parse_args()
-    of_device = [mode for mode in (*MODES, *GPU_MODES) if device_of(mode) == wanted.device]
+    of_device = [
+        mode for mode in (*MODES, *EMULATED_MODES, *GPU_MODES) if device_of(mode) == wanted.device
+    ]
     wanted.modes = wanted.modes or of_device
     if unknown := sorted({*wanted.modes} - {*of_device}):
         parser.error(f"wanted modes out of {', '.join(of_device)}, got {', '.join(unknown)}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from adversary.devices import GPU_MODES
+from adversary.devices import EMULATED_MODES, GPU_MODES, warm_calls
 from adversary.excluded import EXCLUDED, excluded
 from adversary.grammar import catalogue
 from adversary.interpreting import interpreted
@@ -17,13 +17,13 @@ from adversary.worlds import MODES, purpose_of
 SEEDS = range(4)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, *EMULATED_MODES])
 def test_every_mode_is_plain_pytorch(mode: str, tmp_path: Path) -> None:
     """Or refuses with an error of ours; and it does not refuse most programs."""
     outcomes = []
     with interpreted():
         for seed in SEEDS:
-            program = make(seed, purpose_of(mode), excluded(mode))
+            program = make(seed, purpose_of(mode), excluded(mode), warm_calls(mode))
             path = tmp_path / f"program_{seed}.py"
             path.write_text(render(program))
             verdict = judge(program, path, mode)

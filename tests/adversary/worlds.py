@@ -7,7 +7,7 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 import ridgeline as rl
-from adversary.devices import device_of, execution_of
+from adversary.devices import device_of, execution_of, is_emulated
 from adversary.portraits import Portrait
 from adversary.program import Purpose
+from emulated_graphs import emulated_graphs
 
 CALL_MODES = ("eager", "script", "compiled", "regional", "packaged", "auto")
 STEP_MODES = ("eager", "compiled", "regional", "step-graph", "packaged", "auto")
@@ -112,6 +113,12 @@ def run_plain_step(world: World) -> None:
 @contextmanager
 def in_mode(world: World, mode: str) -> Iterator[None]:
     """Have the world's calls made by Ridgeline in a mode, `call:script` say."""
+    with emulated_graphs() if is_emulated(mode) else nullcontext(), _in_mode(world, mode):
+        yield
+
+
+@contextmanager
+def _in_mode(world: World, mode: str) -> Iterator[None]:
     execution, w = execution_of(mode), world.w
     if purpose_of(mode) == "call":
         example, seconds = world.module.x_of(0), SECONDS

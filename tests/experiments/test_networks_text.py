@@ -190,6 +190,12 @@ def test_later_results_replace_earlier() -> None:
     [joined] = merged([EXPERIMENT, later])
     assert joined.networks == (again, MLP, ABSENT)
     assert joined.date == "2026-11-23"
+    bare = msgspec.structs.replace(RESNET, forms=(), headline=None, tried=())
+    checks = msgspec.structs.replace(EXPERIMENT, networks=(bare,))
+    untested = msgspec.structs.replace(RESNET, check=None)
+    times = msgspec.structs.replace(EXPERIMENT, networks=(untested, MLP))
+    assert merged([times, checks])[0].networks[0] == RESNET, "a check joins earlier times"
+    assert merged([checks, times])[0].networks[0] == RESNET, "times join an earlier check"
     four = msgspec.structs.replace(EXPERIMENT, workers=4)
     assert [one.hardware for one in merged([EXPERIMENT, four])] == [
         "1 x NVIDIA H200",

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from adversary.children import Child
-from adversary.devices import GPU_MODES, device_of
+from adversary.devices import GPU_MODES, device_of, warm_calls
 from adversary.excluded import excluded
-from adversary.making import GPU_WARM_CALLS, make
+from adversary.making import make
 from adversary.rendering import render
 from adversary.scripts import script
 from adversary.worlds import purpose_of
@@ -26,7 +26,7 @@ def test_every_replayed_mode_is_plain_pytorch(mode: str, tmp_path: Path) -> None
     outcomes = []
     with Child(120.0, interprets=True, device=device_of(mode)) as child:
         for seed in SEEDS:
-            program = make(seed, purpose_of(mode), excluded(mode), GPU_WARM_CALLS)
+            program = make(seed, purpose_of(mode), excluded(mode), warm_calls(mode))
             verdict, _ = child.examine(program, mode, shrinks=False)
             if verdict.outcome == "failed":
                 path = tmp_path / f"program_{seed}.py"

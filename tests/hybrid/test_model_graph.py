@@ -139,11 +139,11 @@ def test_a_loss_that_never_calls_the_model_is_refused() -> None:
 def test_a_result_that_is_no_tensor_is_refused() -> None:
     class Odd(Net):
         def forward(self, x: Tensor, *, scale: float = 1.0) -> Any:
-            return {"scores": self.hidden(x), "odd": object()}
+            return {"scores": self.hidden(x), "odd": Outcome(x, "inside")}
 
     form, _, _ = make(Odd())
     with pytest.raises(
-        ObstacleError, match=r"results of Odd in tuples, lists, dicts or a dataclass, got object"
+        ObstacleError, match=r"results of Odd in tuples, lists, dicts or a dataclass, got Outcome"
     ):
         run(form, form._model, batch_of(0))
 

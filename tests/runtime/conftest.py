@@ -1,6 +1,6 @@
-"""Makes the random programs of the engine importable."""
+"""Makes shared modules importable."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]

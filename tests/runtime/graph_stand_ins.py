@@ -43,6 +43,8 @@ class Captured:
         name = "capture" if has_stamps else "capture without stamps"
         self.log.append(name if has_optimizer else f"{name} without optimizer")
         self.body, self.batch, self.inputs = body, batch, []
+        leaves = pytree.tree_leaves(batch)
+        self.strides = [leaf.stride() for leaf in leaves if isinstance(leaf, Tensor)]
         self.graph, self.has_stamps, self.pattern = self, has_stamps, BatchPattern(batch)
 
     def pool(self) -> None:
@@ -77,7 +79,7 @@ def install(setattr: Callable[[Any, str, Any], None], log: list[str]) -> None:
     for name, stand_in in {
         "Stream": Stream,
         "stream": lambda _: contextlib.nullcontext(),
-        "current_stream": Stream,
+        "current_stream": lambda *_: Stream(),
         "synchronize": lambda: log.append("synchronize"),
     }.items():
         setattr(torch.cuda, name, stand_in)

@@ -68,6 +68,18 @@ def add_group(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
     optimizer.add_param_group({"params": list(model[3].parameters()), "lr": 0.2})
 
 
+def drop_parameter(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"].pop()
+
+
+def clear_state(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def add_hook(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    model[0].register_forward_hook(lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -76,7 +88,10 @@ def add_group(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
         (put_another, "a module was replaced"),
         (put_weight, "a parameter was replaced"),
         (set_momentum, "an optimizer setting changed"),
-        (add_group, "an optimizer setting changed"),
+        (add_group, "a module was replaced"),
+        (drop_parameter, "the optimizer got or lost parameters"),
+        (clear_state, "optimizer state was replaced"),
+        (add_hook, "hooks were added or removed"),
     ],
 )
 def test_what_changes_the_step_is_captured_again(
@@ -85,7 +100,7 @@ def test_what_changes_the_step_is_captured_again(
     """After one eager step, which makes what optimizer state is new; the note says why."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
     runner, recorder, notes = make_runner(model, optimizer)
     batch = (torch.ones(2, 4),)
     for _ in range(5):

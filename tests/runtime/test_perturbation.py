@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.runtime.equivalence import LEARNING_RATE_FACTORS, _perturb_inputs
+from ridgeline.runtime.equivalence import LEARNING_RATE_FACTORS
+from ridgeline.runtime.perturbation import perturb_inputs
 
 
 def perturbed(originals: list[Tensor], shift: int) -> list[Tensor]:
     inputs = [tensor.clone() for tensor in originals]
-    _perturb_inputs(inputs, originals, shift)
+    perturb_inputs(inputs, originals, shift)
     return inputs
 
 

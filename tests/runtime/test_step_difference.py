@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import pytest
@@ -192,6 +193,24 @@ def test_parameters_move_within_what_a_cast_rounds_away(half_step: float, seed: 
     moved = (layers[1].weight - before["weight"]).abs() / before["weight"].abs()
     assert 0.5 * half_step < moved.max() <= half_step * 1.001
     assert moved.unique().numel() > 8
+
+
+def unordered(model: nn.Module, batch: Tensor) -> Tensor:
+    """The same loss, whose gradients of biases before batch norm are noise: sums that add in no order."""
+    noise = SystemRandom().gauss(0.0, 1e-7) * sum(
+        layer.bias.sum() for layer in (model[0], model[3])
+    )
+    return mean_square(model, batch) + noise - noise.detach()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_noise_of_the_eager_step_itself_hides_nothing(optimizer: str) -> None:
+    """What differs between two eager steps is left out by name; the rest is held to the tolerance."""
+    for _ in range(5):
+        notes = checked(unordered, optimizer, 0, plain=unordered)
+        assert "equals the eager step" in notes[-1]
+    with pytest.raises(EquivalenceError):
+        checked(unordered, optimizer, 0, rate=1.05, plain=unordered)
 
 
 def test_a_step_that_cannot_be_run_again_is_not_checked(tmp_path: Path) -> None:

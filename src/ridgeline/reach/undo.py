@@ -6,6 +6,7 @@ Values are put back bitwise, objects by identity: the same tensors, in the same 
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy
@@ -16,6 +17,10 @@ from ridgeline import units
 from ridgeline.reach.reach import Cell, Reach
 
 _MISSING = object()
+_GLOBAL_GENERATORS = tuple(
+    getattr(draw, "__self__", None) for draw in (random.random, numpy.random.random_sample)
+)
+"""What modules draw from; whose random numbers those are is told by the module."""
 _MOST_BYTES = 1 << 30
 """A tensor larger than this that is neither trained nor a buffer (a data set, say) is not copied: steps do
 not write into such, and a note names one that does."""
@@ -60,16 +65,25 @@ class Undo:
         self._tensors = [_Values(tensor) for tensor in copied]
         self._arrays = [(array, array.copy()) for array in reach.arrays] if values else []
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
+        self._host_generators = [
+            (type(g).__name__, _state(g), partial(_state, g))
+            for g in reach.generators
+            if not isinstance(g, torch.Generator) and g not in _GLOBAL_GENERATORS
+        ]
         self._random = _GlobalRandom()
 
     def changes(self) -> "Iterator[StateChange]":
-        """The variables, entries and containers that hold something else now."""
+        """Variables, entries and containers that hold something else now, and generators that were used."""
         for cell, value in self._cells:
             now = load(cell)
             if now is not value:
                 yield StateChange(repr(cell.label), value, now)
         for store in self._stores:
             yield from store.changes()
+        for kind, state, ask in self._host_generators:
+            now = ask()
+            if repr(now) != repr(state):
+                yield StateChange(f"a {kind}", state, now)
 
     def restore(self) -> None:
         """Put everything back; may be called again."""

@@ -50,6 +50,20 @@ def capturing(
         ) from error
 
 
+@contextlib.contextmanager
+def on_stream(stream: torch.cuda.Stream, device: torch.device | None = None) -> Iterator[None]:
+    """What runs inside is on a stream, after what the current one was given, and before what it gets then.
+
+    Also where it raises: whoever puts tensors back after a failure does so after what wrote them.
+    """
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
 def release(graphs: list[torch.cuda.CUDAGraph]) -> None:
     """Give graphs up while CUDA still works: at the latest before the interpreter is torn down."""
     for graph in graphs:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.optimizer_forms import has_step_of_torch
+from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.hybrid.capture.child_trial import check_trial, try_step_in_child
@@ -36,9 +37,12 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
 
     Raises:
         CaptureError: names each operator and line that cannot be captured, or what the child met.
+        SideEffectError: the step draws from an iterator, so that it cannot be run on trial.
 
     Cost: Two steps, undone; a doubt starts a process, which takes seconds.
     """
+    check_gradient_hooks(body)
+    refuse_streams(body.model, body.loss_fn, body.optimizer)
     lint = inspect_step(body, batch, device=world.device)
     is_refused = largest_of_workers(float(bool(lint.findings)), world)
     check_capturable(lint.findings)
@@ -56,6 +60,22 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
         return
     doubts = "; ".join(str(doubt) for doubt in lint.doubts)
     notes.append(f"captured without a trial, since there are {world.size} workers: {doubts}")
+
+
+def check_gradient_hooks(body: StepBody) -> None:
+    """Refuse hooks on gradients of the user's own: what they read in Python, nobody compares.
+
+    Raises:
+        ObstacleError: names a parameter with one.
+    """
+    for name, parameter in body.model.named_parameters():
+        accumulated = parameter._post_accumulate_grad_hooks  # noqa: SLF001 - nothing public lists them
+        if parameter._backward_hooks or (accumulated and body.reducer is None):  # noqa: SLF001
+            raise ObstacleError(
+                "wanted parameters without hooks on their gradients, since replays of a graph would not "
+                f"notice changes of what these read, got one on {name!r}; remove it, or use "
+                "execution='compiled' or 'eager'"
+            )
 
 
 def _clear_optimizer(

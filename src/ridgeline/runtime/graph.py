@@ -22,15 +22,17 @@ from ridgeline.optimizer_forms import fits_graph
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates, WatchedSettings, make_capturable
-from ridgeline.runtime.capturing import capturing
-from ridgeline.runtime.clearance import clear_for_capture
+from ridgeline.runtime.capturable import LearningRates, make_capturable
+from ridgeline.runtime.capture_watch import CaptureWatch
+from ridgeline.runtime.capturing import capturing, on_stream
+from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.copies import copy_into
 from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.hybrid.steps.reads import StepReads, read_captured
-from ridgeline.runtime.model_guard import ModelGuard
+from ridgeline.runtime.hybrid.guards.layouts import refused_unread
+from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
+from ridgeline.runtime.step_hooks import step_hooks
 from ridgeline.runtime.usual_shapes import UsualShapes
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Span
@@ -92,7 +94,9 @@ class CapturedStep:
             if isinstance(clock, DeviceClock):
                 clock.join()
         self.pattern = BatchPattern(self.batch)
-        self._gradients = [(p, p.grad) for p in body.model.parameters()]
+        held = (p for group in body.optimizer.param_groups for p in group["params"])
+        parameters = dict.fromkeys((*body.model.parameters(), *held))
+        self._gradients = [(p, p.grad) for p in parameters]
         self._record = recorder.current
         if not has_optimizer:
             self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
@@ -105,13 +109,14 @@ class CapturedStep:
     def show_gradients(self) -> None:
         """Make the parameters' gradients those that replays compute."""
         for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
 
     def replay(self) -> Tensor:
         """Run the step; its loss, which the next replay overwrites."""
         self.graph.replay()
+        self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
         if self._outside is not None:
-            self.show_gradients()  # whoever dropped them would have the optimizer do nothing
             self._outside.step()
             if self.has_stamps:
                 self._record.end.record()  # type: ignore[union-attr]
@@ -151,8 +156,8 @@ class GraphRunner:
         self._prepare_ns = 0
         self._last: CapturedStep | None = None
         self._num_replays = 0
-        self._has_optimizer = fits_graph(body.optimizer, body.model)
         self._reads: StepReads | None = None
+        self._watch: CaptureWatch | None = None
         self._make_capturable()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -189,7 +194,6 @@ class GraphRunner:
             begin = time.perf_counter_ns()  # a capture happens once; it is no cost of a step
             if step is None:
                 return self._run_as_written(batch)
-            step.show_gradients()
             self._last = step
             tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
         if [*map(_strides, tensors)] != step.strides and not self._bears_layout(batch):
@@ -234,11 +238,8 @@ class GraphRunner:
 
     def _run_eagerly(self, batch: Any) -> Tensor:
         self._last = None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            loss = self._body(batch, self._recorder)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return loss
+        with on_stream(self._stream):
+            return self._body(batch, self._recorder)
 
     def _run_as_written(self, batch: Any) -> Tensor:
         """A batch without a graph: what compiles would compile for each shape anew.
@@ -262,8 +263,14 @@ class GraphRunner:
         if why not in self._notes:
             self._notes.append(why)
 
+    def _fits_graph(self) -> bool:
+        """Whether the optimizer steps inside of the graph; around its step, hooks run in Python."""
+        optimizer = self._body.optimizer
+        return fits_graph(optimizer, self._body.model) and not any(step_hooks(optimizer))
+
     def _make_capturable(self) -> None:
         optimizer = self._body.optimizer
+        self._has_optimizer = self._fits_graph()
         if self._has_optimizer:
             changes = make_capturable(optimizer, self._world.device)
         else:
@@ -278,14 +285,13 @@ class GraphRunner:
         An eager step comes before the next capture: what changed may need new optimizer state, and a graph
         that made it would make it anew in every replay.
         """
-        why = self._model.changed()
-        if why is None and self._reads is not None:
-            why = self._reads.broken()
-        if self._has_optimizer and self._settings.changed():
-            why = "an optimizer setting changed"
-            self._make_capturable()  # settings that were loaded or added are as the user has them
+        if self._watch is None or self._reads is None:
+            return  # it is being captured
+        why = self._watch.changed() or self._reads.broken()
         if why is None:
             return
+        if self._watch.has_other_settings() or self._fits_graph() != self._has_optimizer:
+            self._make_capturable()  # settings that were loaded or added are as the user has them
         self._num_eager = EAGER_STEPS - 1
         self._recorder.count("recaptures")
         note = f"captured again because {why}"
@@ -300,10 +306,9 @@ class GraphRunner:
             if self._world.size > 1 or not is_repeated:
                 self._count_as_written()
                 return None
-        self._settings = WatchedSettings(self._body.optimizer)
-        self._model = ModelGuard(self._body.model)
         pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
         World.close_before_leaving(self)
+        check_gradient_hooks(self._body)  # some may have come since the first call
         step = self._checked(signature, batch, pool, has_stamps=True)
         if self._world.size == 1:
             frames = step.frames()
@@ -313,8 +318,22 @@ class GraphRunner:
                 self._recorder.add_frames(frames)
         self._recorder.counts["shapes"] = float(len(self._captured))
         if len(self._captured) == 1:
-            self._reads = read_captured(self._body, step.batch, "cuda", self._notes)
+            self._watch_what_was_captured(step)
         return step
+
+    def _watch_what_was_captured(self, step: CapturedStep) -> None:
+        """Begin to watch what the first captured step takes for granted.
+
+        Raises:
+            CaptureError: nobody can read its code, so that changes of what that reads would go unnoticed.
+        """
+        try:
+            kind = self._world.device.type
+            self._reads = refused_unread(StepReads, self._body, step.batch, kind, is_lifted=False)
+        except RidgelineError:
+            self.close()
+            raise
+        self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
 
     def _checked(
         self, signature: batches.Signature, batch: Any, pool: Any, *, has_stamps: bool

@@ -9,6 +9,8 @@ from torch.autograd import profiler
 from torch.optim import Optimizer
 from torch.optim import optimizer as base
 
+from ridgeline.runtime.fused_layouts import lay_out_for_fused
+
 _ZERO_GRAD = Optimizer.zero_grad
 _STEP_WRAPPER: Any = Optimizer.profile_hook_step(lambda: None).__code__  # type: ignore[attr-defined]
 """Torch's own methods, to be told from those that somebody puts around them or in their place."""
@@ -27,6 +29,7 @@ def clear_gradients(optimizer: Optimizer) -> None:
 
 def update(optimizer: Optimizer) -> None:
     """`optimizer.step()`."""
+    lay_out_for_fused(optimizer)
     call: Any = type(optimizer).step
     is_torchs = getattr(call, "__code__", None) is _STEP_WRAPPER
     if not is_torchs or _is_patched(optimizer, "step") or _has_hooks(optimizer):

@@ -25,7 +25,7 @@ class Snapshot:
     """A copy of parameters, buffers, optimizer state and settings, and random state.
 
     Args:
-        model: Its gradients become None when it is put back.
+        model: Gradients of what the optimizer holds become None when it is put back.
         optimizer: Made from the model's parameters.
         loss_fn: Other networks that it can get at (a teacher, say) are copied too, with their gradients.
 
@@ -67,7 +67,7 @@ class Snapshot:
             yield from (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
 
     def restore(self, *, keep_settings: bool = False) -> None:
-        """Put everything back, in place wherever a tensor still exists; the model's gradients become None.
+        """Put everything back, in place wherever a tensor still exists; trained gradients become None.
 
         Args:
             keep_settings: Leave the optimizer's settings (learning rate and so on) as they are now.
@@ -99,9 +99,9 @@ class Snapshot:
 
     def _parameters_outside(self) -> list[nn.Parameter]:
         """Those in which a backward pass adds gradients that no step forgets."""
-        model, *others = self._networks
-        inside = set(model.parameters())
-        return [p for other in others for p in other.parameters() if p not in inside]
+        held = {p for group in self._optimizer.param_groups for p in group["params"]}
+        found = dict.fromkeys(p for network in self._networks for p in network.parameters())
+        return [p for p in found if p not in held]
 
     def _forget_new_buffers(self) -> None:
         """Buffers that a network registered in a step since: it will do so again."""

@@ -15,6 +15,15 @@ RANDOMNESS = (
         forward="y = F.dropout(y, self.p$n, self.training)",
         changes={"probability": "$owner.p$n = 0.25"},
     ),
+    Feature(
+        name="dropout of images",
+        forward="y = F.dropout(y.view(-1, 4, 1, 1), 0.3, self.training).view(-1, 4)",
+    ),
+    Feature(
+        name="noise of images",
+        init="self.conv$n = nn.Conv2d(1, 1, 3, padding=1)",
+        forward="image = y.view(-1, 1, 2, 2)\ny = self.conv$n(image + torch.randn_like(image)).view(-1, 4)",
+    ),
     Feature(name="uniform noise", forward="y = y + torch.rand(4)"),
     Feature(name="two draws", forward="y = y * torch.rand_like(y) + torch.randn(4)"),
     Feature(

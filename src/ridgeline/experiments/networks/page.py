@@ -59,7 +59,8 @@ def page(experiments: Sequence[NetworksExperiment]) -> str:
 def merged(experiments: Sequence[NetworksExperiment]) -> list[NetworksExperiment]:
     """One experiment for each hardware and set-up, in the order in which they come first.
 
-    Networks that failed to run at all (no time left, a package missing) do not replace those that ran.
+    Networks that failed to run at all (no time left, a package missing) do not replace those that ran, and
+    what a later result was not asked for stays as it was.
     """
     found: dict[tuple[str, int, str, tuple[str, ...]], NetworksExperiment] = {}
     for one in experiments:
@@ -68,13 +69,27 @@ def merged(experiments: Sequence[NetworksExperiment]) -> list[NetworksExperiment
             found[key] = one
             continue
         rows = {row.network: row for row in found[key].networks}
-        rows |= {row.network: row for row in one.networks if not row.reason}
+        for row in one.networks:
+            if not row.reason:
+                rows[row.network] = _joined(rows.get(row.network), row)
         found[key] = msgspec.structs.replace(
             one,
             networks=tuple(rows.values()),
             notes=tuple(dict.fromkeys([*found[key].notes, *one.notes])),
         )
     return list(found.values())
+
+
+def _joined(earlier: NetworkResult | None, later: NetworkResult) -> NetworkResult:
+    """A later result with what only the earlier one has: times or a check."""
+    if earlier is None or earlier.reason:
+        return later
+    if not later.forms:
+        timed = {"forms": earlier.forms, "headline": earlier.headline, "tried": earlier.tried}
+        later = msgspec.structs.replace(later, **timed, starts=earlier.starts)
+    if later.check is None:
+        later = msgspec.structs.replace(later, check=earlier.check)
+    return later
 
 
 def _section(experiment: NetworksExperiment) -> Iterator[str]:

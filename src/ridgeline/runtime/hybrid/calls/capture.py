@@ -91,10 +91,10 @@ class CallCapture:
         return self.tensors[0].clone() if self._is_single else self._map(Tensor.clone)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Any:
-        return pytree.tree_unflatten(
-            [change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves],
-            self._structure,
-        )
+        """A tensor that the result holds twice is one tensor there, too."""
+        made = {id(tensor): change(tensor) for tensor in self.tensors}
+        leaves = [made.get(id(leaf), leaf) for leaf in self._leaves]
+        return pytree.tree_unflatten(leaves, self._structure)
 
 
 def _redirecting(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.runtime.capturing import release
+from ridgeline.runtime.capturing import on_stream, release
 from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.hybrid.calls.capture import CallCapture
 
@@ -103,11 +103,9 @@ class CallGraph:
         return CallCapture(fn, self.inputs, self._stream, copies=copies)
 
     def _warm_up(self, fn: Callable[..., Any]) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        with on_stream(self._stream, self._device):
             for _ in range(WARM_UP_CALLS):
                 fn(*self.inputs)
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _follow(self, stream: int) -> None:
         """Order the calls on a new current stream after those on the one before: they share memory."""

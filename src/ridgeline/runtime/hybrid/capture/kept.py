@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ridgeline.runtime.copies import overlaps
+
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
@@ -38,8 +40,11 @@ def state_kept(module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tensors_kept(module: nn.Module, tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Values of some tensors of a module as before, at the end, and its buffers under their names."""
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    """Values of some tensors of a module as before, at the end, and its buffers under their names.
+
+    Nobody writes a tensor whose elements share memory.
+    """
+    before = [(t, t.detach().clone()) for t in tensors if not overlaps(t)]
     try:
         with buffers_attached(module):
             yield

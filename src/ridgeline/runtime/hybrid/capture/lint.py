@@ -78,9 +78,8 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     """Run a training step twice, as written and operator by operator, and watch the second time.
 
     The first run fills what programs make once (caches, optimizer state). Parameters, buffers, optimizer
-    and random state (torch, Python, numpy) are put back; gradients are None afterwards. What the model
-    keeps in other Python attributes stays as two more steps leave it; what of it the second one changed is
-    a finding, see `changed_in_python`.
+    and random state (torch, Python, numpy) are put back, and what model and loss keep in Python; gradients
+    are None afterwards. What of that the second run changed is a finding, see `changed_in_python`.
 
     With a reducer, or with an optimizer that no graph can hold, only loss and gradients are computed, without
     accumulating them: no hook of the reducer runs, so no collective starts, and workers may lint each on its
@@ -107,6 +106,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     recorder = Recorder(HostClock())
     recorder.listener = functools.partial(setattr, seen.lines, "phase")
     before = Snapshot(body.model, optimizer, body.loss_fn)
+    outside = Undo(body.model, body.loss_fn, optimizer, spared=before.tensors())
     try:
         with random_state_kept(), buffers_attached(body.model), body.as_written():
             if kind == "cuda" and not judged:
@@ -122,6 +122,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
             judge_python(seen, python, before.tensors())
     finally:
         seen.lines.outermost = None
+        outside.restore()
         before.restore()
     return Lint(seen.findings, seen.doubts, judged)
 

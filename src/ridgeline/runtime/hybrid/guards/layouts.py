@@ -2,14 +2,17 @@
 
 import types
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
+from ridgeline.errors import CaptureError
 from ridgeline.runtime.hybrid.guards.guards import Guards
 from ridgeline.runtime.hybrid.guards.reading import UnreadableError
 from ridgeline.runtime.hybrid.guards.spoken import spoken
 
+P = ParamSpec("P")
+T = TypeVar("T")
 MOST_LAYOUTS = 4
 """Memory layouts that are read for one program; calls that bring further ones are not served by it."""
 
@@ -24,7 +27,7 @@ class LayoutReads:
         followed: Tensors that the captured program follows to wherever they lie.
 
     Attributes:
-        guards: One for each layout, the example's first.
+        guards: One for each layout that comes to the same program, the example's first.
 
     Raises:
         UnreadableError: torch's compiler cannot read the program in one piece.
@@ -44,6 +47,7 @@ class LayoutReads:
         self._example = dict(example)
         self._followed = followed
         self.guards = [self._read(self._example)]
+        self._others: list[Guards] = []
 
     def fit(self, brought: Mapping[str, Any]) -> bool:
         """Whether the captured program computes a call that brings this.
@@ -54,11 +58,14 @@ class LayoutReads:
         arguments = {**self._fixed, **brought}
         if any(guards.holds(arguments) for guards in self.guards):
             return True
-        if self.broken() is not None or len(self.guards) >= MOST_LAYOUTS:
+        if self.broken() is not None or len(self.guards) + len(self._others) >= MOST_LAYOUTS:
+            return False
+        if any(guards.holds(arguments) for guards in self._others):
             return False
         guards = self._read(brought)
-        self.guards.append(guards)
-        return guards.graph == self.guards[0].graph
+        is_same = guards.graph == self.guards[0].graph
+        (self.guards if is_same else self._others).append(guards)
+        return is_same
 
     def broken(self) -> str | None:
         """What is not as it was, whatever a call brings; None while nothing is."""
@@ -71,14 +78,16 @@ class LayoutReads:
         return Guards(self._program, {**self._fixed, **brought}, [*brought], self._followed)
 
 
-def readable(read: Callable[[], LayoutReads], notes: list[str]) -> Any:
-    """What is read; None where nobody can read it, which is noted."""
+def refused_unread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What is read for a capture.
+
+    Raises:
+        CaptureError: nobody can read it, so that changes of what it reads would go unnoticed.
+    """
     try:
-        return read()
+        return read(*args, **kwargs)
     except UnreadableError as error:
-        note = (
-            f"only changes of modules and flags are noticed, not all that its code reads: {error}"
-        )
-        if note not in notes:
-            notes.append(note)
-        return None
+        raise CaptureError(
+            f"{error}; replays of a graph would not notice changes of what it reads: use an execution mode "
+            "without a graph"
+        ) from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.capturing import capturing, release
+from ridgeline.runtime.capturing import capturing, on_stream, release
 from ridgeline.runtime.copies import copy_into, own_copy
 
 Run = Callable[..., tuple[Tensor, ...]]
@@ -28,9 +28,10 @@ class CapturedModel:
     what `p.grad` refers to until the next call overwrites them.
 
     Args:
-        run: The function; parameters are reached through it.
+        run: The function. Parameters that it reaches, wherever they are kept, get gradients beside the
+            arguments that require them.
         tensors: Example arguments; copied.
-        parameters: What gets gradients beside the arguments that require them.
+        reset: Called before the capture: puts back what the calls before it left in Python.
 
     Raises:
         CaptureError: the capture failed.
@@ -38,18 +39,22 @@ class CapturedModel:
     Cost: Three calls with their backward passes, and the memory of one; waits for the device.
     """
 
-    def __init__(self, run: Run, tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, run: Run, tensors: Sequence[Tensor], reset: Callable[[], object] = lambda: None
+    ) -> None:
         self._inputs = [own_copy(tensor) for tensor in tensors]
         self._targets = [tensor.detach() for tensor in self._inputs]
-        self._parameters = [p for p in parameters if p.requires_grad]
         self._serial = 0
         self._spent = 0
         stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._parameters: list[Tensor] = []
+        with on_stream(stream):
             for _ in range(WARM_UP_CALLS):
-                self._backward_of(run(*self._inputs))
-        torch.cuda.current_stream().wait_stream(stream)
+                outputs = run(*self._inputs)
+                inputs = {*map(id, self._inputs)}
+                self._parameters = [p for p in _leaves_behind(outputs) if id(p) not in inputs]
+                self._backward_of(outputs)
+        reset()
         self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
         self._finalizer = weakref.finalize(self, release, self._graphs)
         with capturing(self._graphs[0], "the model", stream=stream):
@@ -122,6 +127,22 @@ class CapturedModel:
         if seeds is None:
             seeds = [torch.zeros_like(out) for out in trained]
         return gradients_of(trained, (*self._inputs, *self._parameters), seeds)
+
+
+def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors in which a backward pass from results would add gradients."""
+    found: dict[int, Tensor] = {}
+    nodes = [out.grad_fn for out in outputs if out.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            found[id(node.variable)] = node.variable  # type: ignore[attr-defined]
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return [*found.values()]
 
 
 class _Replayed(torch.autograd.Function):

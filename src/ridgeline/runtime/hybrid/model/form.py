@@ -14,6 +14,7 @@ from torch._functorch import config as autograd_config
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.hybrid.capture.lint import check_capturable
 from ridgeline.runtime.hybrid.compiling import Form, LossFunction, many_variants
@@ -132,7 +133,7 @@ class ModelGraphForm(Form):
             )
 
     def _captured(self, leaves: list[Any], structure: pytree.TreeSpec) -> KnownCall:
-        known = KnownCall(self._model, leaves, structure, self._notes)
+        known = KnownCall(self._model, leaves, structure)
 
         def of_tensors(call: Callable[..., Any]) -> Captured:
             def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -158,7 +159,7 @@ def capture_on_gpu(
         CaptureError: the capture failed.
     """
     with fresh_casts():
-        lint = inspect_model(model, plain, tensors, device="cuda")
+        lint = inspect_model(model, plain, tensors, device=next(model.parameters()).device)
         check_capturable(lint.findings)
         if lint.doubts:
             listed = "; ".join(str(doubt) for doubt in lint.doubts)
@@ -167,5 +168,10 @@ def capture_on_gpu(
                 "execution mode without a graph"
             )
         # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
+        before = Undo(model, spared=(*model.parameters(), *model.buffers()))
         with model_kept(model), autograd_config.patch(force_non_lazy_backward_lowering=True):
-            return CapturedModel(run, tensors, [*model.parameters()])
+            try:
+                return CapturedModel(run, tensors, before.restore)
+            except BaseException:
+                before.restore()
+                raise

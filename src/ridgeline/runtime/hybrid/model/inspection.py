@@ -30,8 +30,8 @@ def inspect_model(
 ) -> Lint:
     """Call a model twice with its backward pass, and watch the second time.
 
-    Buffers and random state are put back; what the model keeps in other Python attributes stays as two more
-    calls leave it, and what of it the second one changed is a finding.
+    Buffers, random state and what the model keeps in Python are put back; what of that the second call
+    changed is a finding.
 
     Args:
         model: Of whose parameters gradients are computed.
@@ -46,6 +46,7 @@ def inspect_model(
     """
     kind = torch.device(device).type
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
+    before = Undo(model, spared=(*model.parameters(), *model.buffers()))
     try:
         with model_kept(model):
             for watch in (contextlib.nullcontext(), watching(seen)):
@@ -61,6 +62,7 @@ def inspect_model(
             judge_python(seen, python, (*model.parameters(), *model.buffers()))
     finally:
         seen.lines.outermost = None
+        before.restore()
     return Lint(seen.findings, seen.doubts)
 
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import ObstacleError
 from ridgeline.runtime.casts import casting
 from ridgeline.runtime.copies import own_copy
-from ridgeline.runtime.hybrid.guards.layouts import LayoutReads, readable
+from ridgeline.runtime.hybrid.guards.layouts import LayoutReads, refused_unread
 from ridgeline.runtime.model_guard import ModelGuard
 
 Captured = Callable[..., tuple[Tensor, ...]]
@@ -31,19 +31,17 @@ class KnownCall:
         model: The model.
         leaves: The arguments, positional ones and keywords, flat.
         structure: How they belong together.
-        notes: Receives why changes of what the model's code reads are not noticed, where they are not.
 
     Raises:
         ObstacleError: an argument lies on the host.
+        CaptureError: nobody can read the model's code.
 
     Cost: A copy of the arguments, and a reading of the model: seconds for a large one.
     """
 
     call: Captured
 
-    def __init__(
-        self, model: nn.Module, leaves: list[Any], structure: pytree.TreeSpec, notes: list[str]
-    ) -> None:
+    def __init__(self, model: nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> None:
         self._guard = ModelGuard(model)
         self._name = type(model).__name__
         self._structure = structure
@@ -51,7 +49,7 @@ class KnownCall:
         self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._key = _key(leaves)
         self._setting = _setting()
-        self._result: tuple[list[Any], list[int], pytree.TreeSpec] | None = None
+        self._result: tuple[list[Any], list[tuple[int, int]], pytree.TreeSpec] | None = None
         self._dataclass: Any = None
         device = next(model.parameters()).device.type
         if any(leaf.device.type != device for leaf in self.tensors(leaves)):
@@ -62,9 +60,7 @@ class KnownCall:
         # The caller's own tensors may hold the graph of what computed them.
         copies = [own_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         example = _brought(copies, structure)
-        self._reads: LayoutReads | None = readable(
-            lambda: LayoutReads(model_program, {"model": model}, example), notes
-        )
+        self._reads = refused_unread(LayoutReads, model_program, {"model": model}, example)
 
     def changed(self) -> str | None:
         """What of the model, or of what its code reads, is not as it was; None while nothing is.
@@ -72,7 +68,7 @@ class KnownCall:
         In other settings than those of the capture (autocast, say) nobody can tell, and None is the answer.
         """
         why = self._guard.changed()
-        if why is None and self._reads is not None and _setting() == self._setting:
+        if why is None and _setting() == self._setting:
             why = self._reads.broken()
         return why
 
@@ -83,7 +79,7 @@ class KnownCall:
             and _key(leaves) == self._key
             and _setting() == self._setting
             and self._guard.changed() is None
-            and (self._reads is None or self._reads.fit(_brought(leaves, structure)))
+            and self._reads.fit(_brought(leaves, structure))
         )
 
     def tensors(self, leaves: list[Any]) -> list[Tensor]:
@@ -116,10 +112,15 @@ class KnownCall:
                 f"wanted results of {self._name} in tuples, lists, dicts or a dataclass, got "
                 f"{type(strange[0]).__name__}; register it with torch's pytree, or use another execution mode"
             )
-        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        # One that the result holds twice is captured, and returned, as one.
+        found = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
+        numbers = {key: number for number, key in enumerate(found)}
+        places = [
+            (index, numbers[id(leaf)]) for index, leaf in enumerate(leaves) if id(leaf) in found
+        ]
         rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._result = rest, places, structure
-        return tuple(leaves[place] for place in places)
+        return tuple(found.values())
 
     def result(self, leaves: list[Any]) -> Any:
         """What a replay gives for arguments, as the model returns it."""
@@ -127,8 +128,8 @@ class KnownCall:
         assert self._result is not None
         rest, places, structure = self._result
         filled = list(rest)
-        for place, output in zip(places, outputs, strict=True):
-            filled[place] = output
+        for place, number in places:
+            filled[place] = outputs[number]
         found = pytree.tree_unflatten(filled, structure)
         return found if self._dataclass is None else _filled(self._dataclass, found)
 

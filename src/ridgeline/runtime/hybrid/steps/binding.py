@@ -1,16 +1,16 @@
 """A compiled step program bound to its state; on a GPU captured, and replayed as one CUDA graph."""
 
-import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ridgeline.errors import CaptureError
-from ridgeline.runtime.capturing import capturing
+from ridgeline.runtime.capturing import capturing, on_stream
 from ridgeline.runtime.copies import copy_into
+from ridgeline.runtime.saved_state import preserved
 
 Call = Callable[[list[Tensor]], Sequence[Tensor]]
 """A compiled program: all inputs as one flat list, which it may empty; its outputs."""
@@ -61,8 +61,6 @@ class ReplayedStep:
         call: The program.
         state: Its first inputs, on the GPU; written in place and never moved.
         examples: Batch tensors as it was compiled for; copied.
-        rng: Whether the program draws random numbers; its generators then stand as before after the
-            calls that warm up.
 
     Raises:
         CaptureError: the program cannot be captured; nothing can run on the device afterwards.
@@ -81,13 +79,10 @@ class ReplayedStep:
         arguments = [*state, *self._inputs]
         stream = torch.cuda.Stream()
         self._graph = torch.cuda.CUDAGraph()
-        with _undone(state):
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream), torch.no_grad():
-                for _ in range(WARMUP_CALLS):
-                    call(arguments.copy())
-            torch.cuda.current_stream().wait_stream(stream)
-            torch.cuda.synchronize()
+        with preserved([*state]), on_stream(stream), torch.no_grad():
+            for _ in range(WARMUP_CALLS):
+                call(arguments.copy())
+        torch.cuda.synchronize()
         with capturing(self._graph, "the step's program", stream=stream), torch.no_grad():
             self._loss = call(arguments.copy())[0]
         self._call = call
@@ -118,20 +113,6 @@ def bind(
     """The program with its state, replayed as a CUDA graph where the state is on a GPU."""
     on_gpu = any(tensor.is_cuda for tensor in (*state, *examples))
     return ReplayedStep(call, state, examples) if on_gpu else BoundStep(call, state, examples)
-
-
-@contextlib.contextmanager
-def _undone(state: Sequence[Tensor]) -> Iterator[None]:
-    """Put the state and the generators back as they were, after real calls."""
-    saved = [tensor.clone() for tensor in state]
-    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state()
-    try:
-        yield
-    finally:
-        for tensor, before in zip(state, saved, strict=True):
-            tensor.copy_(before)
-        torch.set_rng_state(cpu)
-        torch.cuda.set_rng_state(cuda)
 
 
 def _release(graph: torch.cuda.CUDAGraph) -> None:

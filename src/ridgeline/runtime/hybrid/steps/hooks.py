@@ -8,11 +8,10 @@ from torch.nn.modules import module as registered
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.capture_watch import MODULE_HOOKS
 from ridgeline.runtime.entries import Entries
 from ridgeline.runtime.step_hooks import step_hooks
 
-MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Where a module keeps its hooks."""
 _of_gradient = attrgetter("_backward_hooks")
 _of_accumulation = attrgetter("_post_accumulate_grad_hooks")
 

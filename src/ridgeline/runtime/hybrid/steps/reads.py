@@ -11,7 +11,7 @@ from ridgeline.errors import CaptureError
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.hybrid.guards.guards import Guards
-from ridgeline.runtime.hybrid.guards.layouts import LayoutReads, readable
+from ridgeline.runtime.hybrid.guards.layouts import LayoutReads
 from ridgeline.runtime.hybrid.guards.spoken import spoken
 
 _BUFFERS = re.compile(r"L\['model'\](\._modules\['\w+'\])*\._buffers$")
@@ -26,11 +26,6 @@ def cast_loss_program(loss_fn: LossFunction, model: nn.Module, batch: Any, kind:
     """The same in bf16, as `StepBody` calls it."""
     with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
         return loss_fn(model, batch)
-
-
-def read_captured(body: StepBody, batch: Any, kind: str, notes: list[str]) -> "StepReads | None":
-    """The guards of a captured step; None where nobody can read it, which is noted."""
-    return readable(lambda: StepReads(body, batch, kind, is_lifted=False), notes)
 
 
 class StepReads(LayoutReads):

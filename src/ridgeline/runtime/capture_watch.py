@@ -1,0 +1,66 @@
+"""What a captured step takes for granted of model and optimizer, besides what its code reads."""
+
+from operator import attrgetter, is_
+
+from torch import Tensor
+from torch.nn.modules import module as registered
+from torch.optim import Optimizer
+
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.capturable import WatchedSettings
+from ridgeline.runtime.entries import Entries
+from ridgeline.runtime.model_guard import ModelGuard
+from ridgeline.runtime.step_hooks import step_hooks
+
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps its hooks."""
+
+
+_of_gradient = attrgetter("_backward_hooks")
+
+
+class CaptureWatch:
+    """Modules, parameters and hooks, and of an optimizer inside of the graph settings and state.
+
+    Args:
+        body: The step, once it was captured and checked.
+        has_optimizer: The graph contains the optimizer's step.
+    """
+
+    def __init__(self, body: StepBody, *, has_optimizer: bool) -> None:
+        self._optimizer = body.optimizer
+        self._model = ModelGuard(body.model)
+        hooks = [vars(module)[kind] for module in self._model.modules for kind in MODULE_HOOKS]
+        hooks += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
+        self._parameters = [*body.model.parameters()]
+        self._hooks = Entries([*hooks, *step_hooks(body.optimizer)])
+        self._held = _held(body.optimizer)
+        self._settings = WatchedSettings(body.optimizer) if has_optimizer else None
+        self._state = Entries(body.optimizer.state.values()) if has_optimizer else None
+
+    def changed(self) -> str | None:
+        """What is another now, in words; None while nothing is.
+
+        Cost: 0.1 us for each module, and 0.2 us for each parameter (under AdamW).
+        """
+        why = self._model.changed()
+        if why is None and (not self._hooks.hold() or any(map(_of_gradient, self._parameters))):
+            why = "hooks were added or removed"
+        held = _held(self._optimizer)
+        if why is None and not (len(held) == len(self._held) and all(map(is_, held, self._held))):
+            why = "the optimizer got or lost parameters"
+        if why is None and self.has_other_settings():
+            why = "an optimizer setting changed"
+        if why is None and self._state is not None:
+            is_same = self._state.same_stores(self._optimizer.state.values())
+            if not (is_same and self._state.hold()):
+                why = "optimizer state was replaced"
+        return why
+
+    def has_other_settings(self) -> bool:
+        """Whether a setting of an optimizer inside of the graph is another now."""
+        return self._settings is not None and self._settings.changed()
+
+
+def _held(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

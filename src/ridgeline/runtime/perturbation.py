@@ -1,0 +1,24 @@
+"""Other batches of the same kind, for checks that run a step on more than one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift: int) -> None:
+    """Other values of the same kind: rows are repeated in place of others, and numbers made smaller.
+
+    Whole numbers may be indices, offsets, lengths, classes of a column: each value stays in its column, rows
+    stay beside those of other tensors, and what was in order stays so and begins with what it began with.
+    Numbers that are probabilities stay below 1.
+    """
+    for tensor, original in zip(inputs, originals, strict=True):
+        changed = original
+        dim = next((d for d in range(original.dim()) if original.shape[d] > 1), None)
+        if dim is not None:
+            rows = torch.arange(original.shape[dim], device=original.device)
+            changed = original.index_select(dim, rows - rows % (shift + 1))
+        if original.is_floating_point():
+            changed = changed * (1.0 - 0.25 * shift)
+        tensor.copy_(changed)

@@ -1,0 +1,185 @@
+"""CUDA graphs on a CPU: what runs inside of a capture is recorded, undone, and run again by each replay.
+
+For what surrounds graphs: guards, checks, undoing, and what a captured program bakes in. Streams do nothing.
+As on a GPU a capture executes nothing, and a replay writes into the memory of the capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ridgeline.runtime.graph  # it names parts of torch.cuda, which are others in an emulation
+import ridgeline.runtime.hybrid.calls.graph  # noqa: F401 - the same
+from ridgeline.execution import MODES
+from ridgeline.runtime.hybrid.steps import binding
+
+_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+"""Operators for which a host waits, which no capture can hold."""
+
+
+class Graph:
+    """What `torch.cuda.CUDAGraph` is, as far as the package uses it."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+        self._is_reset = False
+
+    def replay(self) -> None:
+        """Run all recorded operators on the tensors of the capture."""
+        assert not self._is_reset, "a graph that was given up is replayed"
+        with torch.no_grad():
+            for op, args, kwargs, results in self.calls:
+                found = [
+                    t for t in pytree.tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)
+                ]
+                for target, value in zip(results, found, strict=True):
+                    if target.data_ptr() != value.data_ptr() or target.stride() != value.stride():
+                        target.copy_(value)
+
+    def reset(self) -> None:
+        """Give up what was recorded."""
+        self.calls.clear()
+        self._is_reset = True
+
+    def pool(self) -> None:
+        """Memory is never given back here."""
+
+    def instantiate(self) -> None:
+        """Nothing to do."""
+
+
+class _Recording(TorchDispatchMode):
+    """Operators of a capture; what they write outside of it is put back at its end."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._graph = graph
+        self._own: set[int] = set()
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._held: list[Tensor] = []  # its memory is nobody else's
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _READS:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        for tensor in _written(func, args, kwargs):
+            self._save(tensor)
+        result = func(*args, **kwargs)
+        results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        given = {_storage(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        self._own |= {_storage(tensor) for tensor in results} - given
+        self._held += results
+        fresh = [tensor.detach() for tensor in results]
+        plain = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        self._graph.calls.append((func, *plain, fresh))
+        return result
+
+    def undo(self) -> None:
+        """Nothing was executed, as far as anybody can see."""
+        for tensor, saved in self._saved.values():
+            tensor.copy_(saved)
+
+    def _save(self, tensor: Tensor) -> None:
+        key = _storage(tensor)
+        if key not in self._own and key not in self._saved:
+            flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            self._saved[key] = flat, flat.clone()
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The arguments that an operator writes; those of batch norm do not say so of running statistics."""
+    found: list[Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        is_said = argument.alias_info is not None and argument.alias_info.is_write
+        if is_said or argument.name in ("running_mean", "running_var"):
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            found += [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return found
+
+
+@contextlib.contextmanager
+def _capture(graph: Graph, **_: Any) -> Iterator[None]:
+    recording = _Recording(graph)
+    random = torch.get_rng_state()
+    try:
+        with recording:
+            yield
+    finally:
+        with torch.no_grad():
+            recording.undo()
+        torch.set_rng_state(random)
+
+
+class Stream:
+    """A stream on which everything has already happened."""
+
+    cuda_stream = 0
+    device = torch.device("cpu")
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, _other: Stream) -> None:
+        """It has."""
+
+
+class Event:
+    """A moment on the host."""
+
+    def __init__(self, **_: Any) -> None:
+        self._moment = 0.0
+
+    def record(self, _stream: Any = None) -> None:
+        self._moment = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """It has happened."""
+
+    def elapsed_time(self, later: Self) -> float:
+        """Milliseconds."""
+        return max(0.0, (later._moment - self._moment) * 1e3)
+
+
+def _offered(_purpose: str, _device: str) -> tuple[str, ...]:
+    return tuple(MODES)
+
+
+def _bind(call: Any, state: Any, examples: Any) -> binding.ReplayedStep:
+    return binding.ReplayedStep(call, state, examples)
+
+
+@contextlib.contextmanager
+def emulated_graphs() -> Iterator[None]:
+    """Every mode is offered on the CPU inside, and graphs are emulated."""
+    fakes: dict[str, Any] = {
+        "CUDAGraph": Graph,
+        "graph": _capture,
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "Event": Event,
+        "stream": lambda _: contextlib.nullcontext(),
+        "current_stream": lambda *_: Stream(),
+        "synchronize": lambda *_: None,
+        "memory_reserved": lambda *_: 0,
+        "current_device": lambda: 0,
+    }
+    with contextlib.ExitStack() as stack:
+        for name, fake in fakes.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, fake))
+        stack.enter_context(mock.patch("ridgeline.execution.offered", _offered))
+        yield

@@ -1,0 +1,209 @@
+"""Steps that graphs replay train as the plain loop does, whatever changes; graphs are emulated on the CPU."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from emulated_graphs import emulated_graphs
+from ridgeline.errors import CaptureError, ObstacleError, SideEffectError
+from ridgeline.plan import Execution, Plan
+from ridgeline.runtime.graph import OTHER_LAYOUTS
+from ridgeline.runtime.step import TrainStep
+
+STEPS = 12
+REPLAYED: tuple[Execution, ...] = ("graph", "model-graph")
+
+
+@pytest.fixture(autouse=True)
+def graphs() -> Iterator[None]:
+    with emulated_graphs():
+        yield
+
+
+class Net(nn.Module):
+    """Two layers, batch norm and dropout, and a parameter that only the optimizer knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.drop = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2)
+        self.out = nn.Linear(8, 3)
+        self.proxy = [nn.Parameter(torch.ones(3))]
+        self.scale: list[float] = [1.0]
+        self.is_first = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(self.norm(self.hidden(x)).relu())
+        by = self.scale[0] if x.is_contiguous() else 3.0 * self.scale[0]
+        if self.is_first:
+            by, self.is_first = 5.0 * by, False
+        return self.out(y) * self.proxy[0] * by
+
+
+def classify(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def batch_of(index: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(index)
+    return torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)
+
+
+def make() -> tuple[Net, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Net()
+    parameters = [*model.parameters(), *model.proxy]
+    return model, torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+Change = Callable[[Net, torch.optim.Optimizer], object]
+
+
+def trained(execution: Execution, change: Change, *, strided: bool = False) -> tuple[Any, ...]:
+    """Losses, state, gradients and random state after a change between two steps."""
+    model, optimizer = make()
+    torch.manual_seed(1)
+    losses = []
+    with TrainStep(model, classify, optimizer, Plan(execution=execution), device="cpu") as step:
+        for index in range(STEPS):
+            if index == 7:
+                change(model, optimizer)
+            x, y = batch_of(index)
+            if strided and index in (6, 8, 9):
+                x = x.t().contiguous().t()
+            losses.append(float(step((x, y))))
+        notes = step.notes
+    parameters = [*model.parameters(), *model.proxy]
+    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+    state = [*model.state_dict().values(), *model.proxy]
+    return losses, state, gradients, torch.get_rng_state(), notes
+
+
+def nothing(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    """Nothing changes."""
+
+
+def scale(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.scale[0] = 2.0
+
+
+def drop_more(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.drop.p = 0.7
+
+
+def first_again(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.is_first = True
+
+
+def take_from_optimizer(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    held = optimizer.param_groups[0]["params"]
+    held[:] = [parameter for parameter in held if parameter is not model.out.bias]
+
+
+def clear_state(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def hook_step(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.register_step_post_hook(lambda *_: model.out.bias.data.add_(0.1))
+
+
+def hook_module(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.hidden.register_forward_hook(lambda _module, _args, out: out * 2.0)
+
+
+def leave_gradients(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+
+@pytest.mark.parametrize("execution", REPLAYED)
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(nothing, scale, drop_more, first_again, take_from_optimizer, clear_state, hook_step),
+        *(hook_module, leave_gradients),
+    ],
+)
+def test_what_changes_is_noticed(change: Change, execution: Execution) -> None:
+    """Losses, parameters (also those outside of the model), buffers, gradients, random numbers."""
+    wanted, got = trained("eager", change), trained(execution, change)
+    torch.testing.assert_close(got[:3], wanted[:3], rtol=1e-4, atol=1e-5)
+    assert torch.equal(got[3], wanted[3])
+    assert any("equals the eager step" in note for note in got[4])
+
+
+@pytest.mark.parametrize("execution", REPLAYED)
+def test_batches_that_lie_otherwise_are_told_apart_each_time(execution: Execution) -> None:
+    """A branch on the layout of the input is another program."""
+    wanted, got = (trained(name, nothing, strided=True) for name in ("eager", execution))
+    torch.testing.assert_close(got[:3], wanted[:3], rtol=1e-4, atol=1e-5)
+    assert execution != "graph" or OTHER_LAYOUTS in got[4]
+
+
+def counted(model: Net, numbers: list[int]) -> Any:
+    def loss(net: nn.Module, batch: Any) -> Tensor:
+        numbers[0] += 1
+        return classify(net, batch) * numbers[0]
+
+    return loss
+
+
+def drawn(model: Net, generator: np.random.Generator) -> Any:
+    model.forward = lambda x, inner=model.forward: inner(x) * float(generator.random())
+    return classify
+
+
+def hooked(model: Net, factor: list[float]) -> Any:
+    model.out.weight.register_hook(lambda g: g * factor[0])
+    return classify
+
+
+def hooked_module(model: Net, factor: list[float]) -> Any:
+    model.out.register_full_backward_hook(lambda _module, grads, _: (grads[0] * factor[0],))
+    return classify
+
+
+def counting(model: Net, counts: Any) -> Any:
+    return lambda net, batch: classify(net, batch) * (1 + next(counts))
+
+
+@pytest.mark.parametrize(
+    ("execution", "make_loss", "kept", "error", "words"),
+    [
+        ("graph", counted, [0], ObstacleError, "a change of an element of a list in Python"),
+        ("graph", drawn, np.random.default_rng(5), ObstacleError, "a change of a Generator"),
+        ("model-graph", drawn, np.random.default_rng(5), CaptureError, "would not notice changes"),
+        ("graph", hooked, [2.0], ObstacleError, "without hooks on their gradients, since"),
+        ("graph", hooked_module, [2.0], CaptureError, "would not notice changes of what it reads"),
+        ("model-graph", hooked_module, [2.0], CaptureError, "would not notice changes of what"),
+        ("graph", counting, itertools.count(), SideEffectError, "cannot be taken back|within its"),
+    ],
+)
+def test_what_a_graph_would_bake_in_is_refused_without_a_trace(
+    execution: Execution, make_loss: Any, kept: Any, error: Any, words: str
+) -> None:
+    """By name; counts and generators are then where the plain loop's steps have left them."""
+    model, optimizer = make()
+    loss = make_loss(model, kept)
+    before, done = repr(getattr(kept, "bit_generator", None) and kept.bit_generator.state), []
+
+    def train(step: TrainStep) -> None:
+        for index in range(STEPS):
+            step(batch_of(index))
+            done.append(index)
+
+    with TrainStep(model, loss, optimizer, Plan(execution=execution), device="cpu") as step:
+        with pytest.raises(error, match=words):
+            train(step)
+        assert len(done) in (0, 3), "it is refused before anything is replayed"
+    if make_loss is counted:
+        assert kept == [len(done)]
+    if make_loss is drawn:
+        assert repr(kept.bit_generator.state) == before
+    if make_loss is counting:
+        assert next(kept) == len(done)

@@ -11,6 +11,7 @@ from ridgeline.execution import MODES
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step_hooks import without_step_hooks
@@ -57,7 +58,7 @@ class CheckedRunner:
     def _check(self, batch: Any) -> None:
         """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""
         flat, structure = pytree.tree_flatten(batch)
-        copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in flat]
+        copies = [own_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in flat]
         example = pytree.tree_unflatten(copies, structure)
         silent = Recorder(HostClock())
         begin = time.perf_counter()
@@ -72,6 +73,9 @@ class CheckedRunner:
                 notes=self._notes,
                 runs_python=not MODES[self._body.plan.execution].replays_model,
             )
+        if MODES[self._body.plan.execution].replays_model:
+            # The check has undone what the captured call did in Python: the next one does it again.
+            self._body.form.close()
         self._recorder.counts["compile_s"] = time.perf_counter() - begin
         self._is_checked = True
         self._num_graphs = _num_graphs()

@@ -109,7 +109,7 @@ def check_replay(
     three copies of parameters, buffers and optimizer state (one of other networks that the loss reads).
     """
     refuse_streams(body.model, body.loss_fn, body.optimizer)
-    originals = [tensor.clone() for tensor in inputs]
+    originals = [tensor.detach().clone() for tensor in inputs]
     start = _Start(body, inputs, repeats_python=runs_python)
     trial = _Trial(body, batch, start, rates, replay, stream, world, notes)
     try:
@@ -119,8 +119,7 @@ def check_replay(
             with refusing_writes():
                 gaps.append(trial.gap(shift))
     finally:
-        for tensor, original in zip(inputs, originals, strict=True):
-            tensor.copy_(original)
+        perturb_inputs(inputs, originals, 0)
         start.restore()
     widest = max(gaps, key=lambda gap: gap.size / gap.allowed)
     if widest.size > widest.allowed:

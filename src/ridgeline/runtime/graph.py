@@ -10,6 +10,7 @@ the eager step from the same state, and from there on a step costs the host one 
 
 import gc
 import time
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -41,8 +42,12 @@ EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
 OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
 OTHER_LAYOUTS = "batches that the code takes otherwise because of their strides ran without a graph"
+WITH_GRADIENTS = "batches that want gradients themselves ran without a graph"
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
+
+
+_requires_grad = attrgetter("requires_grad")
 
 
 class CapturedStep:
@@ -189,6 +194,8 @@ class GraphRunner:
         step, tensors = self._last, None
         if step is not None:
             tensors = step.pattern.tensors(batch)
+            if tensors is not None and any(map(_requires_grad, tensors)):
+                tensors = None
         if step is None or tensors is None:
             step = self._step_for(batch, begin)
             begin = time.perf_counter_ns()  # a capture happens once; it is no cost of a step
@@ -212,6 +219,9 @@ class GraphRunner:
 
     def _step_for(self, batch: Any, begin: int) -> CapturedStep | None:
         """The captured step for a batch, made where there is none; None where it is better run eagerly."""
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in batches.leaves(batch)):
+            self._count_as_written(WITH_GRADIENTS)
+            return None
         signature = batches.signature(batch)
         step = self._captured.get(signature)
         if step is None:

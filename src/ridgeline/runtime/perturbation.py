@@ -9,6 +9,7 @@ from torch import Tensor
 def perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift: int) -> None:
     """Other values of the same kind: rows are repeated in place of others, and numbers made smaller.
 
+    Shift 0 puts the original ones back.
     Whole numbers may be indices, offsets, lengths, classes of a column: each value stays in its column, rows
     stay beside those of other tensors, and what was in order stays so and begins with what it began with.
     Numbers that are probabilities stay below 1.
@@ -21,4 +22,4 @@ def perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift:
             changed = original.index_select(dim, rows - rows % (shift + 1))
         if original.is_floating_point():
             changed = changed * (1.0 - 0.25 * shift)
-        tensor.copy_(changed)
+        tensor.detach().copy_(changed)

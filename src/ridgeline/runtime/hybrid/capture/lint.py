@@ -23,6 +23,7 @@ from ridgeline.runtime.batch import split
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import make_capturable
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
 from ridgeline.runtime.hybrid.capture.kept import (
     buffers_attached,
@@ -235,7 +236,8 @@ def _copied(batch: Any, device: str) -> Any:
     """Copies of what is on the device, so that a step which changes its batch leaves no trace."""
 
     def copy(leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, Tensor) and leaf.device.type == device else leaf
+        is_there = isinstance(leaf, Tensor) and leaf.device.type == device
+        return own_copy(leaf) if is_there else leaf
 
     return pytree.tree_map(copy, batch)
 

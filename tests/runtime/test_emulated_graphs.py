@@ -117,6 +117,11 @@ def hook_module(model: Net, optimizer: torch.optim.Optimizer) -> None:
     model.hidden.register_forward_hook(lambda _module, _args, out: out * 2.0)
 
 
+def leave_other_gradients(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    take_from_optimizer(model, optimizer)
+    model.out.bias.grad = None
+
+
 def leave_gradients(model: Net, optimizer: torch.optim.Optimizer) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -127,7 +132,7 @@ def leave_gradients(model: Net, optimizer: torch.optim.Optimizer) -> None:
     "change",
     [
         *(nothing, scale, drop_more, first_again, take_from_optimizer, clear_state, hook_step),
-        *(hook_module, leave_gradients),
+        *(hook_module, leave_gradients, leave_other_gradients),
     ],
 )
 def test_what_changes_is_noticed(change: Change, execution: Execution) -> None:

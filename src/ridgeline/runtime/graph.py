@@ -99,9 +99,11 @@ class CapturedStep:
             if isinstance(clock, DeviceClock):
                 clock.join()
         self.pattern = BatchPattern(self.batch)
-        held = (p for group in body.optimizer.param_groups for p in group["params"])
+        held = {p for group in body.optimizer.param_groups for p in group["params"]}
         parameters = dict.fromkeys((*body.model.parameters(), *held))
         self._gradients = [(p, p.grad) for p in parameters]
+        # No step clears these: the graph adds to them.
+        self._added_to = [(p, g) for p, g in self._gradients if p not in held and g is not None]
         self._record = recorder.current
         if not has_optimizer:
             self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
@@ -119,6 +121,11 @@ class CapturedStep:
 
     def replay(self) -> Tensor:
         """Run the step; its loss, which the next replay overwrites."""
+        for parameter, gradient in self._added_to:
+            if parameter.grad is None:
+                gradient.zero_()
+            elif parameter.grad is not gradient:
+                gradient.copy_(parameter.grad)
         self.graph.replay()
         self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
         if self._outside is not None:

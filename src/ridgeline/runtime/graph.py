@@ -335,11 +335,13 @@ class GraphRunner:
                 self._recorder.add_frames(frames)
         self._recorder.counts["shapes"] = float(len(self._captured))
         if len(self._captured) == 1:
-            self._watch_what_was_captured(step)
+            self._read(step)
+        # Each check leaves the optimizer's state in other dictionaries.
+        self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
         return step
 
-    def _watch_what_was_captured(self, step: CapturedStep) -> None:
-        """Begin to watch what the first captured step takes for granted.
+    def _read(self, step: CapturedStep) -> None:
+        """Find what the code of the first captured step takes for granted.
 
         Raises:
             CaptureError: nobody can read its code, so that changes of what that reads would go unnoticed.
@@ -350,7 +352,6 @@ class GraphRunner:
         except RidgelineError:
             self.close()
             raise
-        self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
 
     def _checked(
         self, signature: batches.Signature, batch: Any, pool: Any, *, has_stamps: bool

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ridgeline.runtime.graph  # it names parts of torch.cuda, which are others in an emulation
-import ridgeline.runtime.hybrid.calls.graph  # noqa: F401 - the same
+import ridgeline.runtime.graph  # noqa: F401 - it names parts of torch.cuda, which are others in an emulation
 from ridgeline.execution import MODES
-from ridgeline.runtime.hybrid.steps import binding
+from ridgeline.runtime.hybrid.calls import graph as call_graphs
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 """Operators for which a host waits, which no capture can hold."""
@@ -159,10 +158,6 @@ def _offered(_purpose: str, _device: str) -> tuple[str, ...]:
     return tuple(MODES)
 
 
-def _bind(call: Any, state: Any, examples: Any) -> binding.ReplayedStep:
-    return binding.ReplayedStep(call, state, examples)
-
-
 @contextlib.contextmanager
 def emulated_graphs() -> Iterator[None]:
     """Every mode is offered on the CPU inside, and graphs are emulated."""
@@ -182,4 +177,5 @@ def emulated_graphs() -> Iterator[None]:
         for name, fake in fakes.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
         stack.enter_context(mock.patch("ridgeline.execution.offered", _offered))
+        stack.enter_context(mock.patch.object(call_graphs, "_stream_of", return_value=0))
         yield

@@ -61,7 +61,7 @@ def test_steps_and_feeds_run_on_the_device_of_the_model() -> None:
     for device in ("cpu", "meta"):
         torch.manual_seed(0)
         model = nn.Linear(6, 3)
-        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)  # Adam counts on the default device
         batches = [(torch.randn(4, 6), torch.randint(3, (4,))) for _ in range(3)]
         with (
             torch.device(device),

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.capturing import capturing
+
 DEVICE = torch.device("cuda", 0)
 
 
@@ -30,3 +33,57 @@ def chains(
 
 def same(got: Any, want: Any, tolerance: float = 0.0) -> None:
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def _reads(_: list[Tensor]) -> None:
+    torch.ones(1, device=DEVICE).item()
+
+
+def _leaves_a_stream(_: list[Tensor]) -> None:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.ones(1, device=DEVICE).add_(1.0)
+
+
+def _fills_memory(held: list[Tensor]) -> None:
+    _leaves_a_stream(held)
+    while True:
+        held.append(torch.empty(1 << 33, dtype=torch.uint8, device=DEVICE))
+
+
+FAILURES = {"reads": _reads, "leaves a stream": _leaves_a_stream, "fills memory": _fills_memory}
+"""What a capture fails with."""
+
+
+def _failure(kind: str) -> str:
+    """What the capture that fails says; nothing of it is held any more."""
+    try:
+        with capturing(torch.cuda.CUDAGraph(), "the program", stream=torch.cuda.Stream()):
+            torch.nn.functional.dropout(torch.ones(1000, device=DEVICE))
+            FAILURES[kind]([])
+    except CaptureError as error:
+        return str(error)
+    raise AssertionError(f"the capture that {kind} did not fail")
+
+
+def fail_a_capture(kind: str) -> None:
+    """Fail one, then draw, capture again and ask for the memory back.
+
+    Raises:
+        AssertionError: something is left of the failed capture.
+    """
+    dropped = torch.nn.functional.dropout(torch.ones(1000, device=DEVICE))
+    before, held = torch.cuda.get_rng_state(), torch.cuda.memory_reserved()
+    said = _failure(kind)
+    assert said.endswith("; use execution='eager'"), said
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    dropped = torch.nn.functional.dropout(torch.ones(1000, device=DEVICE))
+    torch.cuda.empty_cache()
+    grown = torch.cuda.memory_reserved() - held
+    assert grown <= 1 << 24, f"{grown} bytes are still reserved"
+    again = torch.cuda.CUDAGraph()
+    with capturing(again, "the program", stream=torch.cuda.Stream()):
+        dropped = torch.nn.functional.dropout(torch.ones(1000, device=DEVICE))
+    again.replay()
+    assert 300 < int((dropped > 0).sum()) < 700

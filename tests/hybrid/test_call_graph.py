@@ -82,6 +82,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     current = Stream()
     for name, stand_in in {
         "CUDAGraph": StandIn,
+        "graph_pool_handle": lambda: (0, 0),
         "graph": capture,
         "Stream": Stream,
         "ExternalStream": Stream,

@@ -1,6 +1,7 @@
 """Capturing CUDA graphs, and giving them up."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,8 @@ def capturing(
 ) -> Iterator[None]:
     """Capture what runs inside, none of which is executed.
 
-    Threads that pin memory or watch NCCL go on calling CUDA meanwhile.
+    Threads that pin memory or watch NCCL go on calling CUDA meanwhile. A failed capture is cleared away, so
+    that the process goes on where the device still works.
 
     Args:
         graph: Receives it.
@@ -35,19 +37,67 @@ def capturing(
 
     Cost: Waits for the device, and gives cached memory back to it.
     """
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool  # known, should this fail
     try:
         with (
             undisturbed(),
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             yield
-    except RuntimeError as error:
-        if isinstance(error, RidgelineError):
+    except BaseException as error:
+        lost = clear_failed_capture(graph, pool, stream.device)
+        if isinstance(error, RidgelineError) or not isinstance(error, RuntimeError):
             raise
+        way_out = f"use {instead}"
+        if lost:
+            way_out = (
+                f"the device does not work since ({lost}), start the process again with {instead}"
+            )
         raise CaptureError(
-            f"wanted to capture {what} as a CUDA graph, got {type(error).__name__}: {error}; the process "
-            f"cannot go on after a failed capture, start it again with {instead}"
+            f"wanted to capture {what} as a CUDA graph, got {type(error).__name__}: {error}; {way_out}"
         ) from error
+
+
+def clear_failed_capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> str:
+    """Put right what torch leaves behind where a capture fails: why that cannot be; empty if it is done.
+
+    Where a capture cannot be ended the allocator goes on to take memory from its pool, which is never given
+    back, and the random generator refuses to draw ("Offset increment outside graph capture encountered
+    unexpectedly") until a capture ends well: one of nothing does.
+
+    Args:
+        graph: What was captured into.
+        pool: Memory of the capture.
+        device: It was captured there.
+
+    Cost: Waits for the device.
+    """
+    try:
+        torch.cuda.synchronize(device)
+        if _has_ended(graph):
+            graph.reset()
+        else:
+            torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001 - there is no
+            torch._C._cuda_releasePool(device.index, pool)  # noqa: SLF001 - public name
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*[Gg]raph is empty.*")
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(device)):
+                pass
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.empty(1, device=device).uniform_()
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+def _has_ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether its capture was ended; torch knows the graph's pool from then on."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

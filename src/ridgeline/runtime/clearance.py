@@ -27,7 +27,7 @@ _CLEARED: set[type] = set()
 def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]) -> None:
     """Look for what cannot be captured, and try in a child process what looking cannot judge.
 
-    A failed capture leaves the process unusable, so neither happens in this one.
+    A failed capture can leave the device unusable, so neither happens in this process.
 
     Args:
         body: The step; nothing was compiled yet.

@@ -25,7 +25,7 @@ from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable
 from ridgeline.runtime.capture_watch import CaptureWatch
-from ridgeline.runtime.capturing import capturing, on_stream
+from ridgeline.runtime.capturing import ANOMALIES, capturing, finds_anomalies, on_stream
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.copies import copy_into
@@ -180,6 +180,9 @@ class GraphRunner:
             EquivalenceError: its replay differs from the eager step.
         """
         begin = time.perf_counter_ns()
+        if finds_anomalies():
+            self._count_as_written(ANOMALIES)
+            return self._run_as_written(batch)
         if self._rates.num_groups != len(self._body.optimizer.param_groups):
             self._make_capturable()
         self._rates.refresh()

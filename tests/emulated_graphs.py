@@ -8,6 +8,8 @@ into that of later captures of the same pool, where it may lie in what the earli
 from __future__ import annotations
 
 import contextlib
+import itertools
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, Self
@@ -182,6 +184,22 @@ def _offered(_purpose: str, _device: str) -> tuple[str, ...]:
     return tuple(MODES)
 
 
+def _form_on_a_gpu(_: Any, differentiable: bool, **_more: Any) -> tuple[bool, bool]:
+    """Whether an optimizer of whose form nothing was said is fused, and whether it takes many tensors at once."""
+    return False, not differentiable
+
+
+def _device_types(*_: Any) -> list[str]:
+    return ["cpu"]
+
+
+_FORMS = {
+    "_default_to_fused_or_foreach": _form_on_a_gpu,
+    "_get_capturable_supported_devices": _device_types,
+}
+"""What torch's optimizers ask to learn which forms a device has."""
+
+
 @contextlib.contextmanager
 def emulated_graphs() -> Iterator[None]:
     """Every mode is offered on the CPU inside, and graphs are emulated."""
@@ -200,6 +218,10 @@ def emulated_graphs() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, fake in fakes.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
+        optimizers = [m for name, m in sys.modules.items() if name.startswith("torch.optim.")]
+        for optimizer, (name, fake) in itertools.product(optimizers, _FORMS.items()):
+            if name in vars(optimizer):
+                stack.enter_context(mock.patch.object(optimizer, name, fake))
         stack.enter_context(mock.patch("ridgeline.execution.offered", _offered))
         stack.enter_context(mock.patch.object(call_graphs, "_stream_of", return_value=0))
         yield

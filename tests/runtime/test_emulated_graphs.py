@@ -215,7 +215,10 @@ def test_steps_under_anomaly_detection_run_without_a_graph(execution: Execution)
                 with torch.autograd.set_detect_anomaly(is_on):
                     losses.append(float(step(batch_of(index))))
             x, y = batch_of(0)
-            with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="nan values"):
+            with (
+                torch.autograd.set_detect_anomaly(True),
+                pytest.raises(RuntimeError, match="nan values"),
+            ):
                 step((x * torch.nan, y))
     torch.testing.assert_close(losses[16:], losses[:16], rtol=1e-4, atol=1e-5)
     assert ANOMALIES in step.notes

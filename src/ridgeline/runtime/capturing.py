@@ -9,7 +9,9 @@ import torch
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.runtime.deadline import undisturbed
 
-ANOMALIES = "steps under torch's anomaly detection, which looks at each gradient on the host, ran without a graph"
+ANOMALIES = (
+    "steps under anomaly detection, which looks at gradients on the host, ran without a graph"
+)
 
 
 def finds_anomalies() -> bool:

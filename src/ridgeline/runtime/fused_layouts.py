@@ -1,8 +1,8 @@
 """What fused optimizers take for granted: a parameter and all beside it in one order of memory.
 
 Their kernels walk through memory and ask for no strides. Where a gradient or a moment lies otherwise than
-its parameter, or a parameter has gaps, those for CPUs mix elements up and say nothing (torch 2.11 to 2.13: three
-steps of SGD on a transposed matrix of normal numbers are off by 1.5), and those for GPUs refuse it.
+its parameter, or a parameter has gaps, those for CPUs mix elements up and say nothing (torch 2.11 to 2.13:
+three steps of SGD on a transposed matrix of normal numbers are off by 1.5), and those for GPUs refuse it.
 """
 
 from typing import Any

@@ -182,6 +182,26 @@ def test_gradients_that_no_step_clears_add_up(shown: str) -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("execution", REPLAYED)
+def test_gradients_add_up_that_were_cleared_when_the_graph_was_captured(
+    execution: Execution,
+) -> None:
+    """By somebody who clears those of the whole model, and stops doing so; one unused gets none."""
+    found = []
+    for name in ("eager", execution):
+        model, optimizer = make()
+        take_from_optimizer(model, optimizer)
+        model.unused = nn.Parameter(torch.ones(2))
+        with TrainStep(model, classify, optimizer, Plan(execution=name), device="cpu") as step:
+            for index in range(10):
+                if index < 7:
+                    model.zero_grad()
+                step(batch_of(index))
+        assert model.unused.grad is None
+        found.append(model.out.bias.grad)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 @pytest.mark.parametrize("execution", [*REPLAYED, "compiled+graph", "compiled+model-graph"])
 def test_another_method_of_a_class_is_captured(

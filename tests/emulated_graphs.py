@@ -1,12 +1,15 @@
 """CUDA graphs on a CPU: what runs inside of a capture is recorded, undone, and run again by each replay.
 
 For what surrounds graphs: guards, checks, undoing, and what a captured program bakes in. Streams do nothing.
-As on a GPU a capture executes nothing, and a replay writes into the memory of the capture.
+As on a GPU a capture executes nothing, and a replay writes into the memory of the capture; into all of it, and
+into that of later captures of the same pool, where it may lie in what the earlier one has given back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, Self
@@ -23,6 +26,8 @@ from ridgeline.runtime.hybrid.calls import graph as call_graphs
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 """Operators for which a host waits, which no capture can hold."""
+_GARBAGE = 255
+"""In each byte: no number in any floating-point type, and one less than none in integers."""
 
 
 class Graph:
@@ -30,11 +35,16 @@ class Graph:
 
     def __init__(self, keep_graph: bool = False) -> None:
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+        self.memory: list[torch.UntypedStorage] = []
+        self._pool: list[Graph] = [self]
         self._is_reset = False
 
     def replay(self) -> None:
         """Run all recorded operators on the tensors of the capture."""
         assert not self._is_reset, "a graph that was given up is replayed"
+        for graph in self._pool[self._pool.index(self) :]:
+            for memory in graph.memory:
+                memory.fill_(_GARBAGE)
         with torch.no_grad():
             for op, args, kwargs, results in self.calls:
                 found = [
@@ -47,10 +57,18 @@ class Graph:
     def reset(self) -> None:
         """Give up what was recorded."""
         self.calls.clear()
+        self.memory.clear()
         self._is_reset = True
 
-    def pool(self) -> None:
-        """Memory is never given back here."""
+    def pool(self) -> list[Graph]:
+        """The graphs that share memory, in the order of their captures."""
+        return self._pool
+
+    def begin(self, pool: list[Graph] | None) -> None:
+        """It is captured, in memory of its own or in a pool."""
+        if pool is not None:
+            pool.append(self)
+            self._pool = pool
 
     def instantiate(self) -> None:
         """Nothing to do."""
@@ -62,9 +80,14 @@ class _Recording(TorchDispatchMode):
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self._graph = graph
-        self._own: set[int] = set()
+        self._own: dict[int, torch.UntypedStorage] = {}
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._held: list[Tensor] = []  # its memory is nobody else's
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled programs run as such, and their operators are recorded; else torch runs the code as written."""
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -77,17 +100,19 @@ class _Recording(TorchDispatchMode):
         result = func(*args, **kwargs)
         results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         given = {_storage(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        self._own |= {_storage(tensor) for tensor in results} - given
+        made = {_storage(tensor): tensor.untyped_storage() for tensor in results}
+        self._own |= {key: memory for key, memory in made.items() if key not in given}
         self._held += results
         fresh = [tensor.detach() for tensor in results]
         plain = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         self._graph.calls.append((func, *plain, fresh))
         return result
 
-    def undo(self) -> None:
+    def end(self) -> None:
         """Nothing was executed, as far as anybody can see."""
         for tensor, saved in self._saved.values():
             tensor.copy_(saved)
+        self._graph.memory = [*self._own.values()]
 
     def _save(self, tensor: Tensor) -> None:
         key = _storage(tensor)
@@ -112,7 +137,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
 
 
 @contextlib.contextmanager
-def _capture(graph: Graph, **_: Any) -> Iterator[None]:
+def _capture(graph: Graph, pool: list[Graph] | None = None, **_: Any) -> Iterator[None]:
+    graph.begin(pool)
     recording = _Recording(graph)
     random = torch.get_rng_state()
     try:
@@ -120,7 +146,7 @@ def _capture(graph: Graph, **_: Any) -> Iterator[None]:
             yield
     finally:
         with torch.no_grad():
-            recording.undo()
+            recording.end()
         torch.set_rng_state(random)
 
 
@@ -158,6 +184,22 @@ def _offered(_purpose: str, _device: str) -> tuple[str, ...]:
     return tuple(MODES)
 
 
+def _form_on_a_gpu(_: Any, differentiable: bool, **_more: Any) -> tuple[bool, bool]:
+    """Whether an optimizer of whose form nothing was said is fused, and whether it takes many tensors at once."""
+    return False, not differentiable
+
+
+def _device_types(*_: Any) -> list[str]:
+    return ["cpu"]
+
+
+_FORMS = {
+    "_default_to_fused_or_foreach": _form_on_a_gpu,
+    "_get_capturable_supported_devices": _device_types,
+}
+"""What torch's optimizers ask to learn which forms a device has."""
+
+
 @contextlib.contextmanager
 def emulated_graphs() -> Iterator[None]:
     """Every mode is offered on the CPU inside, and graphs are emulated."""
@@ -177,6 +219,10 @@ def emulated_graphs() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, fake in fakes.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
+        optimizers = [m for name, m in sys.modules.items() if name.startswith("torch.optim.")]
+        for optimizer, (name, fake) in itertools.product(optimizers, _FORMS.items()):
+            if name in vars(optimizer):
+                stack.enter_context(mock.patch.object(optimizer, name, fake))
         stack.enter_context(mock.patch("ridgeline.execution.offered", _offered))
         stack.enter_context(mock.patch.object(call_graphs, "_stream_of", return_value=0))
         yield

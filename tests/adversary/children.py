@@ -20,6 +20,9 @@ TESTS = Path(__file__).resolve().parents[1]
 PROGRAMS_EACH = 200
 """Programs that a child runs before a new one takes over: the compiler keeps some memory of each."""
 
+MOST_SAID = 2000
+"""Characters of what a process that died had written to its standard error."""
+
 
 class Child:
     """One process that runs one program after the other.
@@ -39,6 +42,7 @@ class Child:
         self._folder = tempfile.TemporaryDirectory(
             prefix="adversary-"
         )  # a killed child leaves files
+        self._errors = Path(self._folder.name) / "errors.txt"
 
     def __enter__(self) -> Self:
         return self
@@ -68,12 +72,12 @@ class Child:
                 self._end()
             return verdict, from_json(json.dumps(reply["program"]))
         self._end()
+        said = self._errors.read_text(errors="replace")[-MOST_SAID:]
         if is_late:
-            detail = f"no answer in {self._limit_s:.0f} s"
+            detail = f"no answer in {self._limit_s:.0f} s\n{said}"
             return Verdict(mode, "failed", "hangs", detail=detail), program
-        return Verdict(
-            mode, "failed", "crashes", detail=f"exit status {process.returncode}"
-        ), program
+        detail = f"exit status {process.returncode}\n{said}"
+        return Verdict(mode, "failed", "crashes", detail=detail), program
 
     def _line(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
         """What it answers, and whether it took too long."""
@@ -105,13 +109,14 @@ class Child:
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = (
                 "1"  # a pool would outlive a killed child
             )
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "adversary.worker", self._folder.name, *flags],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-            )
+            with self._errors.open("wb") as errors:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "adversary.worker", self._folder.name, *flags],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=environment,
+                )
             self._num_run = 0
         return self._process
 

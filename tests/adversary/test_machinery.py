@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adversary import judging
+from adversary import judging, worker
 from adversary.children import Child
 from adversary.devices import moved
-from adversary.grammar import catalogue
+from adversary.grammar import catalogue, general
 from adversary.judging import judge
 from adversary.making import make
 from adversary.program import Call, Change, Program, Use, from_json, to_json
@@ -21,6 +21,7 @@ from adversary.rendering import render
 from adversary.scripts import script
 from adversary.shrinking import shrink
 from adversary.worlds import World, run_plain_call
+from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError
 
 SEEDS = st.integers(min_value=0, max_value=1 << 32)
@@ -208,7 +209,36 @@ def test_hangs_and_crashes_are_failures() -> None:
     with Child(0.0, interprets=True) as child:
         assert child.examine(PLAIN, "call:eager", shrinks=False)[0].kind == "hangs"
     with Child(100.0, interprets=True) as child:
-        assert child.examine(unknown, "call:eager", shrinks=False)[0].kind == "crashes"
+        verdict, _ = child.examine(unknown, "call:eager", shrinks=False)
+        assert verdict.kind == "crashes"
+        assert "KeyError: 'no such feature'" in verdict.detail
+
+
+def test_a_refusal_that_leaves_no_device_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a failed capture, which fails all programs that come then; so does what breaks the judging."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+    refused = judging.Verdict("call:graph@cuda", "refused")
+    monkeypatch.setattr(torch, "randn", broken)
+    for judging_it in (lambda: refused, broken):
+        verdict = worker._with_device("call:graph@cuda", judging_it)
+        assert verdict.outcome == "failed"
+        assert verdict.kind.endswith(worker.LOST)
+        assert "Offset increment" in verdict.detail
+
+
+@pytest.mark.parametrize("name", general.OPTIMIZERS)
+def test_optimizers_leave_gradients_alone(name: str) -> None:
+    """In the forms that plain PyTorch takes on a GPU, too: torch's SGD with Nesterov's momentum does not."""
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    with emulated_graphs():
+        optimizer = eval(general.OPTIMIZERS[name], {"torch": torch, "params": parameters})
+        for parameter in parameters:
+            parameter.grad = torch.ones(3)
+        optimizer.step()
+    assert all(torch.equal(p.grad, torch.ones(3)) for p in parameters if p.grad is not None)
 
 
 def test_a_program_moves_to_a_device() -> None:

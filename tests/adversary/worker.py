@@ -6,9 +6,12 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
+
+import torch
 
 from adversary.devices import device_of
 from adversary.interpreting import interpreted
@@ -17,6 +20,9 @@ from adversary.program import Program, from_json, to_json
 from adversary.rendering import render
 from adversary.shrinking import shrink
 
+LOST = "but the device is lost"
+"""Ends the kind of such a failure; each program after it would fail, too."""
+
 
 def examine(program: Program, mode: str, folder: Path, *, shrinks: bool) -> tuple[Verdict, Program]:
     """The verdict on a program, and the program; made small if it failed and `shrinks`."""
@@ -24,15 +30,31 @@ def examine(program: Program, mode: str, folder: Path, *, shrinks: bool) -> tupl
     def judged(one: Program) -> Verdict:
         path = folder / f"program_{one.seed}.py"
         path.write_text(render(one, device_of(mode)))
-        return judge(one, path, mode)
+        if device_of(mode) == "cpu":
+            return judge(one, path, mode)
+        return _with_device(mode, lambda: judge(one, path, mode))
 
     verdict = judged(program)
-    if verdict.outcome != "failed" or not shrinks:
+    if verdict.outcome != "failed" or verdict.kind.endswith(LOST) or not shrinks:
         return verdict, program
     begun = dataclasses.replace(program, calls=program.calls[: max(1, verdict.call + 1)])
     start = begun if _is_alike(judged(begun), verdict) else program
     small = shrink(start, lambda one: _is_alike(judged(one), verdict))
     return judged(small), small
+
+
+def _with_device(mode: str, judged: Callable[[], Verdict]) -> Verdict:
+    """A verdict, which is a failure where a capture has left a device on which nothing can run any more."""
+    verdict = Verdict(mode, "failed", "judging it")
+    try:
+        verdict = judged()
+        torch.randn(2, device="cuda").sum().item()  # random numbers too: they are refused first
+    except RuntimeError as error:
+        name = verdict.outcome if verdict.outcome != "failed" else verdict.kind
+        lines = "".join(traceback.format_exception(error)[-8:])
+        detail = f"{verdict.detail}\n{lines}"
+        return Verdict(mode, "failed", f"{name}, {LOST}", verdict.call, detail)
+    return verdict
 
 
 def _is_alike(verdict: Verdict, other: Verdict) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError, EquivalenceError, SideEffectError
 from ridgeline.plan import Execution, Plan
+from ridgeline.runtime.capturing import ANOMALIES
 from ridgeline.runtime.feeding import feed
 from ridgeline.runtime.graph import EAGER_STEPS, OTHER_LAYOUTS, OTHER_SHAPES
 from ridgeline.runtime.step import TrainStep
@@ -104,6 +105,37 @@ def test_settings_that_change_are_not_baked_in() -> None:
                 assert step.timeline().counters["recaptures"] == 1
     for eager, graph in zip(*results, strict=True):
         torch.testing.assert_close(graph, eager, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adamw])
+def test_a_weight_that_lies_otherwise_trains_on(make_optimizer: Any) -> None:
+    """Its moments lie as it did before, which the fused kernels of a graph refuse."""
+    results = []
+    for execution in ("eager", "graph"):
+        model = make()
+        with TrainStep(model, loss_fn, make_optimizer(model), Plan(execution=execution)) as step:
+            for index in range(12):
+                if index == 6:
+                    weight = model[5].weight  # type: ignore[index]
+                    weight.data = weight.data.t().contiguous().t()
+                step(batch_of(16, index))
+        results.append([p.detach().clone() for p in model.parameters()])
+    for eager, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, eager, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("execution", ["graph", "model-graph"])
+def test_anomaly_detection_leaves_the_device_usable(execution: Execution) -> None:
+    """Such steps run without a graph; no capture fails where something else changes meanwhile."""
+    model = make()
+    with TrainStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
+        for index in range(12):
+            if index == 7:
+                freeze_the_statistics(model)
+            with torch.autograd.set_detect_anomaly(index in (7, 8)):
+                loss = step(batch_of(16, index))
+    assert ANOMALIES in step.notes
+    assert torch.isfinite(loss + torch.randn((), device="cuda"))
 
 
 def freeze_the_convolution(model: nn.Module) -> None:

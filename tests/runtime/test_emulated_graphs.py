@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError, ObstacleError, SideEffectError
 from ridgeline.plan import Execution, Plan
+from ridgeline.runtime.capturing import ANOMALIES
 from ridgeline.runtime.graph import OTHER_LAYOUTS
 from ridgeline.runtime.step import TrainStep
 
@@ -43,6 +45,25 @@ class Net(nn.Module):
             by, self.is_first = 5.0 * by, False
         self.shown = y.detach()
         return self.out(y) * self.proxy[0] * by
+
+
+class Part(nn.Module):
+    """A class whose method changes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu() * 2.0
+
+
+class Whole(nn.Sequential):
+    """What is compiled: torch's compiler reads it in one piece."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self:
+            x = part(x)
+        return x
+
+
+FORWARD = Part.forward
 
 
 def classify(model: nn.Module, batch: Any) -> Tensor:
@@ -141,6 +162,87 @@ def test_what_changes_is_noticed(change: Change, execution: Execution) -> None:
     torch.testing.assert_close(got[:3], wanted[:3], rtol=1e-4, atol=1e-5)
     assert torch.equal(got[3], wanted[3])
     assert any("equals the eager step" in note for note in got[4])
+
+
+@pytest.mark.parametrize("shown", ["wanted", "parameter"])
+def test_gradients_that_no_step_clears_add_up(shown: str) -> None:
+    """Of batches, and of a parameter that the optimizer does not hold: replays write over none of them."""
+    found = []
+    for execution in ("eager", "model-graph"):
+        model, optimizer = make()
+        xs = []
+        with TrainStep(model, classify, optimizer, Plan(execution=execution), device="cpu") as step:
+            for index in range(6):
+                if index == 3:
+                    take_from_optimizer(model, optimizer)
+                x, y = batch_of(index)
+                xs.append(x.requires_grad_(shown == "wanted"))
+                step((x, y))
+        found.append([model.out.bias.grad, *(x.grad for x in xs if shown == "wanted")])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("execution", REPLAYED)
+def test_gradients_add_up_that_were_cleared_when_the_graph_was_captured(
+    execution: Execution,
+) -> None:
+    """By somebody who clears those of the whole model, and stops doing so; one unused gets none."""
+    found = []
+    for name in ("eager", execution):
+        model, optimizer = make()
+        take_from_optimizer(model, optimizer)
+        model.unused = nn.Parameter(torch.ones(2))
+        with TrainStep(model, classify, optimizer, Plan(execution=name), device="cpu") as step:
+            for index in range(10):
+                if index < 7:
+                    model.zero_grad()
+                step(batch_of(index))
+        assert model.unused.grad is None
+        found.append(model.out.bias.grad)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+@pytest.mark.parametrize("execution", [*REPLAYED, "compiled+graph", "compiled+model-graph"])
+def test_another_method_of_a_class_is_captured(
+    execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In compiled forms too, whose compiler trusts that a class stays as it is."""
+    losses = []
+    for name in ("eager", execution):
+        monkeypatch.setattr(Part, "forward", FORWARD)
+        torch.manual_seed(0)
+        model = Whole(nn.Linear(6, 8), Part(), nn.Linear(8, 3))
+        optimizer, plan = torch.optim.SGD(model.parameters(), 0.1), Plan(execution=name)
+        with interpreted(), TrainStep(model, classify, optimizer, plan, device="cpu") as step:
+            for index in range(10):
+                if index == 6:
+                    monkeypatch.setattr(Part, "forward", lambda part, x: x * 0.5)
+                losses.append(float(step(batch_of(index))))
+    torch.testing.assert_close(losses[10:], losses[:10], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("execution", REPLAYED)
+def test_steps_under_anomaly_detection_run_without_a_graph(execution: Execution) -> None:
+    """It looks at each gradient on the host, and is to raise where one is no number."""
+    losses = []
+    for name in ("eager", execution):
+        model, optimizer = make()
+        with TrainStep(model, classify, optimizer, Plan(execution=name), device="cpu") as step:
+            for index in range(16):
+                model.scale[0] = 1.0 + index // 4
+                is_on = index % 7 in (0, 1, 5)
+                with torch.autograd.set_detect_anomaly(is_on):
+                    losses.append(float(step(batch_of(index))))
+            x, y = batch_of(0)
+            with (
+                torch.autograd.set_detect_anomaly(True),
+                pytest.raises(RuntimeError, match="nan values"),
+            ):
+                step((x * torch.nan, y))
+    torch.testing.assert_close(losses[16:], losses[:16], rtol=1e-4, atol=1e-5)
+    assert ANOMALIES in step.notes
+    assert any("equals the eager step" in note for note in step.notes)
 
 
 @pytest.mark.parametrize("execution", REPLAYED)

@@ -1,6 +1,8 @@
 """Fused optimizers on a CPU train parameters in any layout as the plain loop does."""
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +46,33 @@ def test_layouts_do_not_matter(name: str, layouts: tuple[str, str, str]) -> None
     """Of the parameter before and after its state was made, and of the gradient."""
     wanted, got = (stepped(name, *layouts, fused=fused) for fused in (False, True))
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+class OnGpu(nn.Parameter):
+    """A parameter that says of itself that it lies on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def refusing(parameters: list[Tensor], *beside: list[Tensor], **_: Any) -> None:
+    """What the kernels for GPUs ask of a parameter and what they are given beside it."""
+    for parameter, *others in zip(parameters, *filter(None, beside[:3]), strict=True):
+        if any(other.stride() != parameter.stride() for other in others):
+            raise RuntimeError("params, grads, exp_avgs, and exp_avg_sqs must have same layout")
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("sgd", "_fused_sgd_"), ("adam", "_fused_adam_")])
+def test_kernels_for_gpus_get_nothing_that_they_refuse(
+    name: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a parameter's strides change after its state was made, or its gradient has others."""
+    monkeypatch.setattr(torch, kernel, refusing)
+    parameter = OnGpu(torch.randn(5, 7))
+    optimizer = OPTIMIZERS[name]([parameter], fused=True)
+    for layout, gradient in itertools.product(("dense", "transposed"), repeat=2):
+        parameter.data = LAYOUTS[layout](parameter.data)
+        parameter.grad = LAYOUTS[gradient](torch.randn(5, 7))
+        update(optimizer)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6)), max_size=3))

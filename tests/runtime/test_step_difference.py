@@ -20,6 +20,7 @@ from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.narrow_rounding import move_within_rounding
 from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.step_difference import SPARED, Outcome, without_most_moved
 from ridgeline.runtime.world import World
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -163,6 +164,18 @@ def test_rounding_to_16_bits_by_the_users_own_code_passes() -> None:
     """As far as a cast moves the step itself; the note says how far that is."""
     notes = checked(cast(in_other_kernels), "adam", 2, plain=cast(mean_square))
     assert "equals the eager step (which rounding to 16 bits moves by " in notes[-1]
+
+
+def test_what_moves_the_furthest_is_left_out_however_it_lies_in_memory() -> None:
+    """A parameter may be transposed: the same elements are left out."""
+    generator = torch.Generator().manual_seed(0)
+    start, moved = (torch.randn(8, 12, generator=generator) for _ in range(2))
+    masks = []
+    for new in (start, start.t().contiguous().t()):
+        wanted, other = (Outcome(0.0, [value], [[]]) for value in (new, moved))
+        masks += without_most_moved(wanted, [other], None).masks
+    assert int(masks[0].sum()) == start.numel() // SPARED
+    assert torch.equal(*masks)
 
 
 def test_what_rounding_to_16_bits_does_not_explain_is_caught() -> None:

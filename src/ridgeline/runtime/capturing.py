@@ -10,6 +10,15 @@ import torch
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.runtime.deadline import undisturbed
 
+ANOMALIES = (
+    "steps under anomaly detection, which looks at gradients on the host, ran without a graph"
+)
+
+
+def finds_anomalies() -> bool:
+    """Whether torch waits for each gradient, to raise where one is no number: no graph can hold that."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+
 
 @contextlib.contextmanager
 def capturing(

@@ -1,8 +1,8 @@
-"""What fused optimizers on CPUs take for granted: a parameter and all beside it in one order of memory.
+"""What fused optimizers take for granted: a parameter and all beside it in one order of memory.
 
 Their kernels walk through memory and ask for no strides. Where a gradient or a moment lies otherwise than
-its parameter, or a parameter has gaps, they mix elements up and say nothing (torch 2.11 to 2.13: three steps
-of SGD on a transposed matrix of normal numbers are off by 1.5). Kernels for GPUs refuse such.
+its parameter, or a parameter has gaps, those for CPUs mix elements up and say nothing (torch 2.11 to 2.13:
+three steps of SGD on a transposed matrix of normal numbers are off by 1.5), and those for GPUs refuse it.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ def lay_out_for_fused(optimizer: Optimizer) -> None:
 
     A group with a parameter that has gaps is fused no longer.
 
-    Cost: About 0.5 us a parameter of such a group on a CPU; a copy of what lies otherwise.
+    Cost: About 0.5 us a parameter of such a group; a copy of what lies otherwise. Replays do without.
     """
     for group in optimizer.param_groups:
-        if not group.get("fused") or not group["params"] or group["params"][0].is_cuda:
+        if not group.get("fused"):
             continue
         if not all(map(is_dense, group["params"])):
             group["fused"] = False

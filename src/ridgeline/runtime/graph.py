@@ -25,7 +25,7 @@ from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable
 from ridgeline.runtime.capture_watch import CaptureWatch
-from ridgeline.runtime.capturing import capturing, on_stream
+from ridgeline.runtime.capturing import ANOMALIES, capturing, finds_anomalies, on_stream
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.copies import copy_into
@@ -83,6 +83,12 @@ class CapturedStep:
             [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
         )
         body.optimizer.zero_grad(set_to_none=True)
+        held = {p for group in body.optimizer.param_groups for p in group["params"]}
+        parameters = dict.fromkeys((*body.model.parameters(), *held))
+        # No step clears these: the graph adds to what is there, so there must be something.
+        empty = [p for p in parameters if p.requires_grad and p.grad is None and p not in held]
+        for parameter in empty:
+            parameter.grad = torch.zeros_like(parameter)
         self.has_stamps = has_stamps
         self._outside = None if has_optimizer else body.optimizer
         clock: Clock = HostClock()
@@ -99,10 +105,10 @@ class CapturedStep:
             if isinstance(clock, DeviceClock):
                 clock.join()
         self.pattern = BatchPattern(self.batch)
-        held = {p for group in body.optimizer.param_groups for p in group["params"]}
-        parameters = dict.fromkeys((*body.model.parameters(), *held))
+        for parameter in empty:
+            if parameter.grad is not None and not parameter.grad._version:  # noqa: SLF001 - nothing was added
+                parameter.grad = None
         self._gradients = [(p, p.grad) for p in parameters]
-        # No step clears these: the graph adds to them.
         self._added_to = [(p, g) for p, g in self._gradients if p not in held and g is not None]
         self._record = recorder.current
         if not has_optimizer:
@@ -180,6 +186,9 @@ class GraphRunner:
             EquivalenceError: its replay differs from the eager step.
         """
         begin = time.perf_counter_ns()
+        if finds_anomalies():
+            self._count_as_written(ANOMALIES)
+            return self._run_as_written(batch)
         if self._rates.num_groups != len(self._body.optimizer.param_groups):
             self._make_capturable()
         self._rates.refresh()

@@ -116,7 +116,8 @@ WITHOUT_GRADIENTS = frozenset(("no_grad", "inference_mode"))
 OPTIMIZERS: dict[str, str] = {
     "sgd": "torch.optim.SGD(params, lr=0.05)",
     "momentum": "torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01)",
-    "nesterov": "torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True)",
+    # With `foreach`, the default on GPUs, torch's SGD leaves the update in `.grad`, where nobody decays weights.
+    "nesterov": "torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True, foreach=False)",
     "adam": "torch.optim.Adam(params, lr=0.01)",
     "adamw": "torch.optim.AdamW(params, lr=0.01, amsgrad=True)",
     "rmsprop": "torch.optim.RMSprop(params, lr=0.01)",

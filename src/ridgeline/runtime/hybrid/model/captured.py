@@ -81,6 +81,7 @@ class CapturedModel:
     def forward(self, tensors: Sequence[Tensor]) -> tuple[int, tuple[Tensor, ...]]:
         """Replay the forward pass; the number of this call, and its results."""
         self._serial += 1
+        self._give_away()
         copy_into(self._targets, tensors)
         self._graphs[0].replay()
         return self._serial, tuple(out.clone() for out in self._outputs)
@@ -96,11 +97,11 @@ class CapturedModel:
         pairs = zip(seeds, self._trained, strict=True)
         given = [seed for seed, is_trained in pairs if is_trained]
         copy_into(self._seeds, given)
-        self._give_away()
         self._graphs[1].replay()
         found = iter(self._gradients)
-        wanted = (x.requires_grad for x in (*self._inputs, *self._parameters))
-        return tuple(_shared(next(found)) if is_wanted else None for is_wanted in wanted)
+        # Whoever brought an argument keeps its gradient, which no step clears.
+        of_inputs = [_copied(next(found)) if x.requires_grad else None for x in self._inputs]
+        return (*of_inputs, *(_shared(next(found)) for _ in self._parameters))
 
     def close(self) -> None:
         """Drop the graphs.
@@ -112,12 +113,16 @@ class CapturedModel:
             self._finalizer()
 
     def _give_away(self) -> None:
-        """Copy gradients that autograd will add to: it would find what the replay wrote over them."""
-        sources = [x for x in (*self._inputs, *self._parameters) if x.requires_grad]
-        for source, gradient in zip(sources, self._gradients, strict=True):
-            held = source.grad
+        """Copy the gradients that nobody has cleared, before both replays: autograd will add to them.
+
+        They may lie where the forward pass writes: the graphs share memory.
+        """
+        num_inputs = len(self._gradients) - len(self._parameters)
+        gradients = self._gradients[num_inputs:]
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            held = parameter.grad
             if held is not None and gradient is not None and held.data_ptr() == gradient.data_ptr():
-                source.grad = held.clone()
+                parameter.grad = held.clone()
 
     def _backward_of(
         self, outputs: Sequence[Tensor], seeds: Sequence[Tensor] | None = None
@@ -172,6 +177,10 @@ def gradients_of(
     wanted = [x for x in sources if x.requires_grad]
     with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
         return torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
+
+
+def _copied(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.clone()
 
 
 def _shared(gradient: Tensor | None) -> Tensor | None:

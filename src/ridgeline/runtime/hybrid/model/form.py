@@ -15,9 +15,11 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
 from ridgeline.reach.undo import Undo
+from ridgeline.runtime.capturing import ANOMALIES, finds_anomalies
 from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.hybrid.capture.lint import check_capturable
 from ridgeline.runtime.hybrid.compiling import Form, LossFunction, many_variants
+from ridgeline.runtime.hybrid.guards.class_watch import ClassWatch
 from ridgeline.runtime.hybrid.model.captured import CapturedModel
 from ridgeline.runtime.hybrid.model.inspection import changed_by_loss, inspect_model, model_kept
 from ridgeline.runtime.hybrid.model.known_call import Captured, KnownCall
@@ -63,12 +65,13 @@ class ModelGraphForm(Form):
         self._notes = notes
         self._capture = capture
         self._known: KnownCall | None = None
+        self._classes: ClassWatch | None = None
         self._num_calls = 0
         self._is_waiting = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch; the first call captures."""
-        if self._known is None:
+        if self._known is None and not finds_anomalies():
             self._check_python(batch)
         self._num_calls, self._is_waiting = 0, False
         loss = super().__call__(model, batch)
@@ -102,6 +105,8 @@ class ModelGraphForm(Form):
         self._num_calls += 1
         if self._is_waiting or not torch.is_grad_enabled():
             return self._plain(*args, **kwargs)
+        if finds_anomalies():
+            return self._as_written(ANOMALIES, args, kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         known = self._known
         fits = known is not None and known.fits(leaves, structure)
@@ -112,11 +117,14 @@ class ModelGraphForm(Form):
             known = self._known = self._captured(leaves, structure)
             fits = True
         if not fits:
-            if OTHER_CALLS not in self._notes:
-                self._notes.append(OTHER_CALLS)
-            return self._plain(*args, **kwargs)
+            return self._as_written(OTHER_CALLS, args, kwargs)
         self._is_waiting = True
         return known.result(leaves)
+
+    def _as_written(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if why not in self._notes:
+            self._notes.append(why)
+        return self._plain(*args, **kwargs)
 
     def _check_python(self, batch: Any) -> None:
         """Refuse a loss function that sets in Python what the model reads.
@@ -134,6 +142,10 @@ class ModelGraphForm(Form):
 
     def _captured(self, leaves: list[Any], structure: pytree.TreeSpec) -> KnownCall:
         known = KnownCall(self._model, leaves, structure)
+        if self._classes is None:
+            self._classes = ClassWatch(self._model)
+        elif self._classes.has_changed():
+            torch.compiler.reset()
 
         def of_tensors(call: Callable[..., Any]) -> Captured:
             def run(*tensors: Tensor) -> tuple[Tensor, ...]:

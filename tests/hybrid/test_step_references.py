@@ -8,7 +8,6 @@ import torch
 from step_pairs import Pair, adamw, batch_of, loss_fn, make, pair_of, sgd
 from torch import Tensor, nn
 
-from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.hybrid.guards.reading import UnreadableError
@@ -140,16 +139,30 @@ def test_what_the_compiler_cannot_read_is_refused_with_its_line() -> None:
         pair.train(4, {})
 
 
-def test_a_sparse_matrix_is_refused_by_what_cannot_compile_it() -> None:
-    """What such a step reads is known; torch's compiler has no kernels for it."""
-    matrix = torch.eye(8).to_sparse()
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_sparse_matrix_that_the_loss_holds_is_followed(replaces: bool) -> None:
+    """Its values are read where they lie; another matrix is another program."""
+    held = {"matrix": torch.eye(8).to_sparse().coalesce()}
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(matrix @ model(batch["x"]), batch["y"])
+        return nn.functional.cross_entropy(held["matrix"] @ model(batch["x"]), batch["y"])
 
-    message = "wanted the step's program compiled, got .*[sS]parse.*; use another mode of execution"
-    with pair_of(loss=lambda: loss) as pair, pytest.raises(CaptureError, match=message):
-        pair.train(4, {})
+    def change(_: Any) -> None:
+        if replaces:
+            held["matrix"] = torch.eye(8).flip(0).to_sparse().coalesce()
+        else:
+            held["matrix"].values().mul_(2.0)
+
+    changed: list[int] = []
+
+    def once(_: Any) -> None:  # both steps of a pair read the same matrix
+        if not changed:
+            changed.append(1)
+            change(_)
+
+    with pair_of(loss=lambda: loss) as pair:
+        pair.train(9, {5: once})
+        assert pair.counters().get("recaptures", 0) == replaces
 
 
 def test_autocast_around_the_step_is_seen() -> None:

@@ -130,9 +130,7 @@ def test_what_python_raises_in_a_child_keeps_no_plan(monkeypatch: pytest.MonkeyP
     """An exception does no harm here either; it is noted."""
     change_programs(monkeypatch, "raise RuntimeError('on purpose')")
     notes = tried("compiled", step_of()).notes
-    assert (
-        "a compiled program could not be tried in a child: RuntimeError: on purpose" in notes
-    )
+    assert "a compiled program could not be tried in a child: RuntimeError: on purpose" in notes
 
 
 def test_packaged_programs_run_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +188,7 @@ class Scattered(nn.Module):
 
 
 def test_a_program_of_torch_that_corrupts_the_heap() -> None:
-    """torch 2.13 scatters the embedding's gradient over the heap; a release that does not trains compiled.
+    """Torch 2.13 scatters the embedding's gradient over the heap; a release that does not trains compiled.
 
     Source: https://github.com/pytorch/pytorch/issues/191837
     """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ridgeline.runtime import outside_writes
 from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.outside_writes import MOST_APART, OutsideWrites, is_reason
-from ridgeline.runtime.same_state import content_bits, checksums, difference
+from ridgeline.runtime.same_state import checksums, content_bits, difference
 from ridgeline.runtime.world import World
 
 DTYPES = (
@@ -139,7 +139,9 @@ def test_on_a_gpu_what_arrived_is_read_without_waiting(
     assert compared == [0, 3 * MOST_APART - 1 if on_device else 70]
 
 
-@pytest.mark.parametrize("change", [lambda t: 2 * t, torch.neg, lambda t: t.flip(0), lambda t: t + 1e-6])
+@pytest.mark.parametrize(
+    "change", [lambda t: 2 * t, torch.neg, lambda t: t.flip(0), lambda t: t + 1e-6]
+)
 def test_bits_tell_of_content(change: Any) -> None:
     """Of nearly all changes, also those that are alike in all elements: 8 bits miss one in 256."""
     torch.manual_seed(0)

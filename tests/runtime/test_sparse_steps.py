@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_graphs import emulated_graphs
 from torch import Tensor, nn
 
 import ridgeline as rl
+from emulated_graphs import emulated_graphs
 from ridgeline.runtime import graph
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
@@ -152,7 +152,9 @@ def test_a_batch_that_becomes_sparse() -> None:
     dense = held.adjacency.to_dense()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     batch = torch.randn(NODES, 8), torch.randint(0, 4, (NODES,))
-    with rl.TrainStep(model, held.loss, optimizer, rl.Plan(execution="graph"), device="cpu") as step:
+    with rl.TrainStep(
+        model, held.loss, optimizer, rl.Plan(execution="graph"), device="cpu"
+    ) as step:
         for _ in range(6):
             first = float(step((*batch, dense)))
         assert float(step((*batch, held.adjacency))) == pytest.approx(first)

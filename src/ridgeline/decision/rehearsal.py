@@ -2,7 +2,8 @@
 
 An error inside of a step that exchanges gradients leaves the other workers waiting. What the user's code may
 refuse (`.view` in another memory format, a loss in another precision) shows in a step without the others, and
-all of them hear of it. So does a program for CPUs that ruins the process in which it runs: a child runs it first.
+all of them hear of it. So does a program for CPUs that ruins the process in which it runs: a child runs it
+first.
 """
 
 import contextlib
@@ -100,11 +101,15 @@ class Rehearsals:
         kind, forms = world.device.type, self._forms
         first = programs_tried_first([]) if is_compiled(alone) else contextlib.nullcontext()
         try:
-            with undone(model, loss_fn, optimizer, example), refusing_writes(), first:
-                with PlannedStep(
+            with (
+                undone(model, loss_fn, optimizer, example),
+                refusing_writes(),
+                first,
+                PlannedStep(
                     model, loss_fn, optimizer, alone, device=kind, world=world, forms=forms
-                ) as step:
-                    step(example)
+                ) as step,
+            ):
+                step(example)
         except SideEffectError as error:
             return f"writes {error}"
         except Exception as error:  # noqa: BLE001 - of any kind: the others must hear of it

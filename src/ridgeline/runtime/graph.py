@@ -42,7 +42,9 @@ EAGER_STEPS = 3
 OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
 OTHER_LAYOUTS = "batches that the code takes otherwise because of their strides ran without a graph"
 WITH_GRADIENTS = "batches that want gradients themselves ran without a graph"
-WITH_SPARSE = "batches with sparse tensors, which no graph can copy to where it reads, ran without one"
+WITH_SPARSE = (
+    "batches with sparse tensors, which no graph can copy to where it reads, ran without one"
+)
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 

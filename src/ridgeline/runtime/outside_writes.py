@@ -2,17 +2,17 @@
 
 At its first step the workers compare all of their state. From then on each watches what a script can do
 between two steps: write into a parameter (the tensors' version counters tell), give it other memory or put
-another in its place, load the optimizer, change a setting of it. That something was written, and eight bits that
-depend on the settings, travel behind the gradients of the first bucket. Where a worker wrote, or the bits differ,
-all compare again.
+another in its place, load the optimizer, change a setting of it. That something was written, and eight bits
+that depend on the settings, travel behind the gradients of the first bucket. Where a worker wrote, or the
+bits differ, all compare again.
 
-No counter tells of a write through `parameter.data`. So in some steps the bits depend on all elements of the
-parameters as well: the 2nd, 4th, 8th and so on, at last each 64th. Eight bits miss one difference in 256 then, and
-find it at the next such step.
+No counter tells of a write through `parameter.data`. So in some steps the bits depend on all elements of
+the parameters as well: the 2nd, 4th, 8th and so on, at last each 64th. Eight bits miss one difference in
+256 then, and find it at the next such step.
 
-On the CPU that is seen in the same step. On GPUs the bits of the parameters are computed there, and what arrived
-is read every 64 steps, 64 steps later, without waiting. A script that writes in every step, on all workers, is
-compared ever more rarely, at last every 64 steps.
+On the CPU that is seen in the same step. On GPUs the bits of the parameters are computed there, each 64th
+step, and what arrived is read every 64 steps, 64 steps later, without waiting. A script that writes in
+every step, on all workers, is compared ever more rarely, at last every 64 steps.
 """
 
 from operator import attrgetter, getitem, is_
@@ -46,8 +46,8 @@ class OutsideWrites:
         reducer: Carries the signals.
         world: This worker's place; size at least 2.
 
-    Cost: On the host about 3 us a step, 0.5 us a parameter, and 4 us where a scheduler changes settings. Every 64
-        steps two passes over the parameters, where they are.
+    Cost: On the host about 3 us a step, 0.5 us a parameter, and 4 us where a scheduler changes settings.
+        Every 64 steps two passes over the parameters, where they are.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class OutsideWrites:
     def _is_due(self, step: int) -> bool:
         """Whether the bits of this step, counted from 1, depend on the parameters' elements."""
         is_early = not self._on_device and not step & (step - 1)
-        return step % MOST_APART == 0 or (1 < step and is_early)
+        return step % MOST_APART == 0 or (step > 1 and is_early)
 
     def _say_content(self) -> None:
         """Have the bits that were said depend on all elements, for this step. Does not wait for a GPU."""

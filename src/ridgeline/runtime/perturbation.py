@@ -16,7 +16,9 @@ def perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift:
     """
     for tensor, original in zip(inputs, originals, strict=True):
         changed = original
-        shape = original.shape if original.layout is torch.strided else ()  # no entries are repeated
+        shape = (
+            original.shape if original.layout is torch.strided else ()
+        )  # no entries are repeated
         dim = next((d for d, size in enumerate(shape) if size > 1), None)
         if dim is not None:
             rows = torch.arange(original.shape[dim], device=original.device)

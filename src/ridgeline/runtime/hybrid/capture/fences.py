@@ -28,7 +28,9 @@ class Fences:
         self.broken: list[str] = []
         self._held: list[tuple[numpy.ndarray, int, int, str]] = []
 
-    def empty_strided(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty_strided(
+        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
         """A tensor that is not initialised, in the words of the compiler's programs."""
         sizes = tuple(size)
         if 0 in sizes:
@@ -57,8 +59,8 @@ class Fences:
             words = f"{tensor.dtype} of shape {list(tensor.shape)} (an input)"
             made[key] = self._memory(storage.nbytes(), words)
             made[key].copy_(source)
-        place = tensor.storage_offset(), tensor.size(), tensor.stride()
-        return _over(made[key], *place, tensor.dtype)
+        offset = int(tensor.storage_offset())
+        return _over(made[key], offset, tensor.size(), tensor.stride(), tensor.dtype)
 
     def _memory(self, size: int, words: str) -> Tensor:
         """So many bytes between two fences; their storage holds nothing else."""

@@ -1,8 +1,8 @@
 """Programs of torch's compiler for a CPU run in a child process first, since a wrong one ruins its process.
 
 A vectorised loop with a wrong index writes over the heap, and the process that trains ends with it, minutes
-later perhaps. The child gets the program that the compiler wrote and the tensors of its first call: no code of
-the user's, so that it does not matter how the step was defined. What ran well is not tried again, in later
+later perhaps. The child gets the program that the compiler wrote and the tensors of its first call: no code
+of the user's, so that it does not matter how the step was defined. What ran well is not tried again, in later
 processes neither, for as long as the compiler's cache holds it.
 """
 
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -108,7 +108,9 @@ def _ran_well(
     leaves = (*inputs, *constants.values())
     odd = next((value for value in leaves if not _is_plain(value)), None)
     if odd is not None:
-        notes.append(f"a compiled program was not tried in a child: it takes a {type(odd).__name__}")
+        notes.append(
+            f"a compiled program was not tried in a child: it takes a {type(odd).__name__}"
+        )
         return False
     words, error = child.run({
         **asked,
@@ -118,8 +120,8 @@ def _ran_well(
     })  # fmt: skip
     if words:
         raise CaptureError(
-            f"wanted a compiled program that leaves the memory of others alone, got one that {words} in a child "
-            f"process; this process did not run it. That is an error of the compiler of torch "
+            f"wanted a compiled program that leaves the memory of others alone, got one that {words} in a "
+            f"child process; this process did not run it. That is an error of the compiler of torch "
             f"{torch.__version__}, and torch.compile makes the same program: use execution='eager', or "
             "another release of torch"
         )
@@ -146,7 +148,13 @@ def _mark(program: Any, inputs: Sequence[Any]) -> Path:
     """The file that says that a program ran well on such inputs."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    known = _FORMAT, torch.__version__, torch.get_num_threads(), program.source_code, _shapes(inputs)
+    known = (
+        _FORMAT,
+        torch.__version__,
+        torch.get_num_threads(),
+        program.source_code,
+        _shapes(inputs),
+    )
     return Path(cache_dir()) / "ridgeline-ran" / hashlib.sha256(repr(known).encode()).hexdigest()
 
 
@@ -166,7 +174,7 @@ class _Child:
         self._directory = tempfile.TemporaryDirectory(prefix="ridgeline-trial-")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> "_Child":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -30,7 +30,7 @@ def sparse_tensors_read() -> Iterator[None]:
         yield
 
 
-def leave_out_strides(shapes: Mapping[Any, dict[str, Any]]) -> None:
+def leave_out_strides(shapes: Mapping[Any, Any]) -> None:
     """Have guards not compare the strides that the compiler makes up for sparse tensors.
 
     Args:

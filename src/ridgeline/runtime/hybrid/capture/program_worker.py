@@ -1,7 +1,7 @@
 """The child that runs programs of torch's compiler before the process that trains does.
 
-It is told files by its standard input, one a line, and answers each with a line on its standard output. What a
-program does to memory that is not its own shows at fences around its tensors.
+It is told files by its standard input, one a line, and answers each with a line on its standard output. What
+a program does to memory that is not its own shows at fences around its tensors.
 """
 
 import os

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ridgeline.runtime.graph  # noqa: F401 - it names parts of torch.cuda, which are others in an emulation
 from ridgeline.execution import MODES
+from ridgeline.reach.sparse import parts
 from ridgeline.runtime.hybrid.calls import graph as call_graphs
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
@@ -51,8 +52,9 @@ class Graph:
                     t for t in pytree.tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)
                 ]
                 for target, value in zip(results, found, strict=True):
-                    if target.data_ptr() != value.data_ptr() or target.stride() != value.stride():
-                        target.copy_(value)
+                    for mine, part in zip(parts(target), parts(value), strict=True):
+                        if mine.data_ptr() != part.data_ptr() or mine.stride() != part.stride():
+                            mine.copy_(part)
 
     def reset(self) -> None:
         """Give up what was recorded."""
@@ -96,11 +98,13 @@ class _Recording(TorchDispatchMode):
         if func in _READS:
             raise RuntimeError("operation not permitted when stream is capturing")
         for tensor in _written(func, args, kwargs):
-            self._save(tensor)
+            for part in parts(tensor):
+                self._save(part)
         result = func(*args, **kwargs)
         results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-        given = {_storage(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        made = {_storage(tensor): tensor.untyped_storage() for tensor in results}
+        arguments = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        given = {_storage(part) for tensor in arguments for part in parts(tensor)}
+        made = {_storage(p): p.untyped_storage() for tensor in results for p in parts(tensor)}
         self._own |= {key: memory for key, memory in made.items() if key not in given}
         self._held += results
         fresh = [tensor.detach() for tensor in results]

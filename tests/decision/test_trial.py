@@ -29,6 +29,7 @@ class Step:
         self.plan, self.now_s, self.num_steps = plan, 0.0, 0
         self.recorder = Recorder(HostClock())
         self._seconds, self._is_warm = seconds, False
+        self.notes: list[str] = []
 
     def __call__(self, batch: Any) -> Tensor:
         self.now_s += self._seconds(self.num_steps)

@@ -55,8 +55,24 @@ def told_of(world: World) -> dict[str, str]:
         with torch.no_grad():
             model[0].weight.clamp_(-1.0, 1.0)  # type: ignore[index,operator]
 
-    def alone(write: Write) -> Write:
-        return lambda *both: write(*both) if world.rank == 1 else None
+    def give_memory(model: nn.Module, _: Any) -> None:
+        model[2].weight.data = model[2].weight.data + 1.0  # type: ignore[index]
+
+    def copy_through_data(model: nn.Module, _: Any) -> None:
+        model[2].bias.data.copy_(torch.ones(2))  # type: ignore[index]
+
+    def scale_through_data(model: nn.Module, _: Any) -> None:
+        for parameter in model.parameters():
+            parameter.data.mul_(2.0)
+
+    def assign(model: nn.Module, _: Any) -> None:
+        model.load_state_dict(copy.deepcopy(saved.state_dict()), assign=True)
+
+    def assign_own(model: nn.Module, _: Any) -> None:
+        model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+    def alone(write: Write, rank: int = 1) -> Write:
+        return lambda *both: write(*both) if world.rank == rank else None
 
     return {
         "model loaded first": train(world, alone(load_model), (0,)),
@@ -66,18 +82,24 @@ def told_of(world: World) -> dict[str, str]:
         "model loaded later": train(world, alone(load_model), (2,)),
         "optimizer loaded later": train(world, alone(load_optimizer), (2,)),
         "both loaded later, by all": train(world, load_both, (2,)),
+        "given other memory later": train(world, alone(give_memory, 0), (2,)),
+        "other parameters put in place later": train(world, alone(assign, 0), (2,)),
+        "equal parameters put in place later": train(world, alone(assign_own, 0), (2,)),
+        "copied through data later": train(world, alone(copy_through_data, 0), (20,)),
+        "scaled through data later": train(world, alone(scale_through_data, 0), (20,)),
+        "scaled through data, by all": train(world, scale_through_data, (20,)),
         "learning rate set later": train(world, alone(set_rate), (2,)),
         "learning rate scheduled, by all": train(world, schedule, range(40)),
         "written in every step, by all": compared(world, clamp),
     }
 
 
-def train(world: World, write: Write, when: Any) -> str:
-    """Forty steps, and a writing before some; the message, or that it ran."""
+def train(world: World, write: Write, when: Any, steps: int = 70) -> str:
+    """Some steps, and a writing before some; the message, or that it ran."""
     model, optimizer = fresh(world.rank)
     with TrainStep(model, loss_fn, optimizer, Plan(workers=world.size)) as step:
         try:
-            for number in range(40):
+            for number in range(steps):
                 if number in when:
                     write(model, optimizer)
                 step(torch.randn(4, 8))
@@ -97,7 +119,7 @@ def compared(world: World, write: Write) -> str:
 
     outside_writes.check_same_state = counted
     try:
-        told = train(world, write, range(40))
+        told = train(world, write, range(40), 40)
     finally:
         outside_writes.check_same_state = check
     return f"{told}, compared after {', '.join(steps)}"

@@ -172,10 +172,14 @@ def test_what_cannot_be_synchronised_is_refused(listens: str, two_workers: dict[
 def test_state_that_differs_between_workers_is_refused(
     listens: str, two_workers: dict[str, Any]
 ) -> None:
-    """At the first step, and in the step after somebody wrote into it on one worker; by name."""
+    """At the first step, and in the step after somebody wrote into it on one worker; by name.
+
+    Through `.data`, in the next step whose number is a power of two.
+    """
     what = "load a checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
     first = "wanted the same state on all 2 workers at its first step, got"
     later = "wanted the same state on all 2 workers after step 3, before which it was written, got"
+    seen = "wanted the same state on all 2 workers after step 32, before which it was written, got"
     assert two_workers[listens]["states"] == {
         "model loaded first": (
             f"{first} another parameter 0.weight on rank 1 than on rank 0 (9 of 20 tensors and settings "
@@ -199,6 +203,27 @@ def test_state_that_differs_between_workers_is_refused(
             f"and settings differ); {what}"
         ),
         "both loaded later, by all": "ran",
+        "given other memory later": (
+            f"{later} another parameter 2.weight on rank 1 than on rank 0 (1 of 35 tensors and settings "
+            f"differ); {what}"
+        ),
+        "other parameters put in place later": (
+            f"{later} another parameter 0.weight on rank 1 than on rank 0 (6 of 35 tensors and settings "
+            f"differ); {what}"
+        ),
+        "equal parameters put in place later": (
+            f"{later} another parameter 0.weight on rank 1 than on rank 0 (6 of 35 tensors and settings "
+            f"differ); {what}"
+        ),
+        "copied through data later": (
+            f"{seen} another parameter 2.bias on rank 1 than on rank 0 (1 of 35 tensors and settings "
+            f"differ); {what}"
+        ),
+        "scaled through data later": (
+            f"{seen} another parameter 0.weight on rank 1 than on rank 0 (6 of 35 tensors and settings "
+            f"differ); {what}"
+        ),
+        "scaled through data, by all": "ran",
         "learning rate set later": (
             f"{later} the setting lr of group 0 as 0.01 on rank 0, 0.5 on rank 1 (7 of 35 tensors and "
             f"settings differ); {what}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ridgeline.runtime import outside_writes
 from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.outside_writes import MOST_APART, OutsideWrites, is_reason
-from ridgeline.runtime.same_state import checksums, difference
+from ridgeline.runtime.same_state import checksums, content_bits, difference
 from ridgeline.runtime.world import World
 
 DTYPES = (
@@ -137,3 +137,47 @@ def test_on_a_gpu_what_arrived_is_read_without_waiting(
         bucket.raise_flags(())
         writes.after_step()
     assert compared == [0, 3 * MOST_APART - 1 if on_device else 70]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: 2 * t, torch.neg, lambda t: t.flip(0), lambda t: t + 1e-6]
+)
+def test_bits_tell_of_content(change: Any) -> None:
+    """Of nearly all changes, also those that are alike in all elements: 8 bits miss one in 256."""
+    torch.manual_seed(0)
+    told = 0
+    for _ in range(100):
+        tensors = [torch.randn(30, 20), torch.randn(20)]
+        bits = content_bits(tensors, 8)
+        assert set(bits.tolist()) <= {0, 1}
+        assert torch.equal(bits, content_bits([t.clone() for t in tensors], 8))
+        told += not torch.equal(bits, content_bits([change(t) for t in tensors], 8))
+    assert told >= 95
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_what_is_said_depends_on_content_in_some_steps(
+    on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The 2nd, 4th, 8th and so on, at last each 64th; on GPUs each 64th. Others say the settings alone."""
+    monkeypatch.setattr(outside_writes, "check_same_state", lambda *_, **__: None)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    bucket = Bucket(0, list(model.named_parameters()), outside_writes.NUM_SIGNALS)
+    writes = OutsideWrites(
+        model,
+        optimizer,
+        SimpleNamespace(buckets=(bucket,)),  # type: ignore[arg-type]
+        World(0, 2, 0, torch.device("cpu")),
+    )
+    event = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(writes, "_on_device", on_device)
+    monkeypatch.setattr(writes, "_copied", lambda signals: (signals.clone(), event))
+    said: list[list[float]] = []
+    for _ in range(3 * MOST_APART):
+        writes.before_step()
+        said.append(bucket.sent_signals.tolist())
+        bucket.raise_flags(())
+        writes.after_step()
+    others = [step for step, signals in enumerate(said, 1) if signals != said[0]]
+    assert others == ([64, 128, 192] if on_device else [2, 4, 8, 16, 32, 64, 128, 192])

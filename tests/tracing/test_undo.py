@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ridgeline as rl
+from ridgeline.reach.sparse import parts
 from ridgeline.reach.undo import Undo, undone
 
 COUNTS: collections.Counter[str] = collections.Counter()
@@ -225,3 +226,20 @@ def test_tensors_get_their_own_memory_back(is_fake: bool) -> None:
     assert (layer.bias.dtype, layer.bias.shape) == (torch.float32, (2,))
     layer(torch.ones(1, 2)).sum().backward()
     assert layer.weight.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize(("layout", "replaces"), [("coo", False), ("coo", True), ("csr", False)])
+def test_a_sparse_tensor_is_put_back_where_it_was(layout: str, replaces: bool) -> None:
+    """Its elements are, in the same memory, which a captured graph may read; other indices are, too."""
+    dense = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
+    sparse = dense.to_sparse().coalesce() if layout == "coo" else dense.to_sparse_csr()
+    before, places = Undo([sparse]), [part.data_ptr() for part in parts(sparse)]
+    if replaces:
+        sparse.copy_(torch.eye(2).to_sparse())
+    else:
+        sparse.values().mul_(2.0)
+    assert not torch.equal(sparse.to_dense(), dense)
+    before.restore()
+    assert torch.equal(sparse.to_dense(), dense)
+    assert [part.data_ptr() for part in parts(sparse)] == places

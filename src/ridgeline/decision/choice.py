@@ -26,6 +26,7 @@ from ridgeline.probe.measure import known_machine, measure, missing_seconds
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import largest_of_workers, share_bytes, share_text
 from ridgeline.runtime.hybrid.compiling import CompiledForms
+from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.step_identity import step_identity
 from ridgeline.runtime.world import World
@@ -99,7 +100,9 @@ class PlanChoice:
         self._again = ToldTrials(
             self._trial, lambda plan: 0.0, self._heartbeat, left=self._left, words="trying again"
         )
-        self._rehearse = Rehearsals(self.model, self.loss_fn, self.optimizer, self.world)
+        self._rehearse = Rehearsals(
+            self.model, self.loss_fn, self.optimizer, self.world, self.forms
+        )
 
     def rank(self, example: Any) -> Ranking | None:
         """The ranking whose best plan is to run; None where the step runs as it was written: see `notes`.
@@ -316,10 +319,11 @@ class PlanChoice:
         )
 
     def _trial(self, plan: Plan) -> Timeline:
-        self._rehearse(plan, self._examples[0])
         if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
-        return run_trial(
+        watch = ProgramWatch()
+        rehearsed_s = self._rehearse(plan, self._examples[0])
+        measured = run_trial(
             self.make,
             plan,
             self.model,
@@ -328,7 +332,13 @@ class PlanChoice:
             self._examples,
             self.world,
             self._left,
+            watch,
         )
+        # What was compiled for the rehearsal the trial did not compile any more.
+        rehearsed_s = largest_of_workers(rehearsed_s, self.world)
+        prepared_s = measured.counters.get("compile_s", 0.0) + rehearsed_s
+        counters = {**measured.counters, "compile_s": prepared_s}
+        return msgspec.structs.replace(measured, counters=counters) if rehearsed_s else measured
 
     def _left(self) -> float:
         return self._budget.left()

@@ -2,17 +2,23 @@
 
 An error inside of a step that exchanges gradients leaves the other workers waiting. What the user's code may
 refuse (`.view` in another memory format, a loss in another precision) shows in a step without the others, and
-all of them hear of it.
+all of them hear of it. So does a program for CPUs that ruins the process in which it runs: a child runs it
+first.
 """
 
+import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.errors import PlanError, SideEffectError, first_line
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
+from ridgeline.planner.preparation import is_compiled
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import undone
 from ridgeline.runtime.agree import gather_bytes
+from ridgeline.runtime.hybrid.capture.program_trial import programs_tried_first
+from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 
@@ -31,19 +37,31 @@ class Rehearsals:
         loss_fn: The user's.
         optimizer: The user's.
         world: This worker's place; nothing is rehearsed in a world of one.
+        forms: Receive what is compiled for it, for the trials.
     """
 
     def __init__(
-        self, model: "nn.Module", loss_fn: "LossFunction", optimizer: "Optimizer", world: World
+        self,
+        model: "nn.Module",
+        loss_fn: "LossFunction",
+        optimizer: "Optimizer",
+        world: World,
+        forms: CompiledForms,
     ) -> None:
         self._model = model
         self._loss_fn = loss_fn
         self._optimizer = optimizer
         self._world = world
+        self._forms = forms
         self._passed: list[Plan] = []
 
-    def __call__(self, plan: Plan, example: Any) -> None:
-        """Run a step of this plan alone, uncompiled, unless one like it ran. All workers call this.
+    def __call__(self, plan: Plan, example: Any) -> float:
+        """Run a step of this plan alone, unless one like it ran. All workers call this.
+
+        On a GPU it runs uncompiled, on a CPU compiled if the plan is.
+
+        Returns:
+            The seconds of compiling, on this worker.
 
         Raises:
             PlanError: on all workers, if it failed on any: with the first rank that it failed on, and how.
@@ -51,7 +69,9 @@ class Rehearsals:
 
         Cost: A step, a copy of all that it may change, and an exchange between the workers.
         """
+        compiles = self._world.kind == "cpu" and is_compiled(plan)
         alone = Plan(
+            execution=plan.execution if compiles else "eager",
             threads=plan.threads,
             precision=plan.precision,
             memory_format=plan.memory_format,
@@ -59,7 +79,8 @@ class Rehearsals:
         )
         as_written = Plan(threads=plan.threads)
         if self._world.size == 1 or alone == as_written or alone in self._passed:
-            return
+            return 0.0
+        begin = time.perf_counter()
         failure = self._failure(alone, example)
         for rank, words in enumerate(gather_bytes(failure.encode(), self._world)):
             kind, _, what = words.decode().partition(" ")
@@ -71,18 +92,24 @@ class Rehearsals:
                     "tried instead"
                 )
         self._passed.append(alone)
+        return time.perf_counter() - begin if compiles else 0.0
 
     def _failure(self, alone: Plan, example: Any) -> str:
         """How a step by this worker alone failed; empty if it did not."""
         world = World(0, 1, self._world.local_rank, self._world.device)
         model, loss_fn, optimizer = self._model, self._loss_fn, self._optimizer
+        kind, forms = world.device.type, self._forms
+        first = programs_tried_first([]) if is_compiled(alone) else contextlib.nullcontext()
         try:
-            with undone(model, loss_fn, optimizer, example), refusing_writes():
-                kind = world.device.type
-                with PlannedStep(
-                    model, loss_fn, optimizer, alone, device=kind, world=world
-                ) as step:
-                    step(example)
+            with (
+                undone(model, loss_fn, optimizer, example),
+                refusing_writes(),
+                first,
+                PlannedStep(
+                    model, loss_fn, optimizer, alone, device=kind, world=world, forms=forms
+                ) as step,
+            ):
+                step(example)
         except SideEffectError as error:
             return f"writes {error}"
         except Exception as error:  # noqa: BLE001 - of any kind: the others must hear of it

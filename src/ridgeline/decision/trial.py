@@ -27,6 +27,7 @@ from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import gather_bytes, share_text
 from ridgeline.runtime.deadline import deadline
+from ridgeline.runtime.hybrid.capture.program_trial import programs_tried_first
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
@@ -53,6 +54,7 @@ def run_trial(
     examples: Sequence[Any],
     world: World,
     left: Callable[[], float] = lambda: math.inf,
+    watch: ProgramWatch | None = None,
 ) -> Timeline:
     """The measured timeline of a plan; model, optimizer and random state are put back.
 
@@ -69,6 +71,7 @@ def run_trial(
         examples: Batches.
         world: This worker's place.
         left: Seconds that are left for it, the same on all workers; infinite where none were given.
+        watch: Made before anything of the plan was compiled, if that was earlier.
 
     Raises:
         OutOfTimeError: no step was measured in that time.
@@ -78,7 +81,7 @@ def run_trial(
     Cost: The steps, and copies of parameters, buffers and optimizer state.
     """
     before = Undo(model, loss_fn, optimizer, list(examples))
-    watch = ProgramWatch()
+    watch = watch or ProgramWatch()
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
     try:
         step = make(plan)
@@ -133,7 +136,8 @@ def _run(
     # Compilers make a program for the second shape that serves the others; each is met twice.
     least = first_steps(step.plan) + 2 * (len(examples) - 1)
     step.begin_warm_up()
-    step_s = _warmed_up(step, batches, world, is_limited, least)
+    with _programs_tried_first(step, world):
+        step_s = _warmed_up(step, batches, world, is_limited, least)
     step.end_warm_up()
     wanted = measured_steps(step_s)
     if is_limited and step_s < LOOKED_AFTER_S:
@@ -158,6 +162,15 @@ def _run(
             f"wanted a measured step of {label(step.plan)}, got {units.seconds(max(0.0, left()))} left where "
             f"one takes {units.seconds(step_s)}; allow more seconds"
         )
+
+
+def _programs_tried_first(
+    step: PlannedStep, world: World
+) -> contextlib.AbstractContextManager[None]:
+    """Has a child run what compiles for a CPU before this process does; several workers rehearse that."""
+    if world.kind != "cpu" or world.size > 1 or not is_compiled(step.plan):
+        return contextlib.nullcontext()
+    return programs_tried_first(step.notes)
 
 
 def _warmed_up(

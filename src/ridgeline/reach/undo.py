@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ridgeline import units
 from ridgeline.reach.reach import Cell, Reach
+from ridgeline.reach.sparse import is_sparse, parts
 
 _MISSING = object()
 _GLOBAL_GENERATORS = tuple(
@@ -201,7 +202,13 @@ class _Values:
         self._tensor = tensor
         self._version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no other way
         self._saved: Tensor | None = None
-        if not _is_spared(tensor):
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        if _is_spared(tensor):
+            return
+        if is_sparse(tensor):
+            self._saved = tensor.detach()  # in the same memory, which a captured graph may read
+            self._parts = [(part, part.clone()) for part in parts(self._saved)]
+        else:
             self._saved = tensor.detach().clone()
 
     def restore(self) -> list[str]:
@@ -216,7 +223,13 @@ class _Values:
         with torch.no_grad():
             # Not in the tensor's own name: graphs that hold it see the values that they saw before.
             data = tensor.data
-            if tensor.layout is not torch.strided or data.shape != saved.shape:
+            if self._parts:
+                for part, elements in self._parts:
+                    part.copy_(elements)
+                now = [part.data_ptr() for part in parts(tensor)]
+                if now != [part.data_ptr() for part, _ in self._parts]:
+                    tensor.data = saved
+            elif tensor.layout is not torch.strided or data.shape != saved.shape:
                 tensor.data = saved.clone()
             else:
                 data.copy_(saved)

@@ -10,7 +10,6 @@ the eager step from the same state, and from there on a step costs the host one 
 
 import gc
 import time
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -43,11 +42,16 @@ EAGER_STEPS = 3
 OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
 OTHER_LAYOUTS = "batches that the code takes otherwise because of their strides ran without a graph"
 WITH_GRADIENTS = "batches that want gradients themselves ran without a graph"
+WITH_SPARSE = (
+    "batches with sparse tensors, which no graph can copy to where it reads, ran without one"
+)
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 
 
-_requires_grad = attrgetter("requires_grad")
+def _has_no_place(tensor: Tensor) -> bool:
+    """Whether a tensor of a batch cannot be copied to where a graph reads it."""
+    return tensor.requires_grad or tensor.layout is not torch.strided
 
 
 class CapturedStep:
@@ -210,7 +214,7 @@ class GraphRunner:
         step, tensors = self._last, None
         if step is not None:
             tensors = step.pattern.tensors(batch)
-            if tensors is not None and any(map(_requires_grad, tensors)):
+            if tensors is not None and any(map(_has_no_place, tensors)):
                 tensors = None
         if step is None or tensors is None:
             step = self._step_for(batch, begin)
@@ -235,8 +239,10 @@ class GraphRunner:
 
     def _step_for(self, batch: Any, begin: int) -> CapturedStep | None:
         """The captured step for a batch, made where there is none; None where it is better run eagerly."""
-        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in batches.leaves(batch)):
-            self._count_as_written(WITH_GRADIENTS)
+        tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
+        if any(map(_has_no_place, tensors)):
+            wants = any(tensor.requires_grad for tensor in tensors)
+            self._count_as_written(WITH_GRADIENTS if wants else WITH_SPARSE)
             return None
         signature = batches.signature(batch)
         step = self._captured.get(signature)

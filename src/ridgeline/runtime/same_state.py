@@ -5,7 +5,7 @@ checkpoint, differs from then on, and nothing fails.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ from ridgeline.runtime.roll_call import ranks_text
 from ridgeline.runtime.world import World
 
 _ROW = 4096
+_MIXING = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
+"""Shifts and factors, as signed numbers. Source: SplitMix64, https://doi.org/10.1145/2714064.2660195"""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -30,6 +32,7 @@ def check_same_state(
     *,
     when: str,
     has_buffers: bool = True,
+    known: Mapping[int, str] | None = None,
 ) -> None:
     """Every worker must have the same bits in what it trains.
 
@@ -39,6 +42,7 @@ def check_same_state(
         world: This worker's place.
         when: For the message, e.g. `at its first step`.
         has_buffers: Whether the buffers of all workers are those of worker 0 at this moment.
+        known: Names of parameters by `id`, for those that the model does not hold any more.
 
     Raises:
         WorkloadError: on all workers, with the first tensor or setting that differs, and where.
@@ -47,7 +51,9 @@ def check_same_state(
     """
     if world.size == 1:
         return
-    names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
+    names = dict(known or {})
+    if model is not None:
+        names |= {id(p): name for name, p in model.named_parameters()}
     # Once a step is done what differs above makes what is below differ, too: the first is the cause.
     found = [*_optimizer_entries(optimizer, names), *_model_entries(model, has_buffers)]
     told = [(name, _text(value)) for name, value in found if not isinstance(value, Tensor)]
@@ -111,6 +117,24 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
         for place, value in zip(places, values, strict=True):
             found[place] = value % 2**64
     return found
+
+
+def content_bits(tensors: Sequence[Tensor], count: int) -> Tensor:
+    """Bits that depend on all bits of some tensors and on their order, on the device of the first one.
+
+    Args:
+        tensors: At least one.
+        count: Bits, of at most 16.
+
+    Cost: Two passes over each; does not wait for the device.
+    """
+    device = tensors[0].device
+    sums = torch.stack([_checksum(tensor).to(device, non_blocking=True) for tensor in tensors])
+    for shift, factor in _MIXING:  # else one and the same change of all elements may cancel
+        sums = (sums ^ (sums >> shift)) * factor
+    weights = 2 * torch.arange(len(tensors), device=device) + 1
+    total = (sums * weights).sum()
+    return (total >> torch.arange(63 - count, 63, device=device)) & 1
 
 
 def _checksum(tensor: Tensor) -> Tensor:

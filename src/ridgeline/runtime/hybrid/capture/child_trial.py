@@ -35,6 +35,7 @@ from ridgeline.runtime.hybrid.capture.child_worker import (
     PAYLOAD,
     TRIAL_VARIABLE,
     is_trial,
+    last_lines,
     read_report,
 )
 
@@ -54,7 +55,6 @@ _LAUNCHER_VARIABLES = (
     "MASTER_PORT",
     "TORCHELASTIC",
 )
-_LOG_LINES = 3
 
 
 class TrialOutcome(NamedTuple):
@@ -208,22 +208,22 @@ def _run(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=child_environment(),
             start_new_session=True,
         )
     try:
         code = child.wait(limit_s)
     except subprocess.TimeoutExpired:
-        return "failed", f"it did not end within {limit_s:g} s{_tail(directory)}"
+        return "failed", f"it did not end within {limit_s:g} s{last_lines(directory)}"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # compilers that it started, too
         child.wait()
     if code < 0:
-        return "failed", f"it was killed by {signal.Signals(-code).name}{_tail(directory)}"
+        return "failed", f"it was killed by {signal.Signals(-code).name}{last_lines(directory)}"
     report = read_report(directory)
     if report is None:
-        return "failed", f"it ended with status {code} and no report{_tail(directory)}"
+        return "failed", f"it ended with status {code} and no report{last_lines(directory)}"
     if report.stage == "load":
         return "not-tried", (
             f"wanted the step rebuilt in the child, got {report.message}; what it is made of must be "
@@ -232,7 +232,8 @@ def _run(
     return ("ok", "") if report.stage == "done" else ("failed", report.message)
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
+    """Variables of a process that tries something: those of this one, less what a launcher has set."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -262,10 +263,3 @@ def _is_guarded(source: str) -> bool:
     """Whether a script keeps what it runs under `if __name__ == "__main__":`, as importing it demands."""
     tests = [ast.unparse(node.test) for node in ast.parse(source).body if isinstance(node, ast.If)]
     return any("__name__" in test and "__main__" in test for test in tests)
-
-
-def _tail(directory: Path) -> str:
-    """The last lines that the child printed."""
-    text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
-    return f"; its last output: {' | '.join(lines)}" if lines else ""

@@ -18,6 +18,7 @@ from ridgeline.runtime.worker_process import end_well, end_with_parent
 PAYLOAD = "payload.pt"
 REPORT = "report.json"
 LOG = "output.log"
+_LOG_LINES = 3
 TRIAL_VARIABLE = "RIDGELINE_CHILD_TRIAL"
 """Set in a child, so that what it runs does not start children again."""
 
@@ -38,6 +39,13 @@ def read_report(directory: Path) -> Report | None:
     """The child's report, if it could write one."""
     path = directory / REPORT
     return msgspec.json.decode(path.read_bytes(), type=Report) if path.exists() else None
+
+
+def last_lines(directory: Path) -> str:
+    """What the child printed last, to end a sentence."""
+    text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
+    return f"; its last output: {' | '.join(lines)}" if lines else ""
 
 
 def main(directory: str, program: str, parent: str, script: str) -> None:

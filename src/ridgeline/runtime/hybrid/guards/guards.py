@@ -6,9 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ridgeline.reach.sparse import is_sparse
 from ridgeline.runtime.hybrid.guards.classes import class_variables, require_classes
 from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Write, read_program
+from ridgeline.runtime.hybrid.guards.sparse import address
 from ridgeline.runtime.hybrid.guards.unguarded import require_unguarded
 from ridgeline.runtime.unchecked import without_checks
 
@@ -76,15 +78,19 @@ class Guards:
         self.tensors: tuple[Tensor, ...] = self._read(now)
         self.writes: tuple[Write, ...] = reading.writes
         self.graph: str = reading.graph
-        self.places = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors)
-        self._addresses = [*map(Tensor.data_ptr, self.tensors)]
+        self.places = tuple((address(t), t.shape, _stride(t), t.dtype) for t in self.tensors)
+        self._addresses = [*map(address, self.tensors)]
         names = class_variables(reading.expressions)
         classes = Conditions(reading.scope)
         require_classes(classes, reading.classes, reading.code, names)
         self._classes = classes.all_hold()
         rest = Conditions(reading.scope)
-        for text, address in zip(read, self._addresses, strict=True):
-            rest.require(f"{rest.value_of(text)}.data_ptr() == {address}")
+        for text, tensor, place in zip(read, self.tensors, self._addresses, strict=True):
+            if is_sparse(tensor):
+                asked, known = rest.constant(address), rest.constant(place)
+                rest.require(f"{asked}({rest.value_of(text)}) == {known}")
+            else:  # without a call of ours, since there are many
+                rest.require(f"{rest.value_of(text)}.data_ptr() == {place[0]}")
         require_classes(rest, reading.classes, reading.code, names)
         require_unguarded(rest, reading, now)
         self.holds = self._holder(rest.all_hold())
@@ -121,7 +127,7 @@ class Guards:
 
     def _has_same_tensors(self, arguments: dict[str, Any]) -> bool:
         try:
-            return [*map(Tensor.data_ptr, self._read(arguments))] == self._addresses
+            return [*map(address, self._read(arguments))] == self._addresses
         except MISSING:
             return False
 
@@ -137,6 +143,10 @@ class Guards:
                 return False
 
         return holds
+
+
+def _stride(tensor: Tensor) -> tuple[int, ...]:
+    return () if is_sparse(tensor) else tensor.stride()
 
 
 def _is_same(now: Any, before: Any) -> bool:

@@ -24,6 +24,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 
 from ridgeline.errors import CaptureError, first_line
+from ridgeline.runtime.hybrid.guards.sparse import leave_out_strides, sparse_tensors_read
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.unchecked import without_checks
 
@@ -126,7 +127,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
-    with _lock, config.patch(settings), without_checks():
+    with _lock, config.patch(settings), without_checks(), sparse_tensors_read():
         try:
             torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)(**arguments)
         except _Read:
@@ -171,6 +172,7 @@ def _obstacle(error: BaseException) -> str:
 def _found(graph: fx.GraphModule) -> dict[str, Any]:
     """What the compiler knows at the end of its reading, before anything is compiled or written."""
     output = InstructionTranslator.current_tx().output
+    leave_out_strides(output.input_source_to_sizes_strides)
     effects = output.side_effects
     modified = effects._get_modified_vars()  # noqa: SLF001 - nothing public says what a program writes
     writes = {

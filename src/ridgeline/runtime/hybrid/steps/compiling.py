@@ -12,6 +12,7 @@ from torch import Tensor
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.calls.forms import brief
+from ridgeline.runtime.hybrid.capture.program_trial import try_package
 from ridgeline.runtime.hybrid.packages.aot import compile_program
 from ridgeline.runtime.hybrid.packages.package import load_compiled
 from ridgeline.runtime.hybrid.steps.binding import Call
@@ -128,6 +129,7 @@ def compile_file(program: StepProgram) -> ProgramFile:
         with accepted("compiled"), torch.no_grad(), config.patch(compiler_settings(program)):
             graph = inductor.copy_of(program.graph)
             path = compile_program(graph, program.arguments(), Path(directory.name))
+            try_package(path, program.arguments())
     except BaseException:
         directory.cleanup()
         raise

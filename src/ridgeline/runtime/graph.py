@@ -45,8 +45,6 @@ OTHER_LAYOUTS = "batches that the code takes otherwise because of their strides 
 WITH_GRADIENTS = "batches that want gradients themselves ran without a graph"
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
-
-
 _requires_grad = attrgetter("requires_grad")
 
 
@@ -188,12 +186,16 @@ class GraphRunner:
         elif self._world.size == 1 and not self._shapes.is_usual(batch):
             self._count_as_written()
             return self._run_as_written(batch)
+        else:
+            self._wait_if_changed()
         if self._num_eager < EAGER_STEPS:
             if self._num_eager == 0:
                 clear_for_capture(self._body, batch, self._world, self._notes)
             self._num_eager += 1
             cleared = time.perf_counter_ns()
             loss = self._run_eagerly(batch)
+            if self._num_eager == EAGER_STEPS:
+                self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
             # Where nothing is compiled in them, these are steps as every run begins with.
             is_compiled = MODES[self._body.plan.execution].is_compiled
             self._prepare_ns += (time.perf_counter_ns() if is_compiled else cleared) - begin
@@ -296,19 +298,25 @@ class GraphRunner:
         self._notes.extend(change for change in changes if change not in self._notes)
         self._rates = LearningRates(self._body.optimizer)
 
-    def _forget_if_changed(self) -> None:
-        """Drop the graphs where they are no longer the user's step.
+    def _wait_if_changed(self) -> str | None:
+        """What is another since the last eager step or capture; an eager step then comes before the next.
 
-        An eager step comes before the next capture: what changed may need new optimizer state, and a graph
-        that made it would make it anew in every replay.
+        What changed may need new optimizer state or gradients, and a graph that made these would in every replay.
         """
-        if self._watch is None or self._reads is None:
-            return  # it is being captured
-        why = self._watch.changed() or self._reads.broken()
-        if why is None:
-            return
+        if self._watch is None or (why := self._watch.changed()) is None:
+            return None
         if self._watch.has_other_settings() or self._fits_graph() != self._has_optimizer:
             self._make_capturable()  # settings that were loaded or added are as the user has them
+        self._num_eager = EAGER_STEPS - 1
+        return why
+
+    def _forget_if_changed(self) -> None:
+        """Drop the graphs where they are no longer the user's step."""
+        if self._watch is None or self._reads is None:
+            return  # it is being captured
+        why = self._wait_if_changed() or self._reads.broken()
+        if why is None:
+            return
         self._num_eager = EAGER_STEPS - 1
         self._recorder.count("recaptures")
         note = f"captured again because {why}"

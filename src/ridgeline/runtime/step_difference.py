@@ -99,7 +99,7 @@ def without_most_moved(wanted: Outcome, others: Sequence[Outcome], noise: Noise 
     masks = []
     for index, new in enumerate(wanted.parameters):
         moved = torch.stack([(other.parameters[index] - new).abs() for other in others]).amax(0)
-        mask = torch.zeros_like(new, dtype=torch.bool)
+        mask = torch.zeros(new.shape, dtype=torch.bool, device=new.device)  # however `new` lies
         mask.view(-1)[moved.flatten().topk(moved.numel() // SPARED).indices] = True
         masks.append(mask if noise is None else mask | noise.masks[index])
     return Noise(masks, [] if noise is None else noise.moves)

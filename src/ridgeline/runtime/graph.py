@@ -301,7 +301,7 @@ class GraphRunner:
     def _wait_if_changed(self) -> str | None:
         """What is another since the last eager step or capture; an eager step then comes before the next.
 
-        What changed may need new optimizer state or gradients, and a graph that made these would in every replay.
+        A graph that makes optimizer state or gradients which that needs makes them in every replay.
         """
         if self._watch is None or (why := self._watch.changed()) is None:
             return None

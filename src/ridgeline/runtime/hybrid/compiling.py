@@ -320,22 +320,23 @@ _GUARDING = tuple(
         "skip_tensor_guards_with_matching_dict_tags",
         "use_recursive_dict_tags_for_guards",
     )
-    if getattr(_limits, name, False)
+    if hasattr(_limits, name)
 )
-"""What a version of torch trusts to stay as it is: hooks of modules, and with torch 2.11 defaults of functions
+"""What a version of torch trusts to stay as it is: hooks of modules; torch 2.11 also defaults of functions
 and dtypes of parameters, which `model.double()` changes in place."""
 
 
 @contextlib.contextmanager
 def many_variants() -> Iterator[None]:
-    """Let torch compile up to `MOST_VARIANTS` variants of one function inside, and guard all that it reads."""
-    limit, trusted = _limits.recompile_limit, [getattr(_limits, name) for name in _GUARDING]
+    """Let torch compile up to `MOST_VARIANTS` variants of a function inside, and guard all that it reads."""
+    limit = _limits.recompile_limit
+    trusted = [name for name in _GUARDING if getattr(_limits, name)]
     _limits.recompile_limit = max(limit, MOST_VARIANTS)
-    for name in _GUARDING:
+    for name in trusted:
         setattr(_limits, name, False)
     try:
         yield
     finally:
         _limits.recompile_limit = limit
-        for name, value in zip(_GUARDING, trusted, strict=True):
-            setattr(_limits, name, value)
+        for name in trusted:
+            setattr(_limits, name, True)

@@ -218,7 +218,7 @@ def emulated_graphs() -> Iterator[None]:
         "synchronize": lambda *_: None,
         "memory_reserved": lambda *_: 0,
         "current_device": lambda: 0,
-        "graph_pool_handle": lambda: (0, 0),
+        "graph_pool_handle": list,
     }
     with contextlib.ExitStack() as stack:
         for name, fake in fakes.items():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from adversary.comparing import Difference, differences
 from adversary.devices import execution_of, is_replayed
 from adversary.portraits import Ambient
 from adversary.program import Program
+from adversary.rounding import SEEDS, OtherRounding
 from adversary.worlds import ONE_PROGRAM, World, in_mode, run_plain_call, run_plain_step
 from ridgeline.errors import RidgelineError
 
@@ -46,15 +48,15 @@ def judge(program: Program, path: Path, mode: str) -> Verdict:
     with _quiet(), _process_kept():
         subject, oracle = (World(path, is_replayed=is_replayed(mode)) for _ in range(2))
         try:
-            return _judged(program, subject, oracle, mode)
+            return _judged(program, path, subject, oracle, mode)
         finally:
             subject.close()
             oracle.close()
             torch._dynamo.reset()
 
 
-def _judged(program: Program, subject: World, oracle: World, mode: str) -> Verdict:
-    (run_plain_call if program.purpose == "call" else run_plain_step)(oracle)
+def _judged(program: Program, path: Path, subject: World, oracle: World, mode: str) -> Verdict:
+    run_plain(program, oracle)
     torch.manual_seed(2)
     with contextlib.ExitStack() as stack:
         before = Ambient.now()
@@ -68,20 +70,56 @@ def _judged(program: Program, subject: World, oracle: World, mode: str) -> Verdi
         made = subject.portrait(with_gradients=False)
         if verdict := _compared(mode, -1, start, made, before, Ambient.now(), is_narrow=False):
             return verdict
-        is_narrow = False
+        is_narrow, start_of_calls = False, Ambient.now()
         for index, call in enumerate(program.calls):
             is_narrow = is_narrow or any(word in f"{call}" for word in NARROW_WORDS)
-            verdict = _call(mode, index, subject, oracle, is_narrow=is_narrow)
+            others = functools.partial(_rounded, program, path, mode, index, start_of_calls)
+            verdict = _call(mode, index, subject, oracle, is_narrow=is_narrow, others=others)
             if verdict is not None:
                 return verdict
     return Verdict(mode, "equal")
 
 
+def run_plain(program: Program, world: World) -> None:
+    """Have the world's calls made by plain PyTorch."""
+    (run_plain_call if program.purpose == "call" else run_plain_step)(world)
+
+
+def _rounded(
+    program: Program, path: Path, mode: str, index: int, begin: Ambient
+) -> list[dict[str, Any]]:
+    """What plain PyTorch leaves after call number `index` where it rounds otherwise; ambient state stays."""
+    now, found = Ambient.now(), []
+    for seed in SEEDS:
+        world = World(path, is_replayed=is_replayed(mode))
+        run_plain(program, world)
+        begin.restore()
+        try:
+            with OtherRounding(seed), contextlib.suppress(Exception):  # what raises says nothing
+                for number in range(index + 1):
+                    world.call(number)
+                found.append(world.portrait(with_gradients=_has_gradients(mode)))
+        finally:
+            world.close()
+            now.restore()
+    return found
+
+
+def _has_gradients(mode: str) -> bool:
+    return execution_of(mode) not in ONE_PROGRAM
+
+
 def _call(
-    mode: str, index: int, subject: World, oracle: World, *, is_narrow: bool
+    mode: str,
+    index: int,
+    subject: World,
+    oracle: World,
+    *,
+    is_narrow: bool,
+    others: Callable[[], list[dict[str, Any]]],
 ) -> Verdict | None:
     """One call of both; None where both are equal and can go on."""
-    has_gradients = execution_of(mode) not in ONE_PROGRAM
+    has_gradients = _has_gradients(mode)
     before = Ambient.now()
     wanted_error = None
     try:
@@ -111,6 +149,7 @@ def _call(
         wanted_ambient,
         Ambient.now(),
         is_narrow=is_narrow,
+        others=others,
     )
 
 
@@ -141,10 +180,12 @@ def _compared(
     got_ambient: Ambient,
     *,
     is_narrow: bool,
+    others: Callable[[], list[dict[str, Any]]] | None = None,
 ) -> Verdict | None:
-    found = differences(
-        wanted | wanted_ambient.draw(), got | got_ambient.draw(), is_narrow=is_narrow
-    )
+    sides = wanted | wanted_ambient.draw(), got | got_ambient.draw()
+    found = differences(*sides, is_narrow=is_narrow)
+    if others is not None and any(item.what == "value" for item in found):
+        found = differences(*sides, is_narrow=is_narrow, others=others())
     if not found:
         return None
     paths = tuple(item.path for item in found[:MOST_SHOWN])

@@ -10,12 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adversary import judging, worker
+from adversary import judging, rounding, worker
 from adversary.children import Child
+from adversary.comparing import differences
 from adversary.devices import moved
 from adversary.grammar import catalogue, general
 from adversary.judging import judge
 from adversary.making import make
+from adversary.portraits import Portrait
 from adversary.program import Call, Change, Program, Use, from_json, to_json
 from adversary.rendering import render
 from adversary.scripts import script
@@ -114,6 +116,32 @@ def test_what_a_mode_does_wrong_is_seen(
     """A wrong number, stride or flag, and state that should not have changed; a refusal is none of these."""
     verdict = judged(PLAIN, tmp_path, monkeypatch, run)
     assert (verdict.outcome, verdict.kind) == (outcome, kind), verdict.detail
+
+
+def drawn(value: torch.Tensor) -> dict[str, Any]:
+    portrait = Portrait(with_gradients=False)
+    portrait.draw("result", value)
+    return portrait.leaves
+
+
+def test_what_rounding_does_is_no_difference_and_more_than_that_is() -> None:
+    """A saturated tanh amplifies the last bits; a factor, it does not hide. Random numbers stay."""
+    x = torch.linspace(6.0, 7.0, 32)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return (1.0 - torch.tanh(x).square()) * 1e4
+
+    state = torch.get_rng_state()
+    others = []
+    for seed in rounding.SEEDS:
+        with rounding.OtherRounding(seed):
+            others.append(drawn(slope(x)))
+    assert torch.equal(torch.get_rng_state(), state)
+    wanted, exact = drawn(slope(x)), drawn(slope(x.double()).float())
+    wrong = drawn(slope(x.double()).float() * 3.0)
+    assert differences(wanted, exact, is_narrow=False)
+    assert not differences(wanted, exact, is_narrow=False, others=others)
+    assert differences(wanted, wrong, is_narrow=False, others=others)
 
 
 def test_a_mode_that_accepts_what_eager_refuses_fails(

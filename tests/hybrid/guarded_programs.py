@@ -151,6 +151,8 @@ CHANGES: dict[str, Callable[[Base], Any]] = {
     "class method": on(lambda _: Part, "of_class", classmethod(lambda _, x: x * 4.0)),
     "static method": on(lambda _: Part, "of_nobody", staticmethod(lambda x: x * 4.0)),
     "variable of a class": on(lambda _: Part, "power", 2.5),
+    "variable of a class that hides a parameter": on(lambda _: Part, "weight", torch.ones(4, 4)),
+    "variable of a class that hides a submodule": on(lambda _: Base, "linear", nn.Linear(4, 4)),
     "method of a plain class": on(lambda _: Plain, "apply", lambda _, x: x),
     "forward of torch's": on(lambda _: nn.Linear, "forward", lambda s, x: x + s.bias),
     "class of the module": on(lambda m: m, "__class__", Base),

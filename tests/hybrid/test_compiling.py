@@ -309,6 +309,31 @@ def test_a_method_that_is_replaced_in_a_class_is_compiled_anew(
             torch.testing.assert_close(step(x), mean(model, x).detach())
 
 
+def scaled(loss: Tensor, by: float = 1.0) -> Tensor:
+    return loss * by
+
+
+@pytest.mark.parametrize("execution", ["compiled", "regional"])
+def test_a_dtype_changed_in_place_and_another_default_are_compiled_anew(
+    execution: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions of torch differ in what of these they guard unless told to."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    x = torch.randn(4, 8)
+
+    def mean(model: nn.Module, x: Tensor) -> Tensor:
+        return scaled(model(x.to(model[0].linear.weight.dtype)).square().mean())
+
+    with TrainStep(model, mean, optimizer, Plan(execution=execution), device="cpu") as step:
+        for change in (lambda: None, lambda: None, model.double, model.float):
+            change()
+            torch.testing.assert_close(step(x), mean(model, x).detach())
+        monkeypatch.setattr(scaled, "__defaults__", (3.0,))
+        torch.testing.assert_close(step(x), mean(model, x).detach())
+
+
 def test_two_workers_train_by_region_as_ddp_does(tmp_path: Path) -> None:
     """Blocks compiled one by one hand their gradients to the same buckets; parameters follow DDP's."""
     output = tmp_path / "parity.json"

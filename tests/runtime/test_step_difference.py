@@ -208,6 +208,17 @@ def test_parameters_move_within_what_a_cast_rounds_away(half_step: float, seed: 
     assert moved.unique().numel() > 8
 
 
+def test_what_moves_the_furthest_is_found_however_a_parameter_lies() -> None:
+    """A transposed weight has the same element masked as one that is laid out in rows."""
+    rows, moves = torch.zeros(8, 4), torch.arange(32.0).view(8, 4)
+    masks = []
+    for weight in (rows, rows.t().contiguous().t()):
+        others = [Outcome(0.0, [weight + moves], [[]]), Outcome(0.0, [weight - moves / 2], [[]])]
+        masks += without_most_moved(Outcome(0.0, [weight], [[]]), others, None).masks
+    assert masks[0].nonzero().tolist() == [[7, 2], [7, 3]]
+    assert torch.equal(*masks)
+
+
 def unordered(model: nn.Module, batch: Tensor) -> Tensor:
     """The same loss, whose gradients of biases before batch norm are noise: sums that add in no order."""
     noise = SystemRandom().gauss(0.0, 1e-7) * sum(

@@ -210,8 +210,7 @@ class Reach:
 
     def _add_class(self, kind: type) -> None:
         """Variables and methods of a user's class."""
-        module = sys.modules.get(kind.__module__)
-        if kind.__module__ != "__main__" and not is_users(getattr(module, "__file__", None) or ""):
+        if not is_users_class(kind):
             return
         self.classes.append(kind)
         for name, value in [*vars(kind).items()]:
@@ -257,6 +256,12 @@ def is_users(filename: str) -> bool:
         or "site-packages" in filename
         or "dist-packages" in filename
     )
+
+
+def is_users_class(kind: type) -> bool:
+    """Whether a class is of the user's own."""
+    module = sys.modules.get(kind.__module__)
+    return kind.__module__ == "__main__" or is_users(getattr(module, "__file__", None) or "")
 
 
 @cache

@@ -14,28 +14,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.optimizer_forms import fits_graph
 from ridgeline.runtime import batch as batches
-from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable
 from ridgeline.runtime.capture_watch import CaptureWatch
-from ridgeline.runtime.capturing import ANOMALIES, capturing, finds_anomalies, on_stream
+from ridgeline.runtime.captured_step import CapturedStep, strides_of
+from ridgeline.runtime.capturing import ANOMALIES, finds_anomalies, on_stream
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
-from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
-from ridgeline.runtime.copies import copy_into
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
 from ridgeline.runtime.hybrid.steps.reads import StepReads
-from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
+from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step_hooks import step_hooks
 from ridgeline.runtime.usual_shapes import UsualShapes
 from ridgeline.runtime.world import World
-from ridgeline.timeline import Span
 
 EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
@@ -52,108 +48,6 @@ SHORT_NS = 500_000
 def _has_no_place(tensor: Tensor) -> bool:
     """Whether a tensor of a batch cannot be copied to where a graph reads it."""
     return tensor.requires_grad or tensor.layout is not torch.strided
-
-
-class CapturedStep:
-    """One captured step: the graph, the tensors it reads the batch from, and its loss.
-
-    Args:
-        body: The step.
-        batch: An example; its tensors are copied.
-        stream: Captured on it.
-        pool: Memory shared with other captures of the same step; None for its own.
-        has_stamps: Whether the graph records when its frames begin.
-        has_optimizer: Whether the optimizer is part of the graph; else it steps after each replay.
-
-    Raises:
-        CaptureError: something in the step cannot be captured.
-    """
-
-    def __init__(
-        self,
-        body: StepBody,
-        batch: Any,
-        stream: torch.cuda.Stream,
-        pool: Any,
-        *,
-        has_stamps: bool = True,
-        has_optimizer: bool = True,
-    ) -> None:
-        flat, structure = pytree.tree_flatten(batch)
-        self.strides = [_strides(leaf) for leaf in flat if isinstance(leaf, Tensor)]
-        self.inputs = [leaf.clone() for leaf in flat if isinstance(leaf, Tensor)]
-        static = iter(self.inputs)
-        self.batch = pytree.tree_unflatten(
-            [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
-        )
-        body.optimizer.zero_grad(set_to_none=True)
-        held = {p for group in body.optimizer.param_groups for p in group["params"]}
-        parameters = dict.fromkeys((*body.model.parameters(), *held))
-        # No step clears these: the graph adds to what is there, so there must be something.
-        empty = [p for p in parameters if p.requires_grad and p.grad is None and p not in held]
-        for parameter in empty:
-            parameter.grad = torch.zeros_like(parameter)
-        self.has_stamps = has_stamps
-        self._outside = None if has_optimizer else body.optimizer
-        clock: Clock = HostClock()
-        if has_stamps:
-            clock = DeviceClock(external=True) if body.reducer is None else BranchClock()
-        recorder = Recorder(clock, starts=False)
-        self.graph = torch.cuda.CUDAGraph()
-        with capturing(self.graph, "the step", stream=stream, pool=pool):
-            recorder.current = StepRecord(clock.stamp())
-            self._loss = (body if has_optimizer else body.gradients)(self.batch, recorder)
-            # An event that the graph records must live as long as the graph does.
-            if has_optimizer:
-                recorder.current.end = clock.stamp()
-            if isinstance(clock, DeviceClock):
-                clock.join()
-        self.pattern = BatchPattern(self.batch)
-        for parameter in empty:
-            if parameter.grad is not None and not parameter.grad._version:  # noqa: SLF001 - nothing was added
-                parameter.grad = None
-        self._gradients = [(p, p.grad) for p in parameters]
-        self._added_to = [(p, g) for p, g in self._gradients if p not in held and g is not None]
-        self._record = recorder.current
-        if not has_optimizer:
-            self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
-        self._clock = DeviceClock()
-
-    def load(self, tensors: list[Tensor]) -> None:
-        """Copy the tensors of a batch to where the graph reads them."""
-        copy_into(self.inputs, tensors)
-
-    def show_gradients(self) -> None:
-        """Make the parameters' gradients those that replays compute."""
-        for parameter, gradient in self._gradients:
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
-
-    def replay(self) -> Tensor:
-        """Run the step; its loss, which the next replay overwrites."""
-        for parameter, gradient in self._added_to:
-            if parameter.grad is None:
-                gradient.zero_()
-            elif parameter.grad is not gradient:
-                gradient.copy_(parameter.grad)
-        self.graph.replay()
-        self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
-        if self._outside is not None:
-            self._outside.step()
-            if self.has_stamps:
-                self._record.end.record()  # type: ignore[union-attr]
-        return self._loss
-
-    def frames(self) -> tuple[Span, ...]:
-        """The frames of the last replay of a graph that has stamps.
-
-        Cost: Waits for the device.
-        """
-        return step_spans(self._record, self._clock)
-
-    def close(self) -> None:
-        """Drop the graph, whoever still refers to this step (the traceback of a failed check does)."""
-        self.graph.reset()
 
 
 class GraphRunner:
@@ -201,12 +95,16 @@ class GraphRunner:
         elif self._world.size == 1 and not self._shapes.is_usual(batch):
             self._count_as_written()
             return self._run_as_written(batch)
+        else:
+            self._wait_if_changed()
         if self._num_eager < EAGER_STEPS:
             if self._num_eager == 0:
                 clear_for_capture(self._body, batch, self._world, self._notes)
             self._num_eager += 1
             cleared = time.perf_counter_ns()
             loss = self._run_eagerly(batch)
+            if self._num_eager == EAGER_STEPS:
+                self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
             # Where nothing is compiled in them, these are steps as every run begins with.
             is_compiled = MODES[self._body.plan.execution].is_compiled
             self._prepare_ns += (time.perf_counter_ns() if is_compiled else cleared) - begin
@@ -223,7 +121,7 @@ class GraphRunner:
                 return self._run_as_written(batch)
             self._last = step
             tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
-        if [*map(_strides, tensors)] != step.strides and not self._bears_layout(batch):
+        if [*map(strides_of, tensors)] != step.strides and not self._bears_layout(batch):
             self._count_as_written(OTHER_LAYOUTS)
             return self._run_as_written(batch)
         step.load(tensors)
@@ -311,19 +209,25 @@ class GraphRunner:
         self._notes.extend(change for change in changes if change not in self._notes)
         self._rates = LearningRates(self._body.optimizer)
 
-    def _forget_if_changed(self) -> None:
-        """Drop the graphs where they are no longer the user's step.
+    def _wait_if_changed(self) -> str | None:
+        """What is another since the last eager step or capture; an eager step then comes before the next.
 
-        An eager step comes before the next capture: what changed may need new optimizer state, and a graph
-        that made it would make it anew in every replay.
+        A graph that makes optimizer state or gradients which that needs makes them in every replay.
         """
-        if self._watch is None or self._reads is None:
-            return  # it is being captured
-        why = self._watch.changed() or self._reads.broken()
-        if why is None:
-            return
+        if self._watch is None or (why := self._watch.changed()) is None:
+            return None
         if self._watch.has_other_settings() or self._fits_graph() != self._has_optimizer:
             self._make_capturable()  # settings that were loaded or added are as the user has them
+        self._num_eager = EAGER_STEPS - 1
+        return why
+
+    def _forget_if_changed(self) -> None:
+        """Drop the graphs where they are no longer the user's step."""
+        if self._watch is None or self._reads is None:
+            return  # it is being captured
+        why = self._wait_if_changed() or self._reads.broken()
+        if why is None:
+            return
         self._num_eager = EAGER_STEPS - 1
         self._recorder.count("recaptures")
         note = f"captured again because {why}"
@@ -400,7 +304,3 @@ class GraphRunner:
             self.close()
             raise
         return step
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    return tensor.stride() if tensor.layout == torch.strided else ()

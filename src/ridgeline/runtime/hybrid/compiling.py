@@ -312,19 +312,31 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 _limits = torch._dynamo.config  # noqa: SLF001 - the documented home of the compiler's settings
+_GUARDING = tuple(
+    name
+    for name in (
+        "skip_nnmodule_hook_guards",
+        "skip_guards_on_constant_func_defaults",
+        "skip_tensor_guards_with_matching_dict_tags",
+        "use_recursive_dict_tags_for_guards",
+    )
+    if hasattr(_limits, name)
+)
+"""What a version of torch trusts to stay as it is: hooks of modules; torch 2.11 also defaults of functions
+and dtypes of parameters, which `model.double()` changes in place."""
 
 
 @contextlib.contextmanager
 def many_variants() -> Iterator[None]:
-    """Let torch compile up to `MOST_VARIANTS` variants of one function inside, and guard on modules' hooks.
-
-    By default it trusts that no hook is added to a module that it has compiled.
-    """
-    limit, skips_hooks = _limits.recompile_limit, _limits.skip_nnmodule_hook_guards
+    """Let torch compile up to `MOST_VARIANTS` variants of a function inside, and guard all that it reads."""
+    limit = _limits.recompile_limit
+    trusted = [name for name in _GUARDING if getattr(_limits, name)]
     _limits.recompile_limit = max(limit, MOST_VARIANTS)
-    _limits.skip_nnmodule_hook_guards = False
+    for name in trusted:
+        setattr(_limits, name, False)
     try:
         yield
     finally:
         _limits.recompile_limit = limit
-        _limits.skip_nnmodule_hook_guards = skips_hooks
+        for name in trusted:
+            setattr(_limits, name, True)

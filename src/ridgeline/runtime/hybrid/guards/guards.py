@@ -108,7 +108,7 @@ class Guards:
             return "a method or variable of a class was replaced"
         if not self._has_same_tensors(arguments):
             return "a tensor that it reads was replaced, or lies elsewhere"
-        return "the sign of a zero, a list in a tuple or a missing attribute changed"
+        return "the sign of a zero, a list in a tuple or a missing attribute changed, or a class hides one"
 
     def could_hold(self, arguments: dict[str, Any]) -> bool:
         """Whether it may hold again with other values: tensors and objects are those of the capture."""

@@ -1,6 +1,7 @@
 """What the guards of torch's compiler leave out.
 
-The sign of zero, lists in tuples, elements of NumPy's arrays, attributes that are missing.
+The sign of zero, lists in tuples, elements of NumPy's arrays, attributes that are missing, or that a class
+would hide.
 """
 
 import builtins
@@ -13,7 +14,7 @@ from typing import Any
 import numpy
 import torch
 
-from ridgeline.reach.reach import is_users
+from ridgeline.reach.reach import is_users, is_users_class
 from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Reading, UnreadableError
 
@@ -35,6 +36,8 @@ _COMMON = (
 """Where a name may come from that no object of the program has."""
 _ARRAY = "___from_numpy("
 """How the compiler's expression of a tensor begins that shares the memory of an array."""
+_STORES = ("_parameters", "_buffers", "_modules")
+"""Where a module keeps what it finds only after it has looked into its class."""
 MOST_BYTES = 4096
 """Of an array of NumPy's that a program reads; comparing takes 1 us."""
 
@@ -66,6 +69,9 @@ def require_unguarded(conditions: Conditions, reading: Reading, arguments: dict[
     has = conditions.constant(_has)
     for value, name in _missing(reading):
         conditions.require(f"not {has}({conditions.constant(value)}, {name!r})")
+    for kind, names in _own_names(reading).items():
+        free, taken = conditions.constant(frozenset(names)), conditions.constant(vars(kind))
+        conditions.require(f"{free}.isdisjoint({taken})")
 
 
 def _small(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
@@ -112,6 +118,19 @@ def _missing(reading: Reading) -> list[tuple[Any, str]]:
     return found
 
 
+def _own_names(reading: Reading) -> dict[type, set[str]]:
+    """Names of what objects hold themselves, by classes of the user's that would hide it if they had them."""
+    found: dict[type, set[str]] = {}
+    for value in reading.kept:
+        if isinstance(value, (type, types.ModuleType)) or not is_users_class(type(value)):
+            continue
+        own = getattr(value, "__dict__", {})
+        names = set(own).union(*(own.get(store, ()) for store in _STORES))
+        for base in filter(is_users_class, type(value).__mro__):
+            found.setdefault(base, set()).update(names)
+    return {kind: names - vars(kind).keys() for kind, names in found.items()}
+
+
 def _is_anywhere(name: str, values: Iterable[Any]) -> bool:
     return any(hasattr(common, name) for common in _COMMON) or any(
         _has(value, name) for value in values
@@ -123,7 +142,7 @@ def _has(value: Any, name: str) -> bool:
     own = getattr(value, "__dict__", ())
     if name in own:
         return True
-    kept = (own.get(store, ()) for store in ("_parameters", "_buffers", "_modules")) if own else ()
+    kept = (own.get(store, ()) for store in _STORES) if own else ()
     return any(name in store for store in kept) or any(
         name in vars(base) for base in type(value).__mro__
     )

@@ -1,0 +1,122 @@
+"""One training step that was captured as a CUDA graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.runtime.batch_pattern import BatchPattern
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.capturing import capturing
+from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
+from ridgeline.runtime.copies import copy_into
+from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
+from ridgeline.timeline import Span
+
+
+class CapturedStep:
+    """One captured step: the graph, the tensors it reads the batch from, and its loss.
+
+    Args:
+        body: The step.
+        batch: An example; its tensors are copied.
+        stream: Captured on it.
+        pool: Memory shared with other captures of the same step; None for its own.
+        has_stamps: Whether the graph records when its frames begin.
+        has_optimizer: Whether the optimizer is part of the graph; else it steps after each replay.
+
+    Raises:
+        CaptureError: something in the step cannot be captured.
+    """
+
+    def __init__(
+        self,
+        body: StepBody,
+        batch: Any,
+        stream: torch.cuda.Stream,
+        pool: Any,
+        *,
+        has_stamps: bool = True,
+        has_optimizer: bool = True,
+    ) -> None:
+        flat, structure = pytree.tree_flatten(batch)
+        self.strides = [strides_of(leaf) for leaf in flat if isinstance(leaf, Tensor)]
+        self.inputs = [leaf.clone() for leaf in flat if isinstance(leaf, Tensor)]
+        static = iter(self.inputs)
+        self.batch = pytree.tree_unflatten(
+            [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
+        )
+        body.optimizer.zero_grad(set_to_none=True)
+        held = {p for group in body.optimizer.param_groups for p in group["params"]}
+        parameters = dict.fromkeys((*body.model.parameters(), *held))
+        # No step clears these: the graph adds to what is there, so there must be something.
+        empty = [p for p in parameters if p.requires_grad and p.grad is None and p not in held]
+        for parameter in empty:
+            parameter.grad = torch.zeros_like(parameter)
+        self.has_stamps = has_stamps
+        self._outside = None if has_optimizer else body.optimizer
+        clock: Clock = HostClock()
+        if has_stamps:
+            clock = DeviceClock(external=True) if body.reducer is None else BranchClock()
+        recorder = Recorder(clock, starts=False)
+        self.graph = torch.cuda.CUDAGraph()
+        with capturing(self.graph, "the step", stream=stream, pool=pool):
+            recorder.current = StepRecord(clock.stamp())
+            self._loss = (body if has_optimizer else body.gradients)(self.batch, recorder)
+            # An event that the graph records must live as long as the graph does.
+            if has_optimizer:
+                recorder.current.end = clock.stamp()
+            if isinstance(clock, DeviceClock):
+                clock.join()
+        self.pattern = BatchPattern(self.batch)
+        for parameter in empty:
+            if parameter.grad is not None and not parameter.grad._version:  # noqa: SLF001 - nothing was added
+                parameter.grad = None
+        self._gradients = [(p, p.grad) for p in parameters]
+        self._added_to = [(p, g) for p, g in self._gradients if p not in held and g is not None]
+        self._record = recorder.current
+        if not has_optimizer:
+            self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
+        self._clock = DeviceClock()
+
+    def load(self, tensors: list[Tensor]) -> None:
+        """Copy the tensors of a batch to where the graph reads them."""
+        copy_into(self.inputs, tensors)
+
+    def show_gradients(self) -> None:
+        """Make the parameters' gradients those that replays compute."""
+        for parameter, gradient in self._gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+
+    def replay(self) -> Tensor:
+        """Run the step; its loss, which the next replay overwrites."""
+        for parameter, gradient in self._added_to:
+            if parameter.grad is None:
+                gradient.zero_()
+            elif parameter.grad is not gradient:
+                gradient.copy_(parameter.grad)
+        self.graph.replay()
+        self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
+        if self._outside is not None:
+            self._outside.step()
+            if self.has_stamps:
+                self._record.end.record()  # type: ignore[union-attr]
+        return self._loss
+
+    def frames(self) -> tuple[Span, ...]:
+        """The frames of the last replay of a graph that has stamps.
+
+        Cost: Waits for the device.
+        """
+        return step_spans(self._record, self._clock)
+
+    def close(self) -> None:
+        """Drop the graph, whoever still refers to this step (the traceback of a failed check does)."""
+        self.graph.reset()
+
+
+def strides_of(tensor: Tensor) -> tuple[int, ...]:
+    """Strides; of a sparse tensor there are none."""
+    return tensor.stride() if tensor.layout == torch.strided else ()

@@ -215,6 +215,7 @@ def emulated_graphs() -> Iterator[None]:
         "Event": Event,
         "stream": lambda _: contextlib.nullcontext(),
         "current_stream": lambda *_: Stream(),
+        "set_stream": lambda _: None,
         "synchronize": lambda *_: None,
         "memory_reserved": lambda *_: 0,
         "current_device": lambda: 0,

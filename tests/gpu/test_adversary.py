@@ -32,8 +32,8 @@ def test_every_replayed_mode_is_plain_pytorch(mode: str, tmp_path: Path) -> None
                 path = tmp_path / f"program_{seed}.py"
                 path.write_text(script(program, verdict))
                 pytest.fail(f"{verdict.kind} in call {verdict.call} of {path}:\n{verdict.detail}")
-            outcomes.append(verdict.outcome)
-    assert "equal" in outcomes
+            outcomes.append((verdict.outcome, verdict.detail))
+    assert "equal" in dict(outcomes), outcomes
 
 
 def test_programs_compute_on_the_gpu(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         "ExternalStream": Stream,
         "stream": lambda _: contextlib.nullcontext(),
         "current_stream": lambda *_: current,
+        "set_stream": lambda _: None,
         "current_device": lambda: 0,
         "memory_reserved": lambda *_: 0,
         "synchronize": lambda *_: None,

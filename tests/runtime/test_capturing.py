@@ -62,3 +62,15 @@ def test_clearing_draws_nothing() -> None:
             clear_failed_capture(torch.cuda.CUDAGraph(), (0, 0), torch.cuda.Stream().device) == ""
         )
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_stream_before_is_current_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a capture cannot be ended torch leaves its stream current."""
+    current: list[Any] = []
+    before = object()
+    with emulated_graphs():
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: before)
+        monkeypatch.setattr(torch.cuda, "set_stream", current.append)
+        with pytest.raises(CaptureError):
+            _fail(RuntimeError("no"))
+    assert current == [before]

@@ -47,6 +47,7 @@ def capturing(
     Cost: Waits for the device, and gives cached memory back to it.
     """
     pool = torch.cuda.graph_pool_handle() if pool is None else pool  # known, should this fail
+    before = torch.cuda.current_stream()
     try:
         with (
             undisturbed(),
@@ -54,6 +55,7 @@ def capturing(
         ):
             yield
     except BaseException as error:
+        torch.cuda.set_stream(before)  # torch leaves its own current where it cannot end a capture
         lost = clear_failed_capture(graph, pool, stream.device)
         if isinstance(error, RidgelineError) or not isinstance(error, RuntimeError):
             raise

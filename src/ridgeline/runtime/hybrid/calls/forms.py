@@ -21,6 +21,7 @@ from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.calls.compiling import TracedFunction
 from ridgeline.runtime.hybrid.compiling import CompiledRegions, many_variants
+from ridgeline.runtime.hybrid.guards.class_watch import ClassWatch
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.unchecked import without_checks
 
@@ -157,7 +158,14 @@ def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str
         """Not the module itself: compiled it would be another one, with hooks of all modules around it."""
         return fn(*given)
 
-    call = _with_guarded_hooks(torch.compile(program, **inductor.plain_arguments()))
+    compiled = _with_guarded_hooks(torch.compile(program, **inductor.plain_arguments()))
+    classes = ClassWatch(fn)
+
+    def call(*given: Any) -> Any:
+        if classes.has_changed():  # the compiler takes methods for granted
+            torch.compiler.reset()
+        return compiled(*given)
+
     try:
         call(*args)
     except FAILURES as error:

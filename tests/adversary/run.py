@@ -11,13 +11,14 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from adversary.children import Child
 from adversary.devices import EMULATED_MODES, GPU_MODES, device_of, warm_calls
 from adversary.excluded import excluded
-from adversary.judging import Verdict
+from adversary.judging import Outcome, Verdict
 from adversary.making import each, make
 from adversary.program import Program
 from adversary.scripts import script
@@ -187,9 +188,9 @@ def _report(findings: Findings, wanted: argparse.Namespace, seconds: float) -> N
         "",
     ]
     for mode in wanted.modes:
-        counts = {name: findings.outcomes[mode, name] for name in ("equal", "refused", "failed")}
+        counts = {name: findings.outcomes[mode, name] for name in get_args(Outcome)}
         lines.append(
-            f"{mode:18}" + "".join(f"{name} {count:5}   " for name, count in counts.items())
+            f"{mode:30}" + "".join(f"{name} {count:5}   " for name, count in counts.items())
         )
     lines += ["", *_kinds(findings)]
     for mode in wanted.modes:

@@ -142,6 +142,17 @@ def test_what_rounding_does_is_no_difference_and_more_than_that_is() -> None:
     assert differences(wanted, exact, is_narrow=False)
     assert not differences(wanted, exact, is_narrow=False, others=others)
     assert differences(wanted, wrong, is_narrow=False, others=others)
+    now = judging.Ambient.now()
+    sides = {
+        "wanted_ambient": now,
+        "got_ambient": now,
+        "is_narrow": False,
+        "others": lambda: others,
+    }
+    for got, outcome in ((exact, "unclear"), (wrong, "failed")):
+        verdict = judging._compared("call:compiled", 0, wanted, got, **sides)
+        assert verdict is not None
+        assert verdict.outcome == outcome
 
 
 def test_a_mode_that_accepts_what_eager_refuses_fails(

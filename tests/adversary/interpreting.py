@@ -64,9 +64,8 @@ def interpreted() -> Iterator[None]:
         mock.patch.object(compile_fx, "fx_codegen_and_compile", _codegen),
         mock.patch.object(aot, "aoti_compile_and_package", _compile_package),
         mock.patch.object(package, "aoti_load_package", _load_package),
-        mock.patch.object(
-            package, "_survived", [Path()]
-        ),  # there is no file that a child could load
+        # There is no file that a child could load to see whether it survives.
+        mock.patch.object(package, "_survived", [Path()]),
     ):
         yield
     _packages.clear()

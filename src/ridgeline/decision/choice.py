@@ -334,11 +334,13 @@ class PlanChoice:
             self._left,
             watch,
         )
-        # What was compiled for the rehearsal the trial did not compile any more.
         rehearsed_s = largest_of_workers(rehearsed_s, self.world)
+        if not rehearsed_s:
+            return measured
+        # What was compiled for the rehearsal the trial did not compile any more.
         prepared_s = measured.counters.get("compile_s", 0.0) + rehearsed_s
         counters = {**measured.counters, "compile_s": prepared_s}
-        return msgspec.structs.replace(measured, counters=counters) if rehearsed_s else measured
+        return msgspec.structs.replace(measured, counters=counters)
 
     def _left(self) -> float:
         return self._budget.left()

@@ -1,4 +1,4 @@
-"""The memory of sparse tensors: their indices and values."""
+"""How sparse tensors lie in memory: by indices and values, without strides."""
 
 import torch
 from torch import Tensor
@@ -10,6 +10,11 @@ _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 def is_sparse(tensor: Tensor) -> bool:
     """Whether it is made of indices and values, in any of torch's layouts for that."""
     return tensor.layout in (torch.sparse_coo, *_BY_ROWS, *_BY_COLUMNS)
+
+
+def strides_of(tensor: Tensor) -> tuple[int, ...]:
+    """Strides; a sparse tensor has none."""
+    return () if is_sparse(tensor) else tensor.stride()
 
 
 def parts(tensor: Tensor) -> tuple[Tensor, ...]:

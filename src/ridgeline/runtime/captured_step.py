@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ridgeline.reach.sparse import strides_of
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturing import capturing
@@ -115,8 +116,3 @@ class CapturedStep:
     def close(self) -> None:
         """Drop the graph, whoever still refers to this step (the traceback of a failed check does)."""
         self.graph.reset()
-
-
-def strides_of(tensor: Tensor) -> tuple[int, ...]:
-    """Strides; of a sparse tensor there are none."""
-    return tensor.stride() if tensor.layout == torch.strided else ()

@@ -18,11 +18,12 @@ from torch import Tensor
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.optimizer_forms import fits_graph
+from ridgeline.reach.sparse import strides_of
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable
 from ridgeline.runtime.capture_watch import CaptureWatch
-from ridgeline.runtime.captured_step import CapturedStep, strides_of
+from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import ANOMALIES, finds_anomalies, on_stream
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.equivalence import check_replay
@@ -45,7 +46,7 @@ SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 
 
-def _has_no_place(tensor: Tensor) -> bool:
+def _cannot_be_loaded(tensor: Tensor) -> bool:
     """Whether a tensor of a batch cannot be copied to where a graph reads it."""
     return tensor.requires_grad or tensor.layout is not torch.strided
 
@@ -96,7 +97,7 @@ class GraphRunner:
             self._count_as_written()
             return self._run_as_written(batch)
         else:
-            self._wait_if_changed()
+            self._step_eagerly_if_changed()
         if self._num_eager < EAGER_STEPS:
             if self._num_eager == 0:
                 clear_for_capture(self._body, batch, self._world, self._notes)
@@ -112,7 +113,7 @@ class GraphRunner:
         step, tensors = self._last, None
         if step is not None:
             tensors = step.pattern.tensors(batch)
-            if tensors is not None and any(map(_has_no_place, tensors)):
+            if tensors is not None and any(map(_cannot_be_loaded, tensors)):
                 tensors = None
         if step is None or tensors is None:
             step = self._step_for(batch, begin)
@@ -138,7 +139,7 @@ class GraphRunner:
     def _step_for(self, batch: Any, begin: int) -> CapturedStep | None:
         """The captured step for a batch, made where there is none; None where it is better run eagerly."""
         tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
-        if any(map(_has_no_place, tensors)):
+        if any(map(_cannot_be_loaded, tensors)):
             wants = any(tensor.requires_grad for tensor in tensors)
             self._count_as_written(WITH_GRADIENTS if wants else WITH_SPARSE)
             return None
@@ -209,7 +210,7 @@ class GraphRunner:
         self._notes.extend(change for change in changes if change not in self._notes)
         self._rates = LearningRates(self._body.optimizer)
 
-    def _wait_if_changed(self) -> str | None:
+    def _step_eagerly_if_changed(self) -> str | None:
         """What is another since the last eager step or capture; an eager step then comes before the next.
 
         A graph that makes optimizer state or gradients which that needs makes them in every replay.
@@ -225,7 +226,7 @@ class GraphRunner:
         """Drop the graphs where they are no longer the user's step."""
         if self._watch is None or self._reads is None:
             return  # it is being captured
-        why = self._wait_if_changed() or self._reads.broken()
+        why = self._step_eagerly_if_changed() or self._reads.broken()
         if why is None:
             return
         self._num_eager = EAGER_STEPS - 1

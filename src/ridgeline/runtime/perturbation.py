@@ -16,10 +16,9 @@ def perturb_inputs(inputs: Sequence[Tensor], originals: Sequence[Tensor], shift:
     """
     for tensor, original in zip(inputs, originals, strict=True):
         changed = original
-        shape = (
-            original.shape if original.layout is torch.strided else ()
-        )  # no entries are repeated
-        dim = next((d for d, size in enumerate(shape) if size > 1), None)
+        # Of a sparse tensor no entries are repeated.
+        sizes = original.shape if original.layout is torch.strided else ()
+        dim = next((d for d, size in enumerate(sizes) if size > 1), None)
         if dim is not None:
             rows = torch.arange(original.shape[dim], device=original.device)
             changed = original.index_select(dim, rows - rows % (shift + 1))

@@ -76,8 +76,7 @@ class WholeForm(Form):
         """
         if self._classes is None:
             self._classes = ClassWatch(model, self._loss_fn)
-        if self._classes.has_changed():
-            torch.compiler.reset()
+        self._classes.forget_stale_programs()
         if self._limit_s is None:
             return self._compiled(model, batch)
         # The backward pass is compiled by the first call as well: its own threads cannot be stopped.
@@ -107,8 +106,7 @@ class RegionalForm(Form):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Switch the compiled blocks on for the calls inside."""
-        if self._classes.has_changed():
-            torch.compiler.reset()
+        self._classes.forget_stale_programs()
         with many_variants(), self.regions.active():
             yield
 

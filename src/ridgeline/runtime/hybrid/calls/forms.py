@@ -162,8 +162,7 @@ def compiled_with_guards(fn: Callable[..., Any], args: tuple[Any, ...], why: str
     classes = ClassWatch(fn)
 
     def call(*given: Any) -> Any:
-        if classes.has_changed():  # the compiler takes methods for granted
-            torch.compiler.reset()
+        classes.forget_stale_programs()
         return compiled(*given)
 
     try:

@@ -1,6 +1,6 @@
 """Trying a doubtful capture in a process of its own, which may be ruined by it.
 
-A failed capture leaves its process unusable. So what the linter cannot judge is first run in a fresh
+A failed capture can leave the device unusable. So what the linter cannot judge is first run in a fresh
 child: the step is written to a private file, rebuilt there, run, and the child's end is told as a value.
 
 This is the one place where Ridgeline uses pickle: through a file that this process writes into a directory

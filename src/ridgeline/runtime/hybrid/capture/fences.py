@@ -46,8 +46,8 @@ class Fences:
 
     def check(self) -> None:
         """Look at all fences that are still held."""
-        for _, begin, size, words in self._held:
-            self._look(_, begin, size, words)
+        for held in self._held:
+            self._look(*held)
 
     def _copy(self, tensor: Tensor, made: dict[int, Tensor]) -> Tensor:
         storage = tensor.untyped_storage()

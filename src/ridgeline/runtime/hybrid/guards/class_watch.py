@@ -4,6 +4,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ridgeline.reach.reach import Reach
 from ridgeline.runtime.hybrid.guards.conditions import Conditions
 
@@ -23,12 +25,14 @@ class ClassWatch:
         self._roots = roots
         self._holds = self._conditions()
 
-    def has_changed(self) -> bool:
-        """Whether a method is another than at the last look, or a class has one more or one less."""
-        if self._holds({}):
-            return False
-        self._holds = self._conditions()
-        return True
+    def forget_stale_programs(self) -> None:
+        """Have torch's compiler begin anew if a method is another than at the last look, or is new, or gone.
+
+        Cost: Then all programs of this process are compiled again.
+        """
+        if not self._holds({}):
+            self._holds = self._conditions()
+            torch.compiler.reset()
 
     def _conditions(self) -> Callable[[dict[str, Any]], bool]:
         conditions = Conditions({"__builtins__": {"len": len}})

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ridgeline.reach.sparse import is_sparse
+from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.runtime.hybrid.guards.classes import class_variables, require_classes
 from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Write, read_program
@@ -78,7 +78,7 @@ class Guards:
         self.tensors: tuple[Tensor, ...] = self._read(now)
         self.writes: tuple[Write, ...] = reading.writes
         self.graph: str = reading.graph
-        self.places = tuple((address(t), t.shape, _stride(t), t.dtype) for t in self.tensors)
+        self.places = tuple((address(t), t.shape, strides_of(t), t.dtype) for t in self.tensors)
         self._addresses = [*map(address, self.tensors)]
         names = class_variables(reading.expressions)
         classes = Conditions(reading.scope)
@@ -143,10 +143,6 @@ class Guards:
                 return False
 
         return holds
-
-
-def _stride(tensor: Tensor) -> tuple[int, ...]:
-    return () if is_sparse(tensor) else tensor.stride()
 
 
 def _is_same(now: Any, before: Any) -> bool:

@@ -144,8 +144,7 @@ class ModelGraphForm(Form):
         known = KnownCall(self._model, leaves, structure)
         if self._classes is None:
             self._classes = ClassWatch(self._model)
-        elif self._classes.has_changed():
-            torch.compiler.reset()
+        self._classes.forget_stale_programs()
 
         def of_tensors(call: Callable[..., Any]) -> Captured:
             def run(*tensors: Tensor) -> tuple[Tensor, ...]:

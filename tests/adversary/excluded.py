@@ -67,12 +67,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "block repeated",
     ),
     Exclusion(
-        "torch's compiler loses what a program adds in place to a buffer of one float64 number on a CPU: compiled, "
-        "`def f(m, x): m.count.add_(1.0); return x * m.count` leaves `m.count` as it was.",
-        GUARDED,
-        "counting buffer/replaced",
-    ),
-    Exclusion(
         "Where torch.compile runs a program in pieces, hooks of all modules are called around these, too.",
         ("call:compiled", *GUARDED),
         """

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.runtime.equivalence import LEARNING_RATE_FACTORS
 from ridgeline.runtime.perturbation import perturb_inputs
+from ridgeline.runtime.perturbed_runs import LEARNING_RATE_FACTORS
 
 
 def perturbed(originals: list[Tensor], shift: int) -> list[Tensor]:

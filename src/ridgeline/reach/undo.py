@@ -35,6 +35,14 @@ class StateChange(NamedTuple):
     now: Any
 
 
+class ValueChange(NamedTuple):
+    """A tensor with other elements than before: what it is, in words, and both values."""
+
+    what: str
+    before: Tensor
+    now: Tensor
+
+
 class Undo:
     """The present state of everything that can be reached from some objects, and of random numbers.
 
@@ -85,6 +93,19 @@ class Undo:
             now = ask()
             if repr(now) != repr(state):
                 yield StateChange(f"a {kind}", state, now)
+
+    def value_changes(self) -> "Iterator[ValueChange]":
+        """Tensors whose elements are kept here and are others now; sparse ones are not looked at.
+
+        Cost: Waits for the device, once for each tensor.
+        """
+        for number, values in enumerate(self._tensors):
+            if (change := values.change()) is not None:
+                before, now = change
+                shape = tuple(before.shape)
+                yield ValueChange(
+                    f"tensor {number} of shape {shape} outside the model", before, now
+                )
 
     def restore(self) -> None:
         """Put everything back; may be called again."""
@@ -211,6 +232,12 @@ class _Values:
         else:
             self._saved = tensor.detach().clone()
 
+    def change(self) -> tuple[Tensor, Tensor] | None:
+        """The elements before and now, if they differ."""
+        if self._saved is None or self._parts or not has_changed(self._saved, self._tensor):
+            return None
+        return self._saved, self._tensor
+
     def restore(self) -> list[str]:
         """Write the elements back; what to say where that is not possible."""
         tensor, saved = self._tensor, self._saved
@@ -234,6 +261,13 @@ class _Values:
             else:
                 data.copy_(saved)
         return []
+
+
+def has_changed(before: Tensor, now: Tensor) -> bool:
+    """Whether two dense tensors of values differ; NaN differs from itself."""
+    if before.layout is not torch.strided or now.layout is not torch.strided:
+        return False
+    return before.shape != now.shape or before.dtype != now.dtype or not torch.equal(before, now)
 
 
 def _is_spared(tensor: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
 from ridgeline.reach.reach import Reach
+from ridgeline.reach.undo import ValueChange, has_changed
 from ridgeline.runtime.copies import overlaps
 from ridgeline.runtime.random_state import HostGenerators
 
@@ -65,6 +66,18 @@ class Snapshot:
         yield from (tensor for _, tensor in self._named())
         for state in self._optimizer.state.values():
             yield from (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor))
+
+    def untrained_changes(self) -> Iterator[ValueChange]:
+        """Buffers, and parameters that are not the optimizer's, with other values than they had.
+
+        Cost: Waits for the device, once for each of them.
+        """
+        held = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        for (number, path), tensor in self._named():
+            saved = self._tensors.get((number, path))
+            if saved is not None and id(tensor) not in held and has_changed(saved, tensor):
+                where = " of a network that the loss reads" if number else ""
+                yield ValueChange(f"{path}{where}", saved, tensor)
 
     def restore(self, *, keep_settings: bool = False) -> None:
         """Put everything back, in place wherever a tensor still exists; trained gradients become None.

@@ -1,6 +1,7 @@
 """How far two ways of running one training step are apart.
 
-Three things are compared: the loss, the update of the parameters, and the change of the optimizer's state.
+Four things are compared: the loss, the update of the parameters, the change of the optimizer's state, and
+what else the step wrote (buffers, averages, teachers).
 
 An optimizer like Adam makes whole steps of gradients that are nothing but rounding (a bias before batch norm,
 the bias of attention's keys): such elements of an update differ from run to run, and tell nothing. They are
@@ -9,7 +10,7 @@ gradients as they are, so that nothing else can hide behind them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,15 +30,28 @@ RESOLUTION = 1e-6
 """Of a tensor's norm: changes below that are as small as the rounding of single precision."""
 
 
+class Written(NamedTuple):
+    """A tensor that no optimizer trains, before and after a step that changed it."""
+
+    before: Tensor
+    now: Tensor
+
+
 class Outcome(NamedTuple):
-    """What a step leaves: its loss, the parameters that are trained, and the optimizer's state of each."""
+    """What a step leaves: its loss, the parameters that are trained, and the optimizer's state of each.
+
+    `written` is what it changed besides, by name.
+    """
 
     loss: float
     parameters: list[Tensor]
     state: list[list[Tensor]]
+    written: Mapping[str, Written] = {}
 
 
-def outcome(loss: float, model: nn.Module, optimizer: Optimizer) -> Outcome:
+def outcome(
+    loss: float, model: nn.Module, optimizer: Optimizer, written: Mapping[str, Written]
+) -> Outcome:
     """Copies of what there is after a step."""
     trained = [p for p in model.parameters() if p.requires_grad]
     kept = [optimizer.state.get(p, {}) for p in trained]
@@ -45,7 +59,7 @@ def outcome(loss: float, model: nn.Module, optimizer: Optimizer) -> Outcome:
         [v.detach().clone() for v in values.values() if isinstance(v, Tensor) and v.dim()]
         for values in kept
     ]
-    return Outcome(loss, [p.detach().clone() for p in trained], state)
+    return Outcome(loss, [p.detach().clone() for p in trained], state, written)
 
 
 def moved_to(start: Outcome, begun: Outcome, got: Outcome) -> Outcome:
@@ -146,6 +160,31 @@ def difference(
         return max(found)
     allowed = [max(tolerance, SENSITIVITY_FACTOR * min(m, MOST_MOVED)) for m in noise.moves]
     return max(value * tolerance / limit for value, limit in zip(found, allowed, strict=True))
+
+
+def written_apart(wanted: Outcome, got: Outcome) -> dict[str, float]:
+    """The gap over the change of each tensor that a step wrote besides; NaN equals NaN."""
+    found = {}
+    for name in {**wanted.written, **got.written}:
+        before = (wanted.written.get(name) or got.written[name]).before
+        values = [(o.written[name].now if name in o.written else before) for o in (wanted, got)]
+        found[name] = _values_apart(before, *values)
+    return found
+
+
+def _values_apart(before: Tensor, wanted: Tensor, got: Tensor) -> float:
+    if wanted.shape != got.shape or wanted.dtype != got.dtype:
+        return math.inf
+    wide = torch.complex128 if wanted.is_complex() else torch.float64
+    mine, theirs = wanted.to(wide), got.to(wide)
+    gap = torch.where((mine == theirs) | (mine.isnan() & theirs.isnan()), 0.0, mine - theirs)
+    distance = float(gap.abs().norm())
+    if not distance:
+        return 0.0
+    old = before.to(wide) if before.shape == wanted.shape else torch.zeros_like(mine)
+    change = torch.where(mine == old, 0.0, mine - old)
+    size = max(float(change.abs().norm()), RESOLUTION * float(mine.abs().norm()))
+    return distance / size if size and math.isfinite(distance) else math.inf
 
 
 def _states_apart(before: list[Tensor], wanted: list[Tensor], got: list[Tensor]) -> float:

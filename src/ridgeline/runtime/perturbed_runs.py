@@ -1,0 +1,196 @@
+"""Runs of one training step under perturbations, in the mode to check and as it was written.
+
+From one and the same state both run, while inputs, parameters, learning rate and random state are changed;
+`equivalence` judges what they leave.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import CaptureError, RidgelineError, first_line
+from ridgeline.reach.undo import Undo
+from ridgeline.runtime.agree import largest_of_workers
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.capturable import LearningRates
+from ridgeline.runtime.capturing import on_stream
+from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.narrow_rounding import NarrowTypes, move_within_rounding
+from ridgeline.runtime.random_state import seed_all
+from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.snapshot import Snapshot
+from ridgeline.runtime.step_difference import Outcome, Written, moved_to, outcome
+from ridgeline.runtime.world import World
+
+LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0)
+PARAMETER_FACTORS = (1.0, 1.01, 0.99)
+NARROW_DRAWS = 2
+"""Runs that show what rounding to 16 bits does where the user's own code casts."""
+NUDGES = (1.0, -2.0)
+"""Multiples of the last bit by which parameters are changed to find what is rounding."""
+LAST_BIT = 2.0**-22
+_OTHER_DRAWS = 10_000
+_SEED = 20_000
+
+Step = Callable[[], Tensor]
+
+
+class Start:
+    """Where all runs begin, and what is there again in the end."""
+
+    def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
+        self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn)
+        spared = (*self._snapshot.tensors(), *inputs)
+        self._outside = Undo(body.model, body.loss_fn, spared=spared)
+        self._optimizer = Undo(body.optimizer, spared=spared)
+        self._repeats_python = repeats_python
+
+    def begin(self) -> None:
+        """Go back for another run; the optimizer's settings stay.
+
+        What is kept outside of the model in tensors (an average, a teacher) begins anew as well: programs
+        read it where it lies. Python's own counters and names do not, see `check_replay`. What an optimizer
+        of the user's own counts is never baked in: it steps in Python in every mode.
+        """
+        if self._repeats_python:
+            self._outside.restore()
+        else:
+            self._outside.restore_values()
+        self._optimizer.restore()
+        self._snapshot.restore(keep_settings=True)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self._outside.restore()
+        self._optimizer.restore()
+        self._snapshot.restore()
+
+    def written(self) -> dict[str, Written]:
+        """What a step wrote besides what it trains: buffers, other networks, tensors in the loss's reach."""
+        changes = (*self._snapshot.untrained_changes(), *self._outside.value_changes())
+        return {what: Written(old, now.detach().clone()) for what, old, now in changes}
+
+
+class PerturbedRuns(NamedTuple):
+    """Both ways of running one step; `shift` is the number of a perturbation.
+
+    Every method is collective where there are several workers: all of them run the same.
+    """
+
+    body: StepBody
+    batch: Any
+    start: Start
+    rates: LearningRates
+    replay: Step
+    stream: "torch.cuda.Stream | None"
+    world: World
+
+    def begun(self, shift: int, *, moved: Callable[[Any], None] | None = None) -> Outcome:
+        """Where the runs begin."""
+        return self._perturb(shift, moved=moved)
+
+    def eager(self, shift: int) -> Outcome:
+        """The step as written.
+
+        Run again, it may differ from itself: libraries draw numbers that no seed of torch sets, and then the
+        loss is another one, too; or they add in no fixed order, which shows where a gradient is nothing but
+        rounding.
+
+        Source: cuDNN's recurrent layers keep the state of their dropout to themselves; CTC adds atomically.
+        """
+        with self.body.as_written():
+            return self._run(self._eager, shift)
+
+    def tried(self, shift: int) -> Outcome:
+        """The step in the mode to check, after it ran as written.
+
+        Raises:
+            CaptureError: what ran as written fails in this mode; torch's compiler raises errors of any kind.
+        """
+        return self._run(self._tried, shift)
+
+    def with_other_draws(self, shift: int) -> Outcome:
+        """The step as written, with other random numbers."""
+        with self.body.as_written():
+            return self._run(self._eager, shift, seed=_OTHER_DRAWS)
+
+    def exact(self, shift: int) -> Outcome:
+        """The step as written, without the plan's lower precision."""
+        with self.body.as_written(precision="as-is"):
+            return self._run(self._eager, shift)
+
+    def nudged(self, shift: int) -> list[Outcome]:
+        """The step as written from parameters that differ in their last bits."""
+        with self.body.as_written():
+            return [self._run(self._eager, shift, nudge=1.0 + bits * LAST_BIT) for bits in NUDGES]
+
+    def narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
+        """Eager steps from parameters that the user's own casts make equal; none where nothing is cast."""
+        watch = NarrowTypes()
+        with self.body.as_written(), watch:
+            self._run(self._eager, shift)
+        half_step = largest_of_workers(watch.half_step, self.world)
+        if not half_step:
+            return []
+        found = []
+        for seed in range(NARROW_DRAWS):
+            moved = partial(move_within_rounding, half_step=half_step, seed=seed)
+            with self.body.as_written():
+                other = self._run(self._eager, shift, moved=moved)
+            found.append(moved_to(before, self.begun(shift, moved=moved), other))
+        return found
+
+    def _tried(self) -> Tensor:
+        try:
+            return self.replay()
+        except (RidgelineError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"wanted execution={self.body.plan.execution!r} to run a step that runs as written, got "
+                f"{type(error).__name__}: {first_line(error)}; use execution='eager'"
+            ) from error
+
+    def _eager(self) -> Tensor:
+        silent = Recorder(HostClock())
+        if self.stream is None:
+            return self.body(self.batch, silent)
+        with on_stream(self.stream):
+            return self.body(self.batch, silent)
+
+    def _run(
+        self,
+        step: Step,
+        shift: int,
+        *,
+        nudge: float = 1.0,
+        seed: int = 0,
+        moved: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        """What one step from the perturbed start leaves."""
+        factor = LEARNING_RATE_FACTORS[shift]
+        self._perturb(shift, nudge=nudge, moved=moved)
+        torch.clear_autocast_cache()  # inside autocast it holds casts of the weights of the last step
+        seed_all(_SEED + shift + seed)  # Python's and NumPy's too: what they decide may be baked in
+        self.rates.scale(factor)
+        loss = float(step())
+        self.rates.scale(1.0 / factor)
+        return outcome(loss, self.body.model, self.body.optimizer, self.start.written())
+
+    def _perturb(
+        self, shift: int, *, nudge: float = 1.0, moved: Callable[[Any], None] | None = None
+    ) -> Outcome:
+        """Go back to the start and change the parameters; what there is then."""
+        self.start.begin()
+        factor = PARAMETER_FACTORS[shift] * nudge
+        if factor != 1.0:
+            with torch.no_grad():
+                for parameter in self.body.model.parameters():
+                    if parameter.requires_grad:  # so it is floating point, or complex
+                        parameter.mul_(factor)
+        if moved is not None:
+            moved(self.body.model.parameters())
+        return outcome(0.0, self.body.model, self.body.optimizer, self.start.written())

@@ -114,3 +114,17 @@ def test_the_first_compiled_plan_is_the_one_that_is_replayed() -> None:
         make_candidate("graph", 1.5, is_measured=True),
     ]
     assert next_trial(candidates, Room(tries=9), device="cuda") == 1
+
+
+@pytest.mark.parametrize(
+    ("knob", "tried"), [({"random": "compiled"}, True), ({"threads": 2}, False)]
+)
+def test_what_failed_by_its_random_numbers_may_draw_its_own(
+    knob: dict[str, object], tried: bool
+) -> None:
+    """Another plan of a mode that failed is not tried, unless it draws otherwise."""
+    failed = make_candidate("compiled", 1.0, 1.0)
+    other = msgspec.structs.replace(failed, plan=msgspec.structs.replace(failed.plan, **knob))
+    failed = msgspec.structs.replace(failed, failure="got a difference of 0.144")
+    candidates = [failed, other, make_candidate("eager", 2.0)]
+    assert _trials(candidates, "cuda") == ["eager", *(["compiled"] if tried else [])]

@@ -110,12 +110,16 @@ def could_win(
 
 
 def has_failed_alike(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
-    """Whether the same mode failed in this precision, or in two of them: what cannot be captured stays so."""
+    """Whether the same mode failed in this precision, or in two of them: what cannot be captured stays so.
+
+    What failed while it had to draw the eager step's random numbers may succeed with its own.
+    """
+    plan = candidate.plan
+    alike = (plan.execution, plan.workers, plan.random)
     failed = [
         c.plan.precision
         for c in candidates
-        if c.failure
-        and (c.plan.execution, c.plan.workers) == (candidate.plan.execution, candidate.plan.workers)
+        if c.failure and (c.plan.execution, c.plan.workers, c.plan.random) == alike
     ]
     return candidate.plan.precision in failed or len(set(failed)) > 1
 

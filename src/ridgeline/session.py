@@ -18,6 +18,7 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.expectation import expected
+from ridgeline.planner.knobs import NO_PRECISION
 from ridgeline.probe.measure import measure
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime import attendance
@@ -323,7 +324,7 @@ class TrainStep(Closing):
 
     def _precisions(self) -> tuple[str, ...]:
         """Those that the step may run in besides its own."""
-        names = [name for name in self._allow if name != "random"]
+        names = [name for name in self._allow if name not in NO_PRECISION]
         if self._step is not None:
             names.append(self._step.plan.precision)
         return tuple(dict.fromkeys(names))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.errors import AbsentWorkerError
 from ridgeline.runtime.attendance import Attendance
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.recorder import Recorder
@@ -236,6 +237,19 @@ def test_other_errors_stay_what_they_are(both: tuple[Attendance, Attendance]) ->
     other.call()
     with pytest.raises(RuntimeError, match="gloo"), mine.meeting("a sum"):
         raise RuntimeError("gloo/transport: unreachable")
+
+
+def test_a_collective_behind_the_one_that_timed_out_tells_of_the_absent(
+    both: tuple[Attendance, Attendance],
+) -> None:
+    """Its error has other words than the first one's, and not the name of gloo."""
+    mine, _ = both
+    mine.begin_step("step", Recorder(HostClock()))
+    with (
+        pytest.raises(AbsentWorkerError, match="got none from rank 1: it runs"),
+        mine.meeting("a sum"),
+    ):
+        raise RuntimeError("Application timeout caused pair closure")
 
 
 def test_steps_of_one_name_are_counted_apart(both: tuple[Attendance, Attendance]) -> None:

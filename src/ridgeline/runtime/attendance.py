@@ -37,6 +37,8 @@ TOLD_AFTER_S = 30.0
 _POLL_S = 0.02
 _IN_STEP = "in a step"
 _GONE = "its process is gone"
+_OF_GLOO = ("gloo", "Application timeout caused pair closure")
+"""In its errors: the first to time out has the file where it did, what waited behind it only these words."""
 _STORE_TIMEOUT = timedelta(seconds=10)
 
 _present: "weakref.WeakKeyDictionary[dist.ProcessGroup, Attendance]" = weakref.WeakKeyDictionary()
@@ -332,7 +334,8 @@ def _raised(error: BaseException) -> str:
 
 def _is_of_collective(error: BaseException) -> bool:
     """Whether torch's collectives raised it: gloo's errors have no type of their own."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+    text = str(error)
+    return isinstance(error, dist.DistError) or any(words in text for words in _OF_GLOO)
 
 
 def _without_store(error: Exception) -> Absence:

@@ -75,7 +75,7 @@ def hang_in_child(request: bytes) -> bytes:
 
 def small_survey(request: bytes) -> bytes:
     """Collectives of two sizes, overlap, and the operators of the workload in the request."""
-    peers = Peers(rank=dist.get_rank(), size=dist.get_world_size(), device=torch.device("cpu"))
+    peers = Peers.of(None, torch.device("cpu"))
     setting = Setting(device="cpu", workers=peers.size, threads=1)
     collectives.QUICK_BYTES = (1 << 10, 1 << 20)
     overlap.ROUNDS = 1

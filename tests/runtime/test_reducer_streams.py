@@ -52,6 +52,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     monkeypatch.setattr(Bucket, "store_all", stored)
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: model.current.enqueue("all-reduce"))
     monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
+    monkeypatch.setattr(World, "group", lambda *_: None)
     make = torch.tensor
     monkeypatch.setattr(torch, "tensor", lambda data, *, dtype, device: make(data, dtype=dtype))
     return model

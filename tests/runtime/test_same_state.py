@@ -105,7 +105,7 @@ def test_a_step_without_an_exchange_says_nothing() -> None:
     ],
 )
 def test_the_first_difference_is_named(everyone: list[dict[str, str]], wanted: str) -> None:
-    assert difference(everyone) == wanted
+    assert difference(dict(enumerate(everyone))) == wanted
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -68,7 +68,7 @@ def _all_reduce(tensor: Tensor, peers: Peers) -> Callable[[], None]:
 
 def _broadcast(tensor: Tensor, peers: Peers) -> Callable[[], None]:
     def call() -> None:
-        dist.broadcast(tensor, src=0, group=peers.group)
+        dist.broadcast(tensor, group=peers.group, group_src=0)
 
     return call
 

@@ -5,11 +5,12 @@ The same body runs eagerly and inside a captured graph, so every execution mode 
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
@@ -20,6 +21,7 @@ from ridgeline.reach.loss import scalar_loss
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
+from ridgeline.runtime.layout.ownership import clip_gradients
 from ridgeline.runtime.optimizer_calls import clear_gradients, update
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.reducer import Reducer
@@ -42,6 +44,7 @@ class StepBody:
         device: Where the model is.
         notes: Receives what was done to the program.
         forms: What other steps with this model and loss function have compiled; None compiles anew.
+        parted: Groups of workers among which parameters are parted; see `layout.ownership`.
 
     Attributes:
         form: How the loss is computed: as written, compiled whole, or by region.
@@ -64,6 +67,7 @@ class StepBody:
         device: torch.device,
         notes: list[str] | None = None,
         forms: CompiledForms | None = None,
+        parted: Sequence[ProcessGroup] = (),
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
@@ -72,6 +76,7 @@ class StepBody:
         self.overhead_ns = 0
         self.plan = plan
         self.clip_norm = clip_norm
+        self._parted = tuple(parted)
         self._plain = Form(loss_fn)
         self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
@@ -192,7 +197,7 @@ class StepBody:
         recorder.mark("optimizer")
         if self.clip_norm is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            clip_gradients(parameters, self.clip_norm, self._parted)
         detached = loss.detach()
         return detached if total is None else total + detached
 

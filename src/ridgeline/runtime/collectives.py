@@ -20,6 +20,7 @@ class Collectives:
 
     Args:
         engine: Its `communication` lane runs them.
+        group: Of the workers that take part.
         on_device: NCCL on a stream, or gloo.
         present: Told of each collective.
 
@@ -28,9 +29,15 @@ class Collectives:
     """
 
     def __init__(
-        self, engine: Engine, *, on_device: bool, present: Attendance | None = None
+        self,
+        engine: Engine,
+        *,
+        group: dist.ProcessGroup,
+        on_device: bool,
+        present: Attendance | None = None,
     ) -> None:
         self._engine = engine
+        self._group = group
         self._present = present
         self._on_device = on_device
         self._tasks: list[Task] = []
@@ -82,15 +89,17 @@ class Collectives:
 
     def _all_reduce(self, flat: Tensor) -> Any:
         if self._on_device:
-            dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+            dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self._group)
             return None
-        work = dist.all_reduce(flat, async_op=True)
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
         return work.get_future() if work else None
 
     def _broadcast(self, flats: Sequence[Tensor]) -> Any:
         if self._on_device:
             for flat in flats:
-                dist.broadcast(flat, src=0)
+                dist.broadcast(flat, group=self._group, group_src=0)
             return None
-        works = [dist.broadcast(flat, src=0, async_op=True) for flat in flats]
+        works = [
+            dist.broadcast(flat, group=self._group, group_src=0, async_op=True) for flat in flats
+        ]
         return torch.futures.collect_all([work.get_future() for work in works if work])

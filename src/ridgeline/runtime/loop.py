@@ -24,6 +24,7 @@ from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.evaluate import evaluate
 from ridgeline.runtime.feeding import Handover, feed
 from ridgeline.runtime.journal import Journal
+from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.non_finite import explain
 from ridgeline.runtime.progress import Progress
 from ridgeline.runtime.readings import LossReader, Window
@@ -129,7 +130,7 @@ class _Run:
         self.box = BlackBox(run_dir / "blackbox" / f"rank-{world.rank}.bin")
         self._stack.callback(self.box.close)
         self.saver: Saver | None = None
-        if world.rank == 0:
+        if writes_checkpoint(world):
             engine = self._stack.enter_context(Engine())
             self.saver = Saver(self.directory, engine, keep=KEEP_CHECKPOINTS)
 
@@ -155,6 +156,7 @@ class _Run:
             self.plan,
             clip_norm=self.task.clip_norm,
             device=self.world.device.type,
+            process_group=self.world.process_group,
             name=self.task.name,
         )
         self._stack.callback(self.step.close)
@@ -287,7 +289,8 @@ class _Run:
                 device=self.world.device,
             )
         texts = gather_bytes(text.encode(), self.world)
-        rank, cause = next((r, t.decode()) for r, t in enumerate(texts) if t)
+        told = zip(self.world.ranks(), texts, strict=True)
+        rank, cause = next((r, t.decode()) for r, t in told if t)
         raise NonFiniteError(
             f"wanted finite {of}, got NaN or infinity at step {step} (epoch {epoch}) on rank {rank}: "
             f"{cause}. Last good checkpoint: {last_good or 'none'}; lower the learning rate, clip the "

@@ -76,7 +76,10 @@ class Reducer:
         self._bucket_bytes = tuple(bucket_bytes)
         self._on_device = world.device.type == "cuda"
         self._present = attendance.of(world)
-        self._collectives = Collectives(engine, on_device=self._on_device, present=self._present)
+        self._group = world.group("data")
+        self._collectives = Collectives(
+            engine, group=self._group, on_device=self._on_device, present=self._present
+        )
         self._scale = 0.5 ** (world.size - 1).bit_length()
         self._excess = world.size * self._scale  # above 1/2, and exact
         self._is_armed = False
@@ -352,7 +355,7 @@ class Reducer:
         order = [*arrived, *(i for i in self._layout.order if i not in seen)]
         agreed = torch.tensor(order, dtype=torch.int64, device=self._world.device)
         with attendance.meeting("the broadcast of the order of gradients", self._world):
-            dist.broadcast(agreed, src=0)
+            dist.broadcast(agreed, group=self._group, group_src=0)
         order = [int(index) for index in agreed.tolist()]
         if order != list(self._layout.order):
             self._arrange(order)

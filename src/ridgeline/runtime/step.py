@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
@@ -30,6 +31,8 @@ from ridgeline.runtime.engine.lanes import WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.gaps import TALLY
 from ridgeline.runtime.hybrid.compiling import CompiledForms
+from ridgeline.runtime.layout.apply import apply_layout
+from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.recorder import Recorder
@@ -40,7 +43,6 @@ from ridgeline.runtime.requirements import (
     check_optimizer,
     check_supported,
 )
-from ridgeline.runtime.same_model import check_same_model
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
@@ -80,7 +82,8 @@ class TrainStep(Closing):
     """One training step of `model` under a plan: `loss = step(batch)`.
 
     Under `torchrun` every worker runs the same script; the step joins the process group, takes worker
-    0's initial parameters and buffers, and averages gradients. Alone it trains on one device. The model
+    0's initial parameters and buffers, and averages gradients. With a mesh or a process group those in it do
+    so among themselves, whatever the others train. Alone it trains on one device. The model
     is moved to the worker's device; the optimizer must have been made from its parameters before.
 
     Args:
@@ -95,6 +98,8 @@ class TrainStep(Closing):
             inside a process group.
         name: Title of timelines.
         forms: What other steps with this model and loss function have compiled; None compiles anew.
+        mesh: Train over its data axis only; see `given_group`.
+        process_group: Train over its workers only; not with a mesh or a world.
 
     Attributes:
         plan: The plan in force.
@@ -103,8 +108,8 @@ class TrainStep(Closing):
         notes: What could not be done as planned, each with its reason.
 
     Raises:
-        PlanError: the plan asks for what this release or this world does not offer, or `clip_norm` is no
-            finite number above 0.
+        PlanError: the plan asks for what this release or this world does not offer, `clip_norm` is no
+            finite number above 0, or the mesh or group cannot be trained over.
         WorkloadError: there are several workers, and the optimizer has parameters that are not the model's.
     """
 
@@ -121,10 +126,16 @@ class TrainStep(Closing):
         world: World | None = None,
         name: str = "step",
         forms: CompiledForms | None = None,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         self._threads_before = torch.get_num_threads()
-        self.world = world or World.join(threads=self.plan.threads, device=device)
+        if world is not None and (mesh is not None or process_group is not None):
+            raise PlanError("wanted a world, a mesh or a process group, got two of them; give one")
+        self.world = world or World.join(
+            self.plan.threads, device, mesh=mesh, process_group=process_group
+        )
         check_supported(self.plan, self.world)
         check_optimizer(optimizer)
         check_calls(optimizer, self.plan)
@@ -145,6 +156,7 @@ class TrainStep(Closing):
         self.recorder = Recorder(DeviceClock() if on_device else HostClock())
         self._attendance = attendance.of(self.world)
         self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
+        apply_layout(self.model, self.plan.layout, self.world)
         self._engine = self._make_engine()
         self._reducer = self._make_reducer(order)
         self._writes: OutsideWrites | None = None
@@ -162,6 +174,7 @@ class TrainStep(Closing):
             device=self.world.device,
             notes=self.notes,
             forms=forms,
+            parted=parted_groups(self.world),
         )
         if self.plan.precision == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -314,37 +327,14 @@ class TrainStep(Closing):
     def _make_reducer(self, order: tuple[str, ...] | None) -> Reducer | None:
         if self._engine is None:
             return None
-        check_same_model(self.model, self.world)
-        buffers = FlatBuffers(self.model)
-        take_initial_state(self.model, buffers, self.world)
         return Reducer(
             list(self.model.named_parameters()),
-            buffers,
+            FlatBuffers(self.model),
             world=self.world,
             engine=self._engine,
             bucket_bytes=self.plan.sync.bucket_bytes,
             order=order,
         )
-
-
-def take_initial_state(model: nn.Module, buffers: FlatBuffers, world: World) -> None:
-    """Parameters and buffers of worker 0, to all, whatever their strides.
-
-    Cost: One broadcast a parameter, and one for the buffers.
-    """
-    with torch.no_grad(), attendance.meeting("the broadcast of the initial parameters", world):
-        for parameter in model.parameters():
-            carrier = parameter.detach().contiguous()
-            dist.broadcast(carrier, src=0)
-            if carrier.data_ptr() != parameter.data_ptr():
-                parameter.copy_(carrier)
-    if not world.rank:
-        buffers.pack()
-    with attendance.meeting("the broadcast of the initial buffers", world):
-        for flat in buffers.flats:
-            dist.broadcast(flat, src=0)
-    if world.rank:
-        buffers.unpack()
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:

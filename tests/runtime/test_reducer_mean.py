@@ -9,7 +9,7 @@ from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.world import World
 
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
 from ridgeline.runtime import ready
-from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.departures import Departures
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.departures import Departures
+from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.world import World
 
 

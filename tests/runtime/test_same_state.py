@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.runtime import outside_writes
-from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.outside_writes import MOST_APART, OutsideWrites, is_reason
 from ridgeline.runtime.same_state import checksums, content_bits, difference
+from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.world import World
 
 DTYPES = (

@@ -24,8 +24,8 @@ from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction
 from ridgeline.runtime.layout.ownership import clip_gradients
 from ridgeline.runtime.optimizer_calls import clear_gradients, update
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.requirements import check_gradients
+from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.unchecked import unchecked
 
 _NOTHING = contextlib.nullcontext()

@@ -36,13 +36,13 @@ from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.requirements import (
     check_calls,
     check_clip_norm,
     check_optimizer,
     check_supported,
 )
+from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 

@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from ridgeline.errors import EngineError, PlanError, WorkloadError
 from ridgeline.runtime import attendance
-from ridgeline.runtime.arrangement import arrange, expected_order
-from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
-from ridgeline.runtime.collectives import Collectives
-from ridgeline.runtime.departures import Departures, by_readiness
 from ridgeline.runtime.engine import Engine, Variable
-from ridgeline.runtime.hooks import GradientHooks, Sent, last_of_each
 from ridgeline.runtime.ready import Ready
 from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.sync.arrangement import arrange, expected_order
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.collectives import Collectives
+from ridgeline.runtime.sync.departures import Departures, by_readiness
+from ridgeline.runtime.sync.hooks import GradientHooks, Sent, last_of_each
 from ridgeline.runtime.world import World
 
 

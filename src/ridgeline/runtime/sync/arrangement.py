@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ridgeline.plan import Sync, cut_buckets
-from ridgeline.runtime.buckets import Bucket
+from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import is_bucket_frame
 

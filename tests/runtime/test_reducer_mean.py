@@ -5,10 +5,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ridgeline.plan import Sync
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.sync.all_reduce import AllReduce
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.world import World
 
@@ -26,13 +28,15 @@ def mean_of(gradient: Tensor, workers: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(World, "group", lambda *_: None)
     model = nn.Module()
     model.weight = nn.Parameter(torch.zeros_like(gradient))
+    world = World(0, workers, 0, torch.device("cpu"))
     with Engine() as engine:
         reducer = Reducer(
             list(model.named_parameters()),
             FlatBuffers(model),
-            world=World(0, workers, 0, torch.device("cpu")),
+            world=world,
             engine=engine,
-            bucket_bytes=(1024,),
+            sync=Sync(bucket_bytes=(1024,)),
+            transport=AllReduce(world, {}),
         )
         reducer.arm(Recorder(HostClock()))
         model.weight.backward(gradient)

@@ -9,12 +9,14 @@ from stream_model import Streams
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
+from ridgeline.plan import Sync
 from ridgeline.runtime import ready
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.sync.all_reduce import AllReduce
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.departures import Departures
 from ridgeline.runtime.sync.reducer import Reducer
@@ -64,12 +66,14 @@ def run(streams: Streams, told: dict[str, ready.Ready], limits: tuple[int, ...])
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
     stream: Any = streams.make("communication")
     engine = Engine(lanes={"communication": lambda finish: StreamLane(finish, stream)})
+    world = World(0, 2, 0, torch.device("cuda", 0))
     reducer = Reducer(
         list(model.named_parameters()),
         FlatBuffers(model),
-        world=World(0, 2, 0, torch.device("cuda", 0)),
+        world=world,
         engine=engine,
-        bucket_bytes=limits,
+        sync=Sync(bucket_bytes=limits),
+        transport=AllReduce(world, {}),
     )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
 

@@ -42,7 +42,7 @@ class Start:
     """Where all runs begin, and what is there again in the end."""
 
     def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
-        self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn)
+        self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
         spared = (*self._snapshot.tensors(), *inputs)
         self._outside = Undo(body.model, body.loss_fn, spared=spared)
         self._optimizer = Undo(body.optimizer, spared=spared)

@@ -6,6 +6,7 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ from ridgeline.runtime.checked import CheckedRunner
 from ridgeline.runtime.clocks import DeviceClock, HostClock
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.lanes import WorkLane
+from ridgeline.runtime.engine.lanes import Finish, LaneRunner, WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.gaps import TALLY
 from ridgeline.runtime.hybrid.compiling import CompiledForms
@@ -42,7 +43,10 @@ from ridgeline.runtime.requirements import (
     check_optimizer,
     check_supported,
 )
+from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.synchronizer import Synchronizer
+from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
@@ -106,6 +110,8 @@ class TrainStep(Closing):
         world: This worker's place.
         recorder: The spans of the last steps.
         notes: What could not be done as planned, each with its reason.
+        synchronizer: What makes the workers' gradients one; its state belongs into checkpoints. None for a
+            worker alone.
 
     Raises:
         PlanError: the plan asks for what this release or this world does not offer, `clip_norm` is no
@@ -157,19 +163,18 @@ class TrainStep(Closing):
         self._attendance = attendance.of(self.world)
         self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
         apply_layout(self.model, self.plan.layout, self.world)
-        self._engine = self._make_engine()
-        self._reducer = self._make_reducer(order)
+        self._engine: Engine | None = None
+        self.synchronizer: Synchronizer | None = None
         self._writes: OutsideWrites | None = None
         self._watching_ns = 0
-        if self._reducer is not None:
-            self._reducer.check_covers(optimizer.param_groups)
-            self._writes = OutsideWrites(self.model, optimizer, self._reducer, self.world)
+        if self.world.size > 1:
+            self._join_others(order)
         self._body = StepBody(
             self.model,
             loss_fn,
             optimizer,
             self.plan,
-            self._reducer,
+            self.synchronizer,
             clip_norm=clip_norm,
             device=self.world.device,
             notes=self.notes,
@@ -288,8 +293,8 @@ class TrainStep(Closing):
             self._attendance.closed(self._enrolled)
         self._is_closed = True
         self._runner.close()
-        if self._reducer is not None:
-            self._reducer.close()
+        if self.synchronizer is not None:
+            self.synchronizer.close()
         if self._engine is not None:
             self._engine.close()
         if self._channels_last is not None:
@@ -316,25 +321,29 @@ class TrainStep(Closing):
             return CheckedRunner(self._body, self.recorder, self.world, self.notes)
         return EagerRunner(self._body, self.recorder)
 
-    def _make_engine(self) -> Engine | None:
-        if self.world.size == 1:
-            return None
-        if self.world.device.type == "cuda":
-            stream = torch.cuda.Stream(priority=-1)
-            return Engine(lanes={"communication": lambda finish: StreamLane(finish, stream)})
-        return Engine(lanes={"communication": WorkLane})
-
-    def _make_reducer(self, order: tuple[str, ...] | None) -> Reducer | None:
-        if self._engine is None:
-            return None
-        return Reducer(
+    def _join_others(self, order: tuple[str, ...] | None) -> None:
+        """Make what exchanges gradients with the other workers."""
+        transport = make_transport(self.plan.sync, self.world)
+        self._engine = Engine(lanes=self._lanes_for(transport))
+        reducer = Reducer(
             list(self.model.named_parameters()),
             FlatBuffers(self.model),
             world=self.world,
             engine=self._engine,
-            bucket_bytes=self.plan.sync.bucket_bytes,
+            sync=self.plan.sync,
+            transport=transport,
             order=order,
         )
+        self.synchronizer = reducer
+        reducer.check_covers(self.optimizer.param_groups)
+        self._writes = OutsideWrites(self.model, self.optimizer, reducer, self.world)
+
+    def _lanes_for(self, transport: Transport) -> dict[str, Callable[[Finish], LaneRunner]]:
+        """Where exchanges run: on a stream; started here and awaited; or in a thread, if they block."""
+        if self.world.device.type == "cuda":
+            stream = torch.cuda.Stream(priority=-1)
+            return {"communication": lambda finish: StreamLane(finish, stream)}
+        return {} if transport.blocks else {"communication": WorkLane}
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:

@@ -21,7 +21,14 @@ from ridgeline.synchronisation.costs import (
     traffic_of,
     wire_bytes,
 )
-from ridgeline.synchronisation.entries import Algorithm, Compression, Option, Passes, Traffic
+from ridgeline.synchronisation.entries import (
+    Algorithm,
+    Compression,
+    Option,
+    OptionValue,
+    Passes,
+    Traffic,
+)
 from ridgeline.synchronisation.names import (
     algorithm_of,
     bucket_of,
@@ -37,6 +44,7 @@ from ridgeline.synchronisation.tables import (
     is_exact,
     offered,
     offered_compressions,
+    values_of,
 )
 
 __all__ = [
@@ -47,6 +55,7 @@ __all__ = [
     "Algorithm",
     "Compression",
     "Option",
+    "OptionValue",
     "Passes",
     "Traffic",
     "algorithm_of",
@@ -63,6 +72,7 @@ __all__ = [
     "operations",
     "state_bytes",
     "traffic_of",
+    "values_of",
     "wire_bytes",
     "words_of",
 ]

@@ -26,7 +26,7 @@ class Arrangement:
         places: Bucket, and position in it, by parameter.
         views: The gradient's place in its bucket, by parameter.
         backward_names: Frames of backward: until the first bucket leaves, and after each.
-        all_reduce_names: Frames of the collectives.
+        exchange_names: Frames in which the buckets are exchanged.
     """
 
     order: tuple[int, ...]
@@ -35,7 +35,7 @@ class Arrangement:
     places: Mapping[int, tuple[Bucket, int]]
     views: Mapping[int, Tensor]
     backward_names: tuple[str, ...]
-    all_reduce_names: tuple[str, ...]
+    exchange_names: tuple[str, ...]
 
 
 def arrange(
@@ -77,7 +77,7 @@ def arrange(
         places=places,
         views={index: bucket.views[at] for index, (bucket, at) in places.items()},
         backward_names=tuple(f.name for f in frames if f.name.startswith("backward/")),
-        all_reduce_names=tuple(f.name for f in frames if is_bucket_frame(f.name)),
+        exchange_names=tuple(f.name for f in frames if is_bucket_frame(f.name)),
     )
 
 

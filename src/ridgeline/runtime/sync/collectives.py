@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from ridgeline.runtime.attendance import Attendance
 from ridgeline.runtime.clocks import DeviceClock
@@ -22,6 +23,7 @@ class Collectives:
         engine: Its `communication` lane runs them.
         group: Of the workers that take part.
         on_device: NCCL on a stream, or gloo.
+        blocks: Whether tasks end, on the CPU, only when their transfers have.
         present: Told of each collective.
 
     Attributes:
@@ -34,12 +36,14 @@ class Collectives:
         *,
         group: dist.ProcessGroup,
         on_device: bool,
+        blocks: bool = False,
         present: Attendance | None = None,
     ) -> None:
         self._engine = engine
         self._group = group
         self._present = present
         self._on_device = on_device
+        self._waits = blocks and not on_device
         self._tasks: list[Task] = []
         self._call_ns = 0
         self.overhead_ns = 0
@@ -50,9 +54,11 @@ class Collectives:
         self._tasks.clear()
         self.overhead_ns = 0
 
-    def all_reduce(self, name: str, flat: Tensor, variable: Variable) -> None:
-        """Sum `flat` over the workers in place, on GPUs divided by their number."""
-        self._push(name, partial(self._all_reduce, flat), variable)
+    def run(
+        self, name: str, exchange: "Callable[[], Future[Any] | None]", variable: Variable
+    ) -> None:
+        """Start an exchange that writes `variable`, in the frame of that name."""
+        self._push(name, exchange, variable)
 
     def broadcast(self, name: str, flats: Sequence[Tensor], variable: Variable) -> None:
         """Overwrite with what worker 0 has."""
@@ -81,18 +87,13 @@ class Collectives:
         is_stamped = isinstance(recorder.clock, DeviceClock) and recorder.current.is_sampled
         start = recorder.clock.stamp() if is_stamped else 0
         future = fn()
+        if self._waits and future is not None:
+            future = future.wait() and None
         if is_stamped:
             stop = recorder.clock.stamp()
             recorder.current.closed.append((name, "communication", start, stop))
         self._call_ns = time.perf_counter_ns() - begin
         return future
-
-    def _all_reduce(self, flat: Tensor) -> Any:
-        if self._on_device:
-            dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self._group)
-            return None
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
-        return work.get_future() if work else None
 
     def _broadcast(self, flats: Sequence[Tensor]) -> Any:
         if self._on_device:

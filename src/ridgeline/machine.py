@@ -171,7 +171,7 @@ class SizePoint(Value, frozen=True, kw_only=True):
         check("number of seconds", self.seconds.value, least=LEAST, most=MOST)
 
 
-Operation = Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
+Operation = Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"]
 """Collectives of which a machine has size tables."""
 
 

@@ -109,7 +109,7 @@ def test_machines_are_measured_and_assumed_by_the_entries() -> None:
         traffic=lambda payload, workers: (Traffic("all_gather", payload),)
     )
     assert operations("cpu") == ("all_reduce", "all_gather", "broadcast")
-    COMPRESSIONS["half"] = HALF._replace(is_summable=False)
+    COMPRESSIONS["half"] = HALF._replace(exchange="gather")
     assert operations("cpu") == ("all_reduce", "all_gather", "broadcast")
     ALGORITHMS["gossip"] = ALGORITHMS["gossip"]._replace(transport="")
     assert operations("cuda") == ("all_reduce", "broadcast")

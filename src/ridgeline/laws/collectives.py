@@ -15,11 +15,12 @@ CollectiveOperation = Literal[
 ]
 
 AT_MOST: dict[CollectiveOperation, CollectiveOperation] = dict.fromkeys(
-    ("broadcast", "reduce", "all_gather", "reduce_scatter"), "all_reduce"
+    ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all"), "all_reduce"
 )
 """Operation to another one that costs no less, for the same payload and workers.
 
-Source: an all-reduce is a reduce-scatter and an all-gather, or a reduce and a broadcast.
+Source: an all-reduce is a reduce-scatter and an all-gather, or a reduce and a broadcast; an all-to-all sends
+what a reduce-scatter sends.
 """
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,9 @@ from ridgeline.synchronisation import operations
 
 QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 FULL_BYTES = tuple(1 << power for power in range(10, 29))
+# torch 2.13 renames them, and warns of the old names.
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 LEAST_ROUNDS = 4
 MOST_ROUNDS = 100
 LAUNCH_CYCLES = 600_000
@@ -77,7 +81,7 @@ def _all_gather(tensor: Tensor, peers: Peers) -> Callable[[], None]:
     whole, share = _shares(tensor, peers)
 
     def call() -> None:
-        dist.all_gather_into_tensor(whole, share, group=peers.group)
+        _gather(whole, share, group=peers.group)
 
     return call
 
@@ -86,7 +90,17 @@ def _reduce_scatter(tensor: Tensor, peers: Peers) -> Callable[[], None]:
     whole, share = _shares(tensor, peers)
 
     def call() -> None:
-        dist.reduce_scatter_tensor(share, whole, group=peers.group)
+        _reduce(share, whole, group=peers.group)
+
+    return call
+
+
+def _all_to_all(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    whole, _ = _shares(tensor, peers)
+    found = torch.zeros_like(whole)
+
+    def call() -> None:
+        dist.all_to_all_single(found, whole, group=peers.group)
 
     return call
 
@@ -102,6 +116,7 @@ _CALLS: dict[Operation, Callable[[Tensor, Peers], Callable[[], None]]] = {
     "broadcast": _broadcast,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
 }
 
 

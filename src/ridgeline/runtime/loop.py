@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ridgeline.errors import CheckpointError, NonFiniteError
 from ridgeline.history import History
@@ -147,8 +147,7 @@ class _Run:
             scheduler=scheduler,
             total_steps=self.journal.total_steps,
         )
-        if resume:
-            self._take_up()
+        remembered = self._take_up() if resume else {}
         self.step = TrainStep(
             model,
             self.task.loss_fn,
@@ -160,18 +159,21 @@ class _Run:
             name=self.task.name,
         )
         self._stack.callback(self.step.close)
+        if self.step.synchronizer is not None and remembered:
+            self.step.synchronizer.load_state_dict(remembered)
         self.round = Round(self.step, self.reader, self.box, scheduler)
 
-    def _take_up(self) -> None:
-        """Go on from the newest whole checkpoint, if there is any."""
+    def _take_up(self) -> dict[str, Tensor]:
+        """Go on from the newest whole checkpoint, if there is any; what the synchronizer is to remember."""
         resumed = training_state.load(self.directory, self.trained, self.identity, self.world)
         if resumed is None:
-            return
+            return {}
         self.journal.take_up(resumed.course)
         if self.saver is not None and resumed.found is not None:
             self.saver.take_up(resumed.found.path, resumed.found.skipped)
             for line in resumed.found.lines:
                 self.say(line)
+        return resumed.remembered
 
     def train_epoch(self) -> None:
         """Train to the end of the current epoch, evaluate, and save."""
@@ -213,7 +215,13 @@ class _Run:
             self._stop_non_finite(self.journal.step, math.nan, of="parameters")
         self.box.frame("checkpoint")
         training_state.save(
-            self.saver, self.trained, self.journal.course(), self.identity, self.plan, self.world
+            self.saver,
+            self.trained,
+            self.journal.course(),
+            self.identity,
+            self.plan,
+            self.world,
+            self.step.synchronizer,
         )
 
     def settle(self, *, wait: bool) -> None:

@@ -43,7 +43,8 @@ def traffic_of(
 ) -> tuple[Traffic, ...]:
     """The collectives that one bucket costs: the algorithm's, of what the compression leaves.
 
-    Encoded payloads that cannot be added up are gathered, whatever the algorithm.
+    Encoded payloads that cannot be added up go their own ways, whatever the algorithm; see
+    `Compression.exchange`.
 
     Args:
         sync: Names both.
@@ -54,22 +55,29 @@ def traffic_of(
     if workers == 1:
         return ()
     payload_bytes = wire_bytes(sync, num_elements, element_bytes, workers)
-    if not COMPRESSIONS[sync.compression].is_summable:
+    exchange = COMPRESSIONS[sync.compression].exchange
+    if exchange == "gather":
         return (Traffic("all_gather", payload_bytes * workers),)
+    if exchange == "scatter":
+        return Traffic("all_to_all", payload_bytes), Traffic("all_gather", payload_bytes)
     return ALGORITHMS[sync.algorithm].traffic(payload_bytes, workers)
 
 
 def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
     """Bytes of memory traffic (to encode, to decode) of a bucket of `num_bytes`; zero without a codec.
 
-    Payloads that cannot be added up are decoded one by one, each into the whole bucket.
+    Payloads that are gathered are decoded one by one, each into the whole bucket; shares of payloads are
+    decoded, and their mean is encoded and decoded again.
     """
     if workers == 1:
         return 0, 0
     compression = COMPRESSIONS[sync.compression]
     passes = compression.codec_passes
-    payloads = 1 if compression.is_summable else workers
-    return round(passes.encode * num_bytes), round(passes.decode * num_bytes * payloads)
+    encodings = 1.0 + 1.0 / workers if compression.exchange == "scatter" else 1.0
+    decodings = {"sum": 1.0, "scatter": 3.0, "gather": float(workers)}[compression.exchange]
+    return round(passes.encode * num_bytes * encodings), round(
+        passes.decode * num_bytes * decodings
+    )
 
 
 def state_bytes(sync: "Sync", num_elements: int, element_bytes: int) -> int:
@@ -84,7 +92,10 @@ def bucket_operations(device: str) -> tuple[Operation, ...]:
     for name in offered(device):
         traffic = ALGORITHMS[name].traffic(_SAMPLE_BYTES, _SAMPLE_WORKERS)
         found.update(dict.fromkeys(part.operation for part in traffic))
-    if any(not COMPRESSIONS[name].is_summable for name in offered_compressions(device)):
+    kinds = {COMPRESSIONS[name].exchange for name in offered_compressions(device)}
+    if "scatter" in kinds:
+        found["all_to_all"] = None
+    if kinds & {"scatter", "gather"}:
         found["all_gather"] = None
     return tuple(found)
 

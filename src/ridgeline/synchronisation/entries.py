@@ -1,12 +1,13 @@
 """What an entry of the tables says: the types of algorithms, compressions, options and traffic."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ridgeline.machine import Operation
 
 OptionValue = bool | int | float | str
 Options = Mapping[str, OptionValue]
+ExchangeKind = Literal["sum", "scatter", "gather"]
 WireBytes = Callable[[int, int, int, Options], int]
 
 
@@ -105,8 +106,9 @@ class Compression(NamedTuple):
             release knows the word and does not run it, or where nothing is encoded.
         devices: Kinds of device on which it is offered.
         codec_passes: Memory traffic per byte of the bucket, to encode it and to decode one payload.
-        is_summable: Whether the algorithm adds up encoded payloads. Where it cannot, every worker gathers all
-            payloads and decodes each.
+        exchange: `sum`: the algorithm adds up encoded payloads. `scatter`: each worker decodes its share of
+            all payloads and adds these up, and all gather the encoded means. `gather`: every worker gathers
+            all payloads and decodes each.
         is_exact: Whether what arrives is what was sent.
         has_state: Whether it remembers something from one step to the next, such as what it left out.
         state_bytes: (elements, bytes of each, options) to the bytes that it remembers.
@@ -119,7 +121,7 @@ class Compression(NamedTuple):
     codec: str = ""
     devices: tuple[str, ...] = ()
     codec_passes: Passes = Passes(0.0, 0.0)
-    is_summable: bool = True
+    exchange: ExchangeKind = "sum"
     is_exact: bool = False
     has_state: bool = False
     state_bytes: Callable[[int, int, Options], int] = no_state

@@ -102,7 +102,7 @@ def test_a_run_goes_on_with_what_was_left_out(found: dict[str, Any]) -> None:
     """A run that was stopped ends with the bits of one that was not."""
     assert found["resumed"] == {
         "equal": True,
-        "steps": ["step-0000012", "step-0000012"],
+        "steps": ["step-0000024", "step-0000024"],
         "was_stopped": True,
     }
 

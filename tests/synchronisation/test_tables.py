@@ -107,12 +107,15 @@ def test_payloads_of_a_thousand_elements(name: str, num_bytes: int) -> None:
     assert wire_bytes(Sync(compression=name), 1000, 4, 2) == num_bytes
 
 
-def test_payloads_that_cannot_be_added_up_are_gathered_and_decoded_each() -> None:
-    """Every worker receives as many payloads as there are workers."""
-    sync = Sync(compression="int8")
-    assert traffic_of(sync, 1000, 4, 4) == (("all_gather", 4 * 1004),)
-    assert codec_bytes(sync, 4000, 4) == (9000, 4 * 5000)
-    assert codec_bytes(Sync(compression="bf16"), 4000, 4) == (6000, 6000)
+def test_payloads_are_exchanged_as_the_entry_says() -> None:
+    """Added up by the algorithm; scattered, added up and gathered; or gathered and decoded each."""
+    scattered, gathered, added = (Sync(compression=c) for c in ("int8", "sign", "powersgd"))
+    assert traffic_of(scattered, 1000, 4, 4) == (("all_to_all", 1004), ("all_gather", 1004))
+    assert codec_bytes(scattered, 4000, 4) == (9000 + 2250, 3 * 5000)
+    assert traffic_of(gathered, 1000, 4, 4) == (("all_gather", 4 * 129),)
+    assert codec_bytes(gathered, 4000, 4) == (16000, 4 * 4000)
+    assert [part.operation for part in traffic_of(added, 1000, 4, 4)] == ["all_reduce"]
+    assert codec_bytes(added, 4000, 4) == (20000, 4000)
 
 
 @pytest.mark.parametrize(

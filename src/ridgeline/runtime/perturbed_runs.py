@@ -70,8 +70,14 @@ class Start:
 
     def written(self) -> dict[str, Written]:
         """What a step wrote besides what it trains: buffers, other networks, tensors in the loss's reach."""
-        changes = (*self._snapshot.untrained_changes(), *self._outside.value_changes())
-        return {what: Written(old, now.detach().clone()) for what, old, now in changes}
+        return {
+            what: Written(old, now.detach().clone(), is_shown)
+            for is_shown, changes in (
+                (False, self._snapshot.untrained_changes()),
+                (True, self._outside.value_changes()),
+            )
+            for what, old, now in changes
+        }
 
 
 class PerturbedRuns(NamedTuple):

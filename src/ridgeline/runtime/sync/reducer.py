@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from ridgeline.errors import EngineError, PlanError, WorkloadError
+from ridgeline.errors import EngineError, WorkloadError
 from ridgeline.plan import Sync
 from ridgeline.runtime import attendance
 from ridgeline.runtime.buffers import FlatBuffers
@@ -33,6 +33,7 @@ from ridgeline.runtime.sync.departures import Departures, by_readiness
 from ridgeline.runtime.sync.flags import SharedFlags
 from ridgeline.runtime.sync.hooks import GradientHooks, Sent, last_of_each
 from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.unused import UnusedParameters
 from ridgeline.runtime.world import World
 
 
@@ -92,7 +93,7 @@ class Reducer:
         self._order_is_measured = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
-        self._unused: dict[str, bool] = {}
+        self._unused = UnusedParameters()
         self._sent_versions: tuple[tuple[int, int], ...] = ()
         self._sent: list[Sent] = []
         self._is_regular = True
@@ -174,7 +175,7 @@ class Reducer:
         self._collectives.record()
         self.overhead_ns += self._collectives.overhead_ns
         for bucket, positions in missing.items():
-            self._settle_missing(self.buckets[bucket], positions)
+            self._unused.settle(self.buckets[bucket], positions)
         if not self._order_is_measured:
             self._measure_order()
 
@@ -320,29 +321,6 @@ class Reducer:
             self._buffers.pack()
         self._collectives.broadcast("broadcast_buffers", self._buffers.flats, self._buffers_done)
         self._sent_versions = self._buffers.versions
-
-    def _settle_missing(self, bucket: Bucket, positions: Sequence[int]) -> None:
-        """Give parameters that only other workers used their mean; leave None what nobody used.
-
-        Cost: Reads the bucket's flags, which waits for the device. Inside a capture that is
-        impossible: there the answer of the last eager step holds, as everything else captured does.
-        """
-        capturing = self._on_device and torch.cuda.is_current_stream_capturing()
-        flags = None if capturing else bucket.flags.tolist()
-        for position in positions:
-            name = bucket.names[position]
-            if flags is not None:
-                self._unused[name] = flags[position] == 0
-            elif name not in self._unused:
-                raise PlanError(
-                    f"wanted a gradient for {name} in the captured step, as in the eager steps before, got "
-                    "none; the step uses different parameters from call to call, use execution='eager'"
-                )
-            parameter = bucket.parameters[position]
-            if self._unused[name]:
-                parameter.grad = None
-            else:
-                bucket.show(position)
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that all parameters of an optimizer are among those that are synchronised.

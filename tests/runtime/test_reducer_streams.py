@@ -20,6 +20,7 @@ from ridgeline.runtime.sync.all_reduce import AllReduce
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.departures import Departures
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.unused import UnusedParameters
 from ridgeline.runtime.world import World
 
 
@@ -133,7 +134,7 @@ def test_in_a_capture_copying_does_not_hold_up_backward(
 ) -> None:
     """Buckets are filled beside what is left of backward; behind the last one nothing is left."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(Reducer, "_settle_missing", lambda *_: None)
+    monkeypatch.setattr(UnusedParameters, "settle", lambda *_: None)
     run(streams, {}, (64,))
     backward, end = streams.work("backward"), streams.work("optimizer")
     stores = [streams.work(f"store {number}") for number in range(4)]

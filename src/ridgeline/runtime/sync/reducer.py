@@ -93,7 +93,7 @@ class Reducer:
         self._order_is_measured = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
-        self._unused = UnusedParameters()
+        self._unused = UnusedParameters(on_device=self._on_device)
         self._sent_versions: tuple[tuple[int, int], ...] = ()
         self._sent: list[Sent] = []
         self._is_regular = True

@@ -9,9 +9,14 @@ from ridgeline.runtime.sync.buckets import Bucket
 
 
 class UnusedParameters:
-    """Knows, as far as steps have shown it, which parameters no worker used."""
+    """Knows, as far as steps have shown it, which parameters no worker used.
 
-    def __init__(self) -> None:
+    Args:
+        on_device: Steps may be captured.
+    """
+
+    def __init__(self, *, on_device: bool) -> None:
+        self._on_device = on_device
         self._is_unused: dict[str, bool] = {}
 
     def settle(self, bucket: Bucket, positions: Sequence[int]) -> None:
@@ -27,7 +32,7 @@ class UnusedParameters:
         Cost: Reads the bucket's flags, which waits for the device. Inside a capture that is
             impossible: there the answer of the last eager step holds, as everything else captured does.
         """
-        capturing = bucket.flat.is_cuda and torch.cuda.is_current_stream_capturing()
+        capturing = self._on_device and torch.cuda.is_current_stream_capturing()
         flags = None if capturing else bucket.flags.tolist()
         for position in positions:
             name = bucket.names[position]

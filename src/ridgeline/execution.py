@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from ridgeline.errors import PlanError
-from ridgeline.plan import Execution, Plan, Precision, Sync
+from ridgeline.plan import Execution, Plan, Precision
+from ridgeline.synchronisation import check_sync
 
 Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
 Purpose = Literal["callable", "step"]
@@ -194,19 +195,14 @@ def check_plan(plan: Plan, device: str) -> None:
     Raises:
         PlanError: names the field, what it may be, and what to do.
     """
-    sync = Sync()
-    for field, got, known in (
-        ("precision", plan.precision, PRECISIONS["cuda"]),
-        ("sync.algorithm", plan.sync.algorithm, (sync.algorithm,)),
-        ("sync.compression", plan.sync.compression, (sync.compression,)),
-        ("sync.options", plan.sync.options, (sync.options,)),
-        ("sync.every", plan.sync.every, (sync.every,)),
-    ):
-        if got not in known:
-            words = ", ".join(repr(word) for word in known)
-            raise PlanError(
-                f"wanted {field} to be one of {words}, got {got!r} in the plan; this release runs no other"
-            )
+    known = PRECISIONS["cuda"]
+    if plan.precision not in known:
+        words = ", ".join(repr(word) for word in known)
+        raise PlanError(
+            f"wanted precision to be one of {words}, got {plan.precision!r} in the plan; this release "
+            "runs no other"
+        )
+    check_sync(plan.sync, plan.workers, device)
     if plan.layout is not None and plan.layout.data != plan.workers:
         raise PlanError(
             f"wanted all workers along the data axis, got {plan.layout} in the plan; this release runs "

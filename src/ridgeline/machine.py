@@ -171,11 +171,15 @@ class SizePoint(Value, frozen=True, kw_only=True):
         check("number of seconds", self.seconds.value, least=LEAST, most=MOST)
 
 
+Operation = Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"]
+"""Collectives of which a machine has size tables."""
+
+
 class Collective(Value, frozen=True, kw_only=True):
     """Size table of one collective operation over `setting.workers` ranks; sizes ascending."""
 
     setting: Setting
-    operation: Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
+    operation: Operation
     backend: str
     table: tuple[SizePoint, ...]
 

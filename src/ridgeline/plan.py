@@ -7,6 +7,7 @@ import msgspec
 
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import PlanError
+from ridgeline.synchronisation import DEFAULT_ALGORITHM, UNCOMPRESSED, check_words, is_exact
 
 Execution = Literal[
     "eager",
@@ -22,10 +23,6 @@ Execution = Literal[
     "packaged",
 ]
 Precision = Literal["as-is", "tf32", "bf16", "fp16"]
-Algorithm = Literal[
-    "all_reduce", "ring", "rings", "tree", "hierarchical", "two_shot", "sharded", "kvstore"
-]
-Compression = Literal["none", "fp16", "bf16", "fp8", "int8", "topk", "powersgd", "sign"]
 MemoryFormat = Literal["as-is", "channels_last"]
 OptimizerForm = Literal["as-is", "fused"]
 Kernels = Literal["default", "combined"]
@@ -54,13 +51,14 @@ class Layout(Value, frozen=True, kw_only=True):
 class Sync(Value, frozen=True, kw_only=True):
     """How gradients are synchronised.
 
+    `algorithm`, `compression` and the names in `options` are words of the tables in `synchronisation`.
     `bucket_bytes[k]` is the limit of bucket `k` in gradient-ready order (see `cut_buckets`); the last
     entry serves for all later buckets. `every` is the number of steps between synchronisations.
     """
 
-    algorithm: Algorithm = "all_reduce"
-    compression: Compression = "none"
-    options: dict[str, float | int | str] = {}
+    algorithm: str = DEFAULT_ALGORITHM
+    compression: str = UNCOMPRESSED
+    options: dict[str, bool | int | float | str] = {}
     bucket_bytes: tuple[int, ...] = DEFAULT_BUCKET_BYTES
     every: int = 1
 
@@ -138,6 +136,7 @@ class Plan(Noun, frozen=True, kw_only=True):
                 raise PlanError(
                     f"wanted {name} to be one of {words}, got {word!r} in the plan; choose one of those"
                 )
+        check_words(self.sync)
         for name, value, least in (
             ("workers", self.workers, 1),
             ("threads", self.threads, 0),
@@ -170,13 +169,7 @@ class Plan(Noun, frozen=True, kw_only=True):
     @property
     def exact(self) -> bool:
         """Whether the maths is that of the plain step (up to the order of additions)."""
-        return (
-            self.precision == "as-is"
-            and self.random == "as-is"
-            and self.sync.compression == "none"
-            and self.sync.every == 1
-            and not self.sync.options.get("asynchronous", False)
-        )
+        return self.precision == "as-is" and self.random == "as-is" and is_exact(self.sync)
 
     @property
     def settings(self) -> "Plan":

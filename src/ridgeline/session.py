@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline.decision.choice import PlanChoice
+from ridgeline.decision.given import given_plan
 from ridgeline.decision.heartbeat import to_stderr
 from ridgeline.decision.revisions import Revisions
 from ridgeline.errors import OutOfTimeError, PlanError, SideEffectError
@@ -18,6 +19,7 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.expectation import expected
+from ridgeline.planner.knobs import NO_PRECISION
 from ridgeline.probe.measure import measure
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime import attendance
@@ -37,6 +39,8 @@ from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
     from ridgeline.runtime.body import LossFunction
@@ -74,10 +78,12 @@ class TrainStep(Closing):
             as compiling the step once.
         progress: Takes a line about each part of the choice; None writes them to stderr, on rank 0.
         name: Title in reports.
+        mesh: Train over this mesh of one axis, or over its axis `data`, and not over all of the job.
+        process_group: Train over its workers only, which alone make this step; not with a mesh.
 
     Raises:
         PlanError: a given plan asks for what this release or this world does not offer, or there is none;
-            or `clip_norm` is no finite number above 0.
+            `clip_norm` is no finite number above 0; or the mesh or the group cannot be trained over.
 
     Example:
         >>> step = rl.TrainStep(model, loss_fn, optimizer)  # doctest: +SKIP
@@ -100,8 +106,10 @@ class TrainStep(Closing):
         seconds: float | None = None,
         progress: Callable[[str], None] | None = None,
         name: str = "step",
+        mesh: "DeviceMesh | None" = None,
+        process_group: "ProcessGroup | None" = None,
     ) -> None:
-        self.world = World.join(device=device)
+        self.world = World.join(device=device, mesh=mesh, process_group=process_group)
         attendance.of(self.world)  # a worker that waits for this one learns that it is there
         self.model = move(model, self.world.device)
         self.loss_fn = loss_fn
@@ -124,7 +132,7 @@ class TrainStep(Closing):
         check_clip_norm(clip_norm)
         check_seconds(seconds)
         if plan != "auto":
-            self._step = self._planned(_given(plan))
+            self._step = self._planned(given_plan(plan))
 
     @property
     def device(self) -> Any:
@@ -277,6 +285,7 @@ class TrainStep(Closing):
             plan,
             clip_norm=self._clip_norm,
             device=self.world.device.type,
+            process_group=self.world.process_group,
             order=self.workload.ready_order if self.workload else None,
             name=self.name,
             forms=self._forms,
@@ -323,14 +332,19 @@ class TrainStep(Closing):
 
     def _precisions(self) -> tuple[str, ...]:
         """Those that the step may run in besides its own."""
-        names = [name for name in self._allow if name != "random"]
+        names = [name for name in self._allow if name not in NO_PRECISION]
         if self._step is not None:
             names.append(self._step.plan.precision)
         return tuple(dict.fromkeys(names))
 
     def _measured(self) -> Machine:
         """This machine, measured where its saved profile has gaps."""
-        return measure(workload=self.workload, settings=(self.world.setting,), here=True)
+        return measure(
+            workload=self.workload,
+            settings=(self.world.setting,),
+            here=True,
+            process_group=self.world.process_group,
+        )
 
     def _revise(self, revisions: Revisions, batch: Any) -> None:
         """Go on with another plan where a batch shows, or the length of the run, that it is better."""
@@ -373,19 +387,3 @@ class TrainStep(Closing):
         self.ranking = choice.rank(self._example)
         self.machine = choice.machine
         return choice
-
-
-def _given(plan: Plan | str | Path) -> Plan:
-    """The plan, loaded if it is a path.
-
-    Raises:
-        PlanError: there is no such file.
-    """
-    if isinstance(plan, Plan):
-        return plan
-    if not isinstance(plan, str | Path) or not Path(plan).is_file():
-        raise PlanError(
-            f"wanted plan='auto', a Plan or the path of a saved one, got {plan!r}; an execution goes into a "
-            "plan, for example rl.Plan(execution='eager')"
-        )
-    return Plan.load(plan)

@@ -27,6 +27,7 @@ TORCH_FREE = (
     "planner",
     "reporting",
     "simulator",
+    "synchronisation",
     "timeline",
     "units",
     "verdict",

@@ -17,6 +17,7 @@ from ridgeline.probe.measure import measure
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.survey import Findings
+from ridgeline.synchronisation import ALGORITHMS
 from ridgeline.workload import Workload
 
 
@@ -74,7 +75,7 @@ def hang_in_child(request: bytes) -> bytes:
 
 def small_survey(request: bytes) -> bytes:
     """Collectives of two sizes, overlap, and the operators of the workload in the request."""
-    peers = Peers(rank=dist.get_rank(), size=dist.get_world_size(), device=torch.device("cpu"))
+    peers = Peers.of(None, torch.device("cpu"))
     setting = Setting(device="cpu", workers=peers.size, threads=1)
     collectives.QUICK_BYTES = (1 << 10, 1 << 20)
     overlap.ROUNDS = 1
@@ -110,3 +111,14 @@ def measure_in_place(request: bytes) -> bytes:
     for hosts in content["hosts"]:
         assert fingerprint.cache_path(machine.fingerprint, hosts).exists()
     return json.dumps(everyone).encode()
+
+
+def sharing_survey(request: bytes) -> bytes:
+    """Collectives of two sizes where an algorithm is offered that halves the all-reduce."""
+    entry = ALGORITHMS["sharded"]._replace(transport="some.module:Sharded", devices=("cpu",))
+    ALGORITHMS["sharded"] = entry
+    peers = Peers(rank=dist.get_rank(), size=dist.get_world_size(), device=torch.device("cpu"))
+    setting = Setting(device="cpu", workers=peers.size, threads=1)
+    collectives.QUICK_BYTES = (1 << 10, 1 << 20)
+    found = collectives.measure_collectives(setting, peers, quick=True, seconds=0.1)
+    return msgspec.json.encode(Findings(collectives=found))

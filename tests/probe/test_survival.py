@@ -181,7 +181,6 @@ def test_a_group_times_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) 
         return Findings(timings=timed.timings, checks=(timed.check,))
 
     monkeypatch.setattr(apart, "survey_in_group", answer)
-    monkeypatch.setattr(apart.dist, "get_rank", lambda: 0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     four = Setting(device="cpu", workers=4, threads=1)
     whole = Request(quick=True, ceilings=(four,), timings=(four,), workload=workload)
@@ -192,8 +191,6 @@ def test_a_group_times_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert asked[0][0].timings == (Setting(device="cpu", workers=2, threads=1),)
     assert asked[0][1]["workers"] == 2
     assert {entry.setting for entry in (*found.timings, *found.checks)} == {four}
-    monkeypatch.setattr(apart.dist, "get_rank", lambda: 1)
-    assert apart.time_apart(only) == Findings()
 
 
 def test_a_group_goes_on_when_its_operators_cannot_be_timed(
@@ -205,7 +202,6 @@ def test_a_group_goes_on_when_its_operators_cannot_be_timed(
         raise LaunchError("wanted a process, got none; start fewer")
 
     monkeypatch.setattr(apart, "survey_in_group", fail)
-    monkeypatch.setattr(apart.dist, "get_rank", lambda: 0)
     found = apart.time_apart(Request(quick=True, timings=(ONE,), workload=faulty()[0]))
     assert found == Findings(
         warnings=(

@@ -259,7 +259,7 @@ def run(
         for scheduler in schedulers:
             scheduler.step()
     frames = [(s.name, s.lane) for s in step.timeline().frames]
-    reducer: Any = step._reducer
+    reducer: Any = step.synchronizer
     buckets, hooks = len(reducer.buckets), len(reducer._hooks._handles)
     step.close()
     pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.errors import AbsentWorkerError
 from ridgeline.runtime.attendance import Attendance
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.recorder import Recorder
@@ -121,7 +122,7 @@ def worlds(draw: st.DrawFn) -> tuple[Row, dict[int, Row], int]:
 def test_those_furthest_behind_are_absent(world: tuple[Row, dict[int, Row], int]) -> None:
     """Of workers that all run, those that nobody is behind, and nobody where all are as far."""
     mine, rows, size = world
-    found = {absence.rank for absence in absent(mine, rows, size, {})}
+    found = {absence.rank for absence in absent(mine, rows, range(size), {})}
     places = {rank: (row.rounds, row.calls) for rank, row in rows.items()}
     least = min(places.values())
     assert found == {
@@ -138,10 +139,10 @@ def test_who_raised_is_the_cause(
     rank = data.draw(st.sampled_from(sorted(rows)))
     silent = {other: "gone" for other in rows if other != rank}
     raised = Row(rank=rank, end="it raised X", has_raised=True)
-    assert [a.rank for a in absent(mine, {**rows, rank: raised}, size, silent)] == [rank]
-    assert [a.rank for a in absent(mine, rows, size, {rank: "gone"})] == [rank]
+    assert [a.rank for a in absent(mine, {**rows, rank: raised}, range(size), silent)] == [rank]
+    assert [a.rank for a in absent(mine, rows, range(size), {rank: "gone"})] == [rank]
     del rows[rank]
-    assert [a.rank for a in absent(mine, rows, size, {})] == [rank]
+    assert [a.rank for a in absent(mine, rows, range(size), {})] == [rank]
 
 
 @given(worlds())
@@ -152,10 +153,10 @@ def test_who_waits_is_not_missing(world: tuple[Row, dict[int, Row], int]) -> Non
         rank: Row(rank=rank, rounds=row.rounds, calls=row.calls, is_waiting=True)
         for rank, row in rows.items()
     }
-    assert absent(mine, waiting, size, {}) == []
+    assert absent(mine, waiting, range(size), {}) == []
     rank = next(iter(waiting))
     waiting[rank] = Row(rank=rank, is_waiting=True, end="it left the process group")
-    (absence,) = absent(mine, waiting, size, {})
+    (absence,) = absent(mine, waiting, range(size), {})
     assert (absence.rank, absence.what) == (
         rank,
         "it had waited for other workers in vain, and left",
@@ -181,7 +182,7 @@ def test_many_are_counted() -> None:
         for rank in range(1, 16)
     }
     mine = Row(rank=0, rounds=3, calls=1, completed={"step": 2})
-    text = absence_text("all_reduce/0 of step 3", mine, absent(mine, rows, 16, {}), rows, 16)
+    text = absence_text("all_reduce/0 of step 3", mine, absent(mine, rows, range(16), {}), rows, 16)
     assert text == (
         "wanted all 16 workers in all_reduce/0 of step 3, got "
         + "; ".join(
@@ -196,7 +197,7 @@ def test_many_are_counted() -> None:
 def both() -> Iterator[tuple[Attendance, Attendance]]:
     """Two workers in one process, each after its first step."""
     store = dist.HashStore()
-    workers = Attendance(store, 0, 2), Attendance(store, 1, 2)
+    workers = Attendance(store, 0, range(2)), Attendance(store, 1, range(2))
     for worker in workers:
         name = worker.enroll("step")
         worker.begin_step(name, Recorder(HostClock()))
@@ -236,6 +237,19 @@ def test_other_errors_stay_what_they_are(both: tuple[Attendance, Attendance]) ->
     other.call()
     with pytest.raises(RuntimeError, match="gloo"), mine.meeting("a sum"):
         raise RuntimeError("gloo/transport: unreachable")
+
+
+def test_a_collective_behind_the_one_that_timed_out_tells_of_the_absent(
+    both: tuple[Attendance, Attendance],
+) -> None:
+    """Its error has other words than the first one's, and not the name of gloo."""
+    mine, _ = both
+    mine.begin_step("step", Recorder(HostClock()))
+    with (
+        pytest.raises(AbsentWorkerError, match="got none from rank 1: it runs"),
+        mine.meeting("a sum"),
+    ):
+        raise RuntimeError("Application timeout caused pair closure")
 
 
 def test_steps_of_one_name_are_counted_apart(both: tuple[Attendance, Attendance]) -> None:

@@ -194,7 +194,7 @@ def test_workers_meet_at_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=1))
     monkeypatch.setattr(leaving, "GATHER_S", 0.0)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda **_: 2)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     assert not leaving._all_end()
     assert leaving._all_end()

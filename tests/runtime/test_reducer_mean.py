@@ -5,11 +5,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ridgeline.plan import Sync
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.sync.all_reduce import AllReduce
+from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.world import World
 
 
@@ -23,15 +25,18 @@ def mean_of(gradient: Tensor, workers: int, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
+    monkeypatch.setattr(World, "group", lambda *_: None)
     model = nn.Module()
     model.weight = nn.Parameter(torch.zeros_like(gradient))
+    world = World(0, workers, 0, torch.device("cpu"))
     with Engine() as engine:
         reducer = Reducer(
             list(model.named_parameters()),
             FlatBuffers(model),
-            world=World(0, workers, 0, torch.device("cpu")),
+            world=world,
             engine=engine,
-            bucket_bytes=(1024,),
+            sync=Sync(bucket_bytes=(1024,)),
+            transport=AllReduce(world, {}),
         )
         reducer.arm(Recorder(HostClock()))
         model.weight.backward(gradient)

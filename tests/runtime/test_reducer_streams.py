@@ -9,15 +9,18 @@ from stream_model import Streams
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
+from ridgeline.plan import Sync
 from ridgeline.runtime import ready
-from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.departures import Departures
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.sync.all_reduce import AllReduce
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.departures import Departures
+from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.unused import UnusedParameters
 from ridgeline.runtime.world import World
 
 
@@ -52,6 +55,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     monkeypatch.setattr(Bucket, "store_all", stored)
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: model.current.enqueue("all-reduce"))
     monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
+    monkeypatch.setattr(World, "group", lambda *_: None)
     make = torch.tensor
     monkeypatch.setattr(torch, "tensor", lambda data, *, dtype, device: make(data, dtype=dtype))
     return model
@@ -63,12 +67,14 @@ def run(streams: Streams, told: dict[str, ready.Ready], limits: tuple[int, ...])
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
     stream: Any = streams.make("communication")
     engine = Engine(lanes={"communication": lambda finish: StreamLane(finish, stream)})
+    world = World(0, 2, 0, torch.device("cuda", 0))
     reducer = Reducer(
         list(model.named_parameters()),
         FlatBuffers(model),
-        world=World(0, 2, 0, torch.device("cuda", 0)),
+        world=world,
         engine=engine,
-        bucket_bytes=limits,
+        sync=Sync(bucket_bytes=limits),
+        transport=AllReduce(world, {}),
     )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
 
@@ -128,7 +134,7 @@ def test_in_a_capture_copying_does_not_hold_up_backward(
 ) -> None:
     """Buckets are filled beside what is left of backward; behind the last one nothing is left."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(Reducer, "_settle_missing", lambda *_: None)
+    monkeypatch.setattr(UnusedParameters, "settle", lambda *_: None)
     run(streams, {}, (64,))
     backward, end = streams.work("backward"), streams.work("optimizer")
     stores = [streams.work(f"store {number}") for number in range(4)]

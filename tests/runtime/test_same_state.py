@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.runtime import outside_writes
-from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.outside_writes import MOST_APART, OutsideWrites, is_reason
 from ridgeline.runtime.same_state import checksums, content_bits, difference
+from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.world import World
 
 DTYPES = (
@@ -105,7 +105,7 @@ def test_a_step_without_an_exchange_says_nothing() -> None:
     ],
 )
 def test_the_first_difference_is_named(everyone: list[dict[str, str]], wanted: str) -> None:
-    assert difference(everyone) == wanted
+    assert difference(dict(enumerate(everyone))) == wanted
 
 
 @pytest.mark.parametrize("on_device", [False, True])

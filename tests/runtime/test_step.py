@@ -122,10 +122,6 @@ def test_a_loss_that_backward_cannot_start_from_is_refused(returned: str, messag
         ),
         (Plan(sync=Sync(every=4)), "wanted sync.every to be one of 1, got 4"),
         (
-            Plan(sync=Sync(options={"rank": 4})),
-            "wanted sync.options to be one of {}, got {'rank': 4} in the plan",
-        ),
-        (
             Plan(workers=2, layout=Layout(tensor=2)),
             "wanted all workers along the data axis, got Layout",
         ),

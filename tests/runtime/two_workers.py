@@ -17,7 +17,7 @@ from refused_cases import messages_of
 from state_cases import told_of
 
 from ridgeline.runtime import step as step_module
-from ridgeline.runtime.reducer import Reducer
+from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.world import World
 
 

@@ -133,6 +133,21 @@ def test_what_one_of_two_workers_does_not_bear_all_leave_out(tmp_path: Path) -> 
     assert notes[1] == f"{begin}another worker could not trace the step"
 
 
+def test_groups_of_one_job_choose_each_for_themselves(tmp_path: Path) -> None:
+    """Ranks 1 and 2 measure, trace and try together while rank 0, in a group of its own, does so alone."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    script = SCRIPT.with_name("group_worker.py")
+    alone, first, second = run_script(launch, directory=tmp_path, script=script)
+    assert alone["workers"] == 1
+    assert first["workers"] == 2
+    assert first["plan"] == second["plan"]
+    assert first["parameters"] == second["parameters"]
+    assert first["losses"] != second["losses"]
+    assert first["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-5)
+    assert set(first["measured"]) == {2}
+    assert min(told["predicted_ns"] for told in (alone, first, second)) > 0
+
+
 def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return model(batch).square().mean()
 

@@ -52,10 +52,6 @@ from strategies import make_machine, make_workload
             "wanted sync.every to be one of 1, got 4 in the plan; this release runs no other",
         ),
         (
-            Plan(sync=Sync(options={"rank": 4})),
-            "wanted sync.options to be one of {}, got {'rank': 4} in the plan; this release runs no other",
-        ),
-        (
             Plan(workers=2, layout=Layout(tensor=2)),
             (
                 "wanted all workers along the data axis, got Layout(data=1, shard=1, tensor=2, pipeline=1) in "

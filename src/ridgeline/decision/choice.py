@@ -277,6 +277,7 @@ class PlanChoice:
                     progress=self._tell,
                     here=True,
                     limit_s=MOST_OVER_ESTIMATE * limit_s,
+                    process_group=self.world.process_group,
                 )
         except (LaunchError, MachineError) as error:
             why = f"the machine could not be measured ({error}); rates are assumed"

@@ -82,7 +82,8 @@ class Rehearsals:
             return 0.0
         begin = time.perf_counter()
         failure = self._failure(alone, example)
-        for rank, words in enumerate(gather_bytes(failure.encode(), self._world)):
+        everyone = gather_bytes(failure.encode(), self._world)
+        for rank, words in zip(self._world.ranks(), everyone, strict=True):
             kind, _, what = words.decode().partition(" ")
             if kind == "writes":
                 raise SideEffectError(f"{what} (on rank {rank})")

@@ -14,6 +14,15 @@ CollectiveOperation = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"
 ]
 
+AT_MOST: dict[CollectiveOperation, CollectiveOperation] = dict.fromkeys(
+    ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all"), "all_reduce"
+)
+"""Operation to another one that costs no less, for the same payload and workers.
+
+Source: an all-reduce is a reduce-scatter and an all-gather, or a reduce and a broadcast; an all-to-all sends
+what a reduce-scatter sends.
+"""
+
 
 def bus_bandwidth_factor(operation: CollectiveOperation, workers: int) -> float:
     """Bytes that cross each worker's link per byte of payload.

@@ -3,6 +3,7 @@
 import msgspec
 
 from ridgeline.machine import Ceiling, Collective, Dispatch, Machine, Quantity, Setting, SizePoint
+from ridgeline.synchronisation import bucket_operations
 
 FLOPS = {"cpu": 5e10, "cuda": 1e14}
 BYTES_PER_S = {"cpu": 1e10, "cuda": 2e12}
@@ -42,7 +43,7 @@ def with_assumed_rates(machine: Machine, setting: Setting, why: str) -> Machine:
                 if phase not in known
             ),
         ),
-        collectives=machine.collectives + (() if has_collectives else (_all_reduce(setting),)),
+        collectives=machine.collectives + (() if has_collectives else _collectives(setting)),
         warnings=tuple(dict.fromkeys((why, *machine.warnings))),
     )
 
@@ -62,14 +63,18 @@ def _seconds(phase: str) -> Quantity:
     return Quantity.assumed(seconds, "s")
 
 
-def _all_reduce(setting: Setting) -> Collective:
+def _collectives(setting: Setting) -> tuple[Collective, ...]:
+    """Every collective of a bucket at one rate; what others take follows from these."""
     latency_s, rate = LATENCY_S[setting.device], NETWORK_BYTES_PER_S[setting.device]
-    return Collective(
-        setting=setting,
-        operation="all_reduce",
-        backend="nccl" if setting.device == "cuda" else "gloo",
-        table=tuple(
-            SizePoint(num_bytes=size, seconds=Quantity.assumed(latency_s + size / rate, "s"))
-            for size in _SIZES
-        ),
+    return tuple(
+        Collective(
+            setting=setting,
+            operation=operation,
+            backend="nccl" if setting.device == "cuda" else "gloo",
+            table=tuple(
+                SizePoint(num_bytes=size, seconds=Quantity.assumed(latency_s + size / rate, "s"))
+                for size in _SIZES
+            ),
+        )
+        for operation in bucket_operations(setting.device)
     )

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan, cut_buckets
-from ridgeline.simulator.communication import find_table, table_cost
 from ridgeline.simulator.compiled import price_execution
+from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.simulator.model import as_run, gradients_come_at_end, setting_of
 from ridgeline.simulator.pieces import bucket_gradients
+from ridgeline.simulator.synchronising import BucketPrices
 from ridgeline.workload import Workload
 
 MOST_GROUPS = 160
@@ -100,7 +101,7 @@ def searched_bucket_bytes(
     Args:
         machine: Tells when gradients are ready and what each size costs.
         workload: The step of one worker.
-        plan: Its workers, threads, execution, precision and accumulation are used.
+        plan: Its workers, threads, execution, precision, accumulation, algorithm and compression are used.
 
     Raises:
         MachineError: the profile lacks what the step needs.
@@ -110,12 +111,13 @@ def searched_bucket_bytes(
     if len(gradients) < 2 or len({p.dtype for p in gradients}) > 1:
         return None
     setting = setting_of(machine, workload, plan)
-    table = find_table(machine, "all_reduce", setting)
+    prices = BucketPrices(machine, plan.sync, setting)
+    each = element_bytes(gradients[0].dtype)
     sizes, ready_s = _grouped(
         [p.num_bytes for p in gradients],
         _ready_seconds(machine, workload, plan, [p.ready_op for p in gradients]),
     )
-    lengths = best_cuts(sizes, ready_s, lambda num_bytes: table_cost(table, num_bytes).seconds)
+    lengths = best_cuts(sizes, ready_s, lambda num_bytes: prices.cost(num_bytes, each).seconds)
     limits = []
     at = 0
     for length in lengths:

@@ -19,10 +19,17 @@ from ridgeline.plan import (
     Plan,
     Precision,
     RandomNumbers,
-    Sync,
     is_whole,
 )
 from ridgeline.planner.buckets import searched_bucket_bytes
+from ridgeline.planner.exchanges import (
+    GIVEN,
+    PERMISSION,
+    SEARCHED,
+    check_exchanges,
+    exchange_changes,
+    exchanges,
+)
 from ridgeline.planner.pruning import Pruned, exchanging, fitting
 from ridgeline.simulator.fusion import blocks_of
 from ridgeline.simulator.pieces import bucket_gradients
@@ -38,6 +45,7 @@ KNOBS = (
     "kernels",
     "random",
     "accumulate",
+    *SEARCHED,
     "bucket_bytes",
     "depth",
 )
@@ -51,8 +59,11 @@ EXECUTIONS: dict[str, tuple[Execution, ...]] = {
 fixed; regions pay on a CPU no less host time than they save."""
 MODEL_GRAPHS: tuple[Execution, ...] = ("model-graph", "compiled+model-graph")
 """Modes that are searched where a GPU cannot replay the whole step."""
-INEXACT = ("tf32", "bf16", "random")
-"""Changes of the maths that may be allowed: precisions, and random numbers that compiled programs draw."""
+NO_PRECISION = ("random", PERMISSION)
+"""Changes of the maths that are no precisions: random numbers that compiled programs draw, and gradients that
+are sent with losses."""
+INEXACT = ("tf32", "bf16", *NO_PRECISION)
+"""Changes of the maths that may be allowed."""
 WORDS: dict[str, tuple[str, ...]] = {
     "memory_format": get_args(MemoryFormat),
     "optimizer": get_args(OptimizerForm),
@@ -120,6 +131,7 @@ def make_request(
             )
     device = next(iter(workloads.values())).device
     _check_device(device, checked, allow)
+    check_exchanges(checked, allow, device, max(workloads))
     execution = checked.get("execution")
     if execution is not None and MODES[execution].is_one_program:
         check_alone(execution, min(workloads))
@@ -155,9 +167,15 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
         if isinstance(found, Pruned):
             pruned.append(found)
             continue
-        for bucket_bytes in _bucket_choices(request, workload, found):
-            sync = Sync(bucket_bytes=bucket_bytes)
-            plans.append(msgspec.structs.replace(found, sync=sync))
+        ways = exchanges(request.fixed, request.allow, request.device, plan.workers)
+        if not ways:
+            reason = "has fewer workers than the algorithm takes"
+            pruned.append(Pruned(found, reason, "use more workers, or fix another algorithm"))
+        for sync in ways:
+            way = msgspec.structs.replace(found, sync=sync)
+            for bucket_bytes in _bucket_choices(request, workload, way):
+                cut = msgspec.structs.replace(sync, bucket_bytes=bucket_bytes)
+                plans.append(msgspec.structs.replace(way, sync=cut))
     return plans, pruned
 
 
@@ -174,7 +192,7 @@ def enumerate_model_graphs(request: Request) -> list[Plan]:
 
 
 def num_changes(plan: Plan) -> int:
-    """What differs from the plainest plan: one worker, eager, as-is, default buckets and feed.
+    """What differs from the plainest plan: one worker, eager, as-is, default exchange, buckets and feed.
 
     Compiling, capturing and packaging count apart.
     """
@@ -191,6 +209,7 @@ def num_changes(plan: Plan) -> int:
             plan.kernels != "default",
             plan.random != "as-is",
             plan.accumulate > 1,
+            exchange_changes(plan),
             plan.workers > 1 and plan.sync.bucket_bytes != DEFAULT_BUCKET_BYTES,
             plan.feed != Feed(),
         )
@@ -201,6 +220,10 @@ def value_of(plan: Plan, knob: str) -> str:
     """The value of a knob of a plan, as text."""
     if knob == "bucket_bytes":
         return ", ".join(str(limit) for limit in plan.sync.bucket_bytes)
+    if knob == "options":
+        return ", ".join(f"{name}={value}" for name, value in plan.sync.options.items()) or "none"
+    if knob in (*SEARCHED, *GIVEN):
+        return str(getattr(plan.sync, knob))
     if knob == "depth":
         return str(plan.feed.depth)
     return str(getattr(plan, knob))
@@ -330,7 +353,7 @@ def _bucket_choices(request: Request, workload: Workload, plan: Plan) -> list[tu
 def _check_device(device: str, fixed: Mapping[str, Any], allow: Collection[str]) -> None:
     if "execution" in fixed:
         check_offered(fixed["execution"], "step", device)
-    allowed = [("allow", name) for name in allow if name != "random"]
+    allowed = [("allow", name) for name in allow if name not in NO_PRECISION]
     for name, value in (("precision", fixed.get("precision")), *allowed):
         if value is not None and value not in PRECISIONS[device]:
             words = ", ".join(repr(word) for word in PRECISIONS[device])
@@ -342,11 +365,12 @@ def _check_device(device: str, fixed: Mapping[str, Any], allow: Collection[str])
 
 def _checked(name: str, value: object) -> Any:
     """A fixed knob's value in the form in which plans hold it."""
-    if name not in KNOBS:
+    known = (*KNOBS, *GIVEN)
+    if name not in known:
         raise PlanError(
-            f"wanted fixed knobs out of {', '.join(KNOBS)}, got {name!r}; correct its name"
+            f"wanted fixed knobs out of {', '.join(known)}, got {name!r}; correct its name"
         )
-    if name in ("execution", "precision"):
+    if name in ("execution", "precision", "options", *SEARCHED):
         return value
     if name in WORDS:
         if value in WORDS[name]:

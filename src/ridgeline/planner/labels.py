@@ -2,6 +2,7 @@
 
 from ridgeline import units
 from ridgeline.plan import Plan
+from ridgeline.synchronisation import words_of
 
 
 def label(plan: Plan) -> str:
@@ -11,7 +12,6 @@ def label(plan: Plan) -> str:
 
 def plan_words(plan: Plan) -> dict[str, str]:
     """Knob to what a reader should see of it; knobs at their plainest are left out."""
-    sync = plan.sync
     workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"
     if plan.threads:
         workers += f" x {plan.threads} thread{'s' if plan.threads > 1 else ''}"
@@ -29,12 +29,7 @@ def plan_words(plan: Plan) -> dict[str, str]:
     if plan.accumulate > 1:
         words["accumulation"] = f"{plan.accumulate} micro-batches"
     if plan.workers > 1:
-        if sync.algorithm != "all_reduce":
-            words["algorithm"] = sync.algorithm
-        if sync.compression != "none":
-            words["compression"] = f"{sync.compression} gradients"
-        sizes = list(dict.fromkeys(units.num_bytes(size) for size in sync.bucket_bytes))
+        words |= words_of(plan.sync)
+        sizes = list(dict.fromkeys(units.num_bytes(size) for size in plan.sync.bucket_bytes))
         words["buckets"] = f"buckets {', '.join(sizes[:3])}{' ...' if len(sizes) > 3 else ''}"
-        if sync.every > 1:
-            words["interval"] = f"every {sync.every} steps"
     return words

@@ -6,6 +6,7 @@ from typing import Any
 from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Alternative, Choice, Origin
+from ridgeline.planner.exchanges import GIVEN, PERMISSION, SEARCHED
 from ridgeline.planner.knobs import INEXACT, KNOBS, value_of
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import (
@@ -25,7 +26,7 @@ def make_choices(
     error: float,
     steps: int | None = None,
 ) -> tuple[Choice, ...]:
-    """One choice a knob, in the order of `KNOBS`.
+    """One choice a knob, in the order of `KNOBS`; then those that are not searched and the user set.
 
     Args:
         best: The chosen candidate.
@@ -34,7 +35,8 @@ def make_choices(
         error: Fraction below which differences decide nothing.
         steps: Steps of the run, if known: then whole runs are compared.
     """
-    return tuple(_choice(knob, best, candidates, fixed, error, steps) for knob in KNOBS)
+    knobs = (*KNOBS, *(knob for knob in GIVEN if knob in fixed))
+    return tuple(_choice(knob, best, candidates, fixed, error, steps) for knob in knobs)
 
 
 def why(
@@ -123,7 +125,9 @@ def _choice(
 
 
 def _is_comparable(knob: str, best: Candidate, other: Candidate) -> bool:
-    """Whether another value of the knob means the same thing: buckets belong to a number of workers."""
+    """Whether another value of the knob means the same thing: an exchange belongs to a number of workers."""
+    if knob in SEARCHED:
+        return best.plan.workers == other.plan.workers
     if knob != "bucket_bytes":
         return True
     return (best.plan.workers, best.plan.execution) == (other.plan.workers, other.plan.execution)
@@ -173,7 +177,7 @@ def _default_reason(knob: str, best: Candidate) -> str:
         else "left as it is: the GPU computes",
         "execution": "no other mode was compared",
         "precision": "exact: nothing that changes the maths was allowed "
-        f"(possible: {', '.join(INEXACT)})",
+        f"(possible: {', '.join(name for name in INEXACT if name != PERMISSION)})",
         "memory_format": "no images are convolved, or random numbers would land elsewhere in them",
         "optimizer": "a captured step takes its fused form by itself"
         if MODES[plan.execution].is_replayed
@@ -182,6 +186,13 @@ def _default_reason(knob: str, best: Candidate) -> str:
         "random": "compiled programs may draw their own, and another order of memory may place them"
         if plan.random != "as-is"
         else "those that the eager step draws",
+        "algorithm": "no gradients are exchanged"
+        if plan.workers == 1
+        else "no other exact algorithm is offered here",
+        "compression": "no gradients are exchanged"
+        if plan.workers == 1
+        else "exact: no loss was allowed, or no compression is offered here "
+        f"(possible: {PERMISSION})",
         "bucket_bytes": "no gradients are exchanged"
         if plan.workers == 1
         else "no other cut makes sense for these gradients",

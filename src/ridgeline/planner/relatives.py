@@ -78,7 +78,7 @@ def _preparing_s(candidate: Candidate, tried: Sequence[Candidate]) -> float | No
     expected_s = candidate.timeline.counters.get("compile_s", 0.0)
     for other in prepared:
         different = differences(candidate.plan, other.plan)
-        if different <= {"sync", "feed"}:
+        if different <= {"sync", "exchange", "feed"}:
             return other.compile_s
         if is_compiled(candidate.plan) and different.isdisjoint((*SAME_PROGRAM, "workers")):
             return min(SHARED_S, other.compile_s)

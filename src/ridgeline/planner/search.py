@@ -72,9 +72,10 @@ def choose(
             workers, of one global batch, from which the number of workers is chosen too.
         world_size: Workers there are (with one workload: workers there will be).
         fixed: Knobs that the user sets: `workers`, `threads`, `execution`, `precision`, `accumulate`,
-            `bucket_bytes`, `depth`.
+            `bucket_bytes`, `depth`, and of `Sync` `algorithm`, `compression`, `options`, `every`.
         allow: Changes of the maths that may be chosen: `tf32`, `bf16`, `random` (compiled programs draw
-            random numbers of their own). Nothing inexact is otherwise.
+            random numbers of their own), `compression` (gradients are sent with losses). Nothing inexact is
+            otherwise.
         steps: Steps of the run, if known: then the whole run counts, preparation (compiling) included, and
             trials are limited to a quarter of it. Otherwise preparation is stated but not weighed.
         trial: Runs a plan for some steps and returns the measured timeline; None ranks by prediction.

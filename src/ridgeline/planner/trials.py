@@ -38,6 +38,7 @@ DOUBT = {
     "threads": 0.3,
     "accumulate": 0.10,
     "sync": 0.02,
+    "exchange": 0.10,
     "feed": 0.02,
 }
 """By what fraction a plan may be expected too slow when its nearest tried relative differs from it in this.
@@ -158,7 +159,7 @@ def differences(one: Plan, other: Plan) -> frozenset[str]:
     found = {
         name
         for name in DOUBT
-        if name not in ("form", "replay", "replays_model")
+        if name not in ("form", "replay", "replays_model", "exchange")
         and getattr(one, name) != getattr(other, name)
     }
     if modes[0].form != modes[1].form:
@@ -167,7 +168,15 @@ def differences(one: Plan, other: Plan) -> frozenset[str]:
         found.add("replay")
     if modes[0].replays_model != modes[1].replays_model:
         found.add("replays_model")
+    if not _exchange_alike(one, other):
+        found.add("exchange")
     return frozenset(found)
+
+
+def _exchange_alike(one: Plan, other: Plan) -> bool:
+    """Whether gradients are exchanged in the same way, however they are cut."""
+    cut = msgspec.structs.replace(one.sync, bucket_bytes=other.sync.bucket_bytes)
+    return cut == other.sync
 
 
 def _doubt(one: Plan, other: Plan, device: str) -> float:
@@ -252,7 +261,7 @@ def _is_same_kind(mine: Candidate, other: Candidate) -> bool:
     if all(MODES[c.plan.execution].is_one_program for c in (mine, other)):
         execution = other.plan.execution
     alike = msgspec.structs.replace(mine.plan, sync=other.plan.sync, execution=execution)
-    return alike == other.plan
+    return alike == other.plan and _exchange_alike(mine.plan, other.plan)
 
 
 def _is_equal(candidates: Sequence[Candidate], mine: int, other: int) -> bool:

@@ -1,14 +1,13 @@
 """Operator timings for a process group that trains: taken in processes of their own, beside it.
 
-A kernel that asserts would take a worker with it that is about to train, and the group with that. So rank 0
-starts processes for it, as many as there are workers on its host, while the others wait.
+A kernel that asserts would take a worker with it that is about to train, and the group with that. So the
+first worker starts processes for it, as many as there are workers on its host, while the others wait.
 """
 
 import os
 
 import msgspec
 import torch
-import torch.distributed as dist
 
 from ridgeline.errors import LaunchError
 from ridgeline.execution import waiting_as_here
@@ -31,7 +30,7 @@ def without_timings(request: Request) -> tuple[Request | None, Request | None]:
 
 
 def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
-    """Operator timings, measured by processes that rank 0 starts on its host; nothing on other ranks.
+    """Operator timings, measured by processes that this one starts on its host.
 
     On the CPU as many processes measure at once as workers train on this host. Whatever fails becomes a
     warning: training goes on.
@@ -40,10 +39,8 @@ def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:
         request: What to time.
         limit_s: Seconds after which the processes of a setting are ended.
 
-    Cost: Rank 0 blocks until its processes are done, at most `DEADLINE_S`.
+    Cost: Blocks until the processes are done, at most `DEADLINE_S`.
     """
-    if dist.get_rank() != 0:
-        return Findings()
     found = Findings()
     for setting in request.timings:
         here = _here(setting)

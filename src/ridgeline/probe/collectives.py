@@ -2,18 +2,22 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ridgeline.machine import Collective, Quantity, Setting, SizePoint
+from ridgeline.machine import Collective, Operation, Quantity, Setting, SizePoint
 from ridgeline.probe.gpu import sleep
 from ridgeline.probe.peers import Peers
+from ridgeline.synchronisation import operations
 
 QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 FULL_BYTES = tuple(1 << power for power in range(10, 29))
-OPERATIONS = ("all_reduce", "broadcast")
+# torch 2.13 renames them, and warns of the old names.
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 LEAST_ROUNDS = 4
 MOST_ROUNDS = 100
 LAUNCH_CYCLES = 600_000
@@ -23,7 +27,7 @@ LAUNCH_CYCLES = 600_000
 def measure_collectives(
     setting: Setting, peers: Peers, *, quick: bool, seconds: float | None = None
 ) -> tuple[Collective, ...]:
-    """Seconds of all-reduce and broadcast by size, for about `seconds` (default 2, in full 10).
+    """Seconds by size of the collectives that a step may need, in about `seconds` (default 2, in full 10).
 
     Sizes and operations are taken in turns, so that drift meets all alike. A sample is the time from
     a common start until the last rank is done. Small sizes get more samples than large ones.
@@ -31,10 +35,9 @@ def measure_collectives(
     budget = seconds or (1.5 if quick else 10.0)
     sizes = QUICK_BYTES if quick else FULL_BYTES
     buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
-    samples: dict[tuple[str, int], list[float]] = {(o, s): [] for o in OPERATIONS for s in sizes}
-    calls = {("all_reduce", s): _all_reduce(buffer[: s // 4], peers) for s in sizes} | {
-        ("broadcast", s): _broadcast(buffer[: s // 4], peers) for s in sizes
-    }
+    measured = operations(setting.device)
+    calls = {(o, s): _CALLS[o](buffer[: s // 4], peers) for o in measured for s in sizes}
+    samples: dict[tuple[Operation, int], list[float]] = {key: [] for key in calls}
     for call in calls.values():
         call()
     end = time.perf_counter() + budget
@@ -56,7 +59,7 @@ def measure_collectives(
                 for size in sizes
             ),
         )
-        for operation in OPERATIONS
+        for operation in measured
     )
 
 
@@ -69,9 +72,52 @@ def _all_reduce(tensor: Tensor, peers: Peers) -> Callable[[], None]:
 
 def _broadcast(tensor: Tensor, peers: Peers) -> Callable[[], None]:
     def call() -> None:
-        dist.broadcast(tensor, src=0, group=peers.group)
+        dist.broadcast(tensor, group=peers.group, group_src=0)
 
     return call
+
+
+def _all_gather(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    whole, share = _shares(tensor, peers)
+
+    def call() -> None:
+        _gather(whole, share, group=peers.group)
+
+    return call
+
+
+def _reduce_scatter(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    whole, share = _shares(tensor, peers)
+
+    def call() -> None:
+        _reduce(share, whole, group=peers.group)
+
+    return call
+
+
+def _all_to_all(tensor: Tensor, peers: Peers) -> Callable[[], None]:
+    whole, _ = _shares(tensor, peers)
+    found = torch.zeros_like(whole)
+
+    def call() -> None:
+        dist.all_to_all_single(found, whole, group=peers.group)
+
+    return call
+
+
+def _shares(tensor: Tensor, peers: Peers) -> tuple[Tensor, Tensor]:
+    """A tensor as far as the peers divide it, and a worker's share of it beside."""
+    length = tensor.numel() // peers.size
+    return tensor[: length * peers.size], torch.zeros(length, device=peers.device)
+
+
+_CALLS: dict[Operation, Callable[[Tensor, Peers], Callable[[], None]]] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
 
 
 def _time(call: Callable[[], None], peers: Peers) -> float:

@@ -24,6 +24,7 @@ from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import survey_in_group
 from ridgeline.probe.doubts import doubts
 from ridgeline.probe.links import every_link
+from ridgeline.probe.peers import Peers
 from ridgeline.probe.survey import Findings, Request, measure_here
 from ridgeline.workload import Workload
 
@@ -50,6 +51,7 @@ def measure(
     progress: Progress | None = None,
     here: bool = False,
     limit_s: float = math.inf,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Machine:
     """The profile of this machine: ceilings, dispatch, collectives, links, overlap, operator timings.
 
@@ -69,6 +71,7 @@ def measure(
         here: The step will run in this very process, and not in one that Ridgeline starts for it.
         limit_s: Seconds after which processes that still measure are ended; what they had found is kept, and
             a warning says what is missing. Does not end what a process group measures in place.
+        process_group: Its workers measure, and all of them call this; None for those of the whole job.
 
     Raises:
         MachineError: a setting asks for more GPUs than there are, or for no thread on the CPU.
@@ -79,9 +82,9 @@ def measure(
     """
     say = progress or (lambda line: None)
     blank = _blank()
-    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    if world > 1:
-        return _measure_in_place(blank, world, quick, workload, settings, refresh, say, limit_s)
+    peers = Peers.of(process_group)
+    if peers.size > 1:
+        return _measure_in_place(blank, peers, quick, workload, settings, refresh, say, limit_s)
     wanted = tuple(settings) if settings is not None else default_settings(blank)
     _check(blank, wanted)
     machine = _cached(blank, quick, refresh)
@@ -303,7 +306,7 @@ def _check(machine: Machine, wanted: Sequence[Setting]) -> None:
 
 def _measure_in_place(
     blank: Machine,
-    world: int,
+    peers: Peers,
     quick: bool,
     workload: Workload | None,
     settings: Sequence[Setting] | None,
@@ -312,12 +315,12 @@ def _measure_in_place(
     limit_s: float,
 ) -> Machine:
     """Measure with the process group that is there; rank 0 decides what, and its machine goes to all."""
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device = "cuda" if peers.device.type == "cuda" else "cpu"
     threads = 0 if device == "cuda" else torch.get_num_threads()
-    here = Setting(device=device, workers=world, threads=threads)
-    if settings is not None and any(setting.workers != world for setting in settings):
+    here = Setting(device=device, workers=peers.size, threads=threads)
+    if settings is not None and any(setting.workers != peers.size for setting in settings):
         raise MachineError(
-            f"wanted settings of {world} workers, as many as the process group has, got "
+            f"wanted settings of {peers.size} workers, as many as the process group has, got "
             f"{', '.join(map(str, settings))}; leave settings out, or measure without torchrun"
         )
     wanted = tuple(settings) if settings is not None else (here,)
@@ -326,31 +329,29 @@ def _measure_in_place(
     if hosts > 1:
         machine = msgspec.structs.replace(machine, collectives=(), overlaps=())
     end = time.monotonic() + limit_s
-    machine = _share(machine)  # caches may differ between hosts, but all must measure alike
+    machine = _share(machine, peers)  # caches may differ between hosts, but all must measure alike
     for request in requests(machine, wanted, quick=quick, workload=workload):
-        if dist.get_rank() == 0:
+        is_first = peers.rank == 0
+        if is_first:
             say(_describe(request))
         alone, apart = without_timings(request)
         if alone is not None:
-            machine = _share(merge(machine, measure_here(alone)))
+            found = measure_here(alone, group=peers.group)
+            machine = _share(merge(machine, found), peers)
         if apart is not None:
-            machine = _share(merge(machine, time_apart(apart, max(1.0, end - time.monotonic()))))
-        if dist.get_rank() == 0:
+            if is_first:
+                found = time_apart(apart, max(1.0, end - time.monotonic()))
+                machine = merge(machine, found)
+            machine = _share(machine, peers)
+        if is_first:
             machine = _kept(machine, hosts)
     return machine
 
 
-def _share(machine: Machine) -> Machine:
-    """The machine of rank 0, on all ranks, carried as JSON bytes."""
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    text = encode(machine) if dist.get_rank() == 0 else b""
-    size = torch.tensor([len(text)], device=device)
-    dist.broadcast(size, src=0)
-    body = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
-    if dist.get_rank() == 0:
-        body.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(body, src=0)
-    return decode(Machine, bytes(body.cpu().tolist()), where="the process group")
+def _share(machine: Machine, peers: Peers) -> Machine:
+    """The machine of rank 0, on all ranks."""
+    text = encode(machine) if peers.rank == 0 else b""
+    return decode(Machine, peers.share(text), where="the process group")
 
 
 def _describe(request: Request) -> str:

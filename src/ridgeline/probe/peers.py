@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -9,15 +10,31 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Peers:
-    """This process among the `size` that measure at the same time.
+    """This process, at position `rank` among the `size` of a group that measure at the same time.
 
-    `group` is None for the default process group, or where `size` is 1.
+    `group` is None where `size` is 1.
     """
 
     rank: int
     size: int
     device: torch.device
     group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None, device: torch.device | None = None) -> Self:
+        """All workers of a group, or this process alone.
+
+        Args:
+            group: None for that of the whole job, if there is one.
+            device: On which they measure; None: the current GPU where NCCL is their backend, else the CPU.
+        """
+        if group is None and dist.is_available():
+            group = dist.group.WORLD
+        if group is None:
+            return cls(0, 1, device or torch.device("cpu"))
+        if device is None:
+            device = torch.device("cuda" if dist.get_backend(group=group) == "nccl" else "cpu")
+        return cls(dist.get_rank(group=group), dist.get_world_size(group=group), device, group)
 
     def barrier(self) -> None:
         """Wait until all peers are here. Cost: one small all-reduce; nothing when alone."""
@@ -32,8 +49,20 @@ class Peers:
         if self.size == 1:
             return decision
         flag = torch.tensor([float(decision)], device=self.device)
-        dist.broadcast(flag, src=0, group=self.group)
+        dist.broadcast(flag, group=self.group, group_src=0)
         return bool(flag.item())
+
+    def share(self, data: bytes) -> bytes:
+        """The bytes of rank 0, on all peers; what the others give is ignored."""
+        if self.size == 1:
+            return data
+        size = torch.tensor([len(data)], device=self.device)
+        dist.broadcast(size, group=self.group, group_src=0)
+        body = torch.empty(int(size.item()), dtype=torch.uint8, device=self.device)
+        if self.rank == 0:
+            body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(body, group=self.group, group_src=0)
+        return bytes(body.cpu().tolist())
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """The values of all peers, by rank; each peer gives as many."""

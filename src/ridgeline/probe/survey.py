@@ -116,15 +116,19 @@ def fault_path(directory: Path, rank: int) -> Path:
 
 
 def measure_here(
-    request: Request, keep: Callable[[Findings], None] = lambda findings: None
+    request: Request,
+    keep: Callable[[Findings], None] = lambda findings: None,
+    *,
+    group: dist.ProcessGroup | None = None,
 ) -> Findings:
-    """Measure in this process and its peers of the default process group; the same call on every rank.
+    """Measure in this process and its peers of a process group; the same call on every rank.
 
     Threads are set for each setting and put back afterwards, and so are torch's random generators.
 
     Args:
         request: What to measure.
         keep: Called with all findings so far, again and again.
+        group: None for that of the whole job, or for this process where there is none.
 
     Raises:
         DeviceLostError: an operator of the workload left the GPU unusable for this process.
@@ -138,29 +142,29 @@ def measure_here(
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from):
         try:
-            return _measured(request, device, keep)
+            return _measured(request, Peers.of(group, device), keep)
         finally:
             torch.set_num_threads(threads)
 
 
 def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    return dist.get_rank(group=dist.group.WORLD) if dist.is_initialized() else 0
 
 
-def _measured(request: Request, device: torch.device, keep: Callable[[Findings], None]) -> Findings:
+def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None]) -> Findings:
     """What every rank measures, with threads and generators left as the last setting needed them."""
-    rank = _rank()
-    size = dist.get_world_size() if dist.is_initialized() else 1
+    rank, size, device = everyone.rank, everyone.size, everyone.device
     findings = Findings()
     if (request.dispatch or request.links) and rank == 0:
         torch.set_num_threads(1)
         findings += _alone(request, device)
         keep(findings)
     for setting in request.settings:
-        # Every rank must take part in making a group, also those that are not in it.
-        group = None
+        group = everyone.group if setting.workers == size else None
         if 1 < setting.workers < size:
-            made = dist.new_group(list(range(setting.workers)))
+            # Every rank must take part in making a group, also those that are not in it.
+            ranks = dist.get_process_group_ranks(everyone.group)[: setting.workers]
+            made = dist.new_group(ranks)
             group = made if isinstance(made, dist.ProcessGroup) else None
         if rank < setting.workers:
             if setting.threads:
@@ -169,8 +173,7 @@ def _measured(request: Request, device: torch.device, keep: Callable[[Findings],
             for part in _at(setting, peers, request):
                 findings += part
                 keep(findings)
-        if size > 1:
-            Peers(rank=rank, size=size, device=device).barrier()
+        everyone.barrier()
     return findings
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from ridgeline import units
 from ridgeline.reporting.figure import Figure, axis, layout
 from ridgeline.reporting.trace_json import rows
+from ridgeline.synchronisation import algorithm_of, is_bucket_frame
 from ridgeline.timeline import LANES, Span, Timeline, lane_title
 
 MOST_DETAILS = 1500
@@ -18,7 +19,7 @@ KINDS = {
     "backward": ("Backward", "@backward"),
     "wait": ("Exposed communication", "@wait"),
     "optimizer": ("Optimizer", "@optimizer"),
-    "all_reduce": ("All-reduce", "@communication"),
+    "bucket": ("Gradients", "@communication"),
     "broadcast_buffers": ("Buffers", "@copy"),
     "other": ("Other", "@other"),
 }
@@ -32,8 +33,18 @@ _ROW_HEIGHT = 34
 
 def kind(name: str) -> str:
     """The key of `KINDS` that a frame of this name belongs to."""
+    if is_bucket_frame(name):
+        return "bucket"
     head = name.partition("/")[0]
     return {"micro": "forward"}.get(head, head if head in KINDS else "other")
+
+
+def kind_title(name: str) -> str:
+    """What frames of this name's kind are called; those of buckets by their algorithm."""
+    algorithm = algorithm_of(name)
+    if algorithm is None:
+        return KINDS[kind(name)][0]
+    return algorithm.label[:1].upper() + algorithm.label[1:]
 
 
 def frame_colour(name: str) -> str:
@@ -138,10 +149,9 @@ class _Drawing:
             name, shade = _BOUNDS[group]
             rank = len(KINDS) + list(_BOUNDS).index(group)
         else:
-            group = kind(span.name)
-            name, shade = KINDS[group]
-            rank = list(KINDS).index(group)
-        trace = self.traces.setdefault((span.detail, group), _trace(name, shade, rank, span.detail))
+            name, shade = kind_title(span.name), frame_colour(span.name)
+            rank = list(KINDS).index(kind(span.name))
+        trace = self.traces.setdefault((span.detail, name), _trace(name, shade, rank, span.detail))
         trace["y"].append(self.height)
         trace["base"].append(span.start_ns / self.scale)
         trace["x"].append(span.duration_ns / self.scale)
@@ -197,6 +207,7 @@ def plain(text: str) -> str:
 
 
 def _short(name: str) -> str:
-    """The label inside a bar: `all_reduce/3` is 3 on its lane, the rest keep their word."""
+    """The label inside a bar: bucket 3 is 3 on its lane, and so is `backward/3`; the rest keep their word."""
     head, _, number = name.partition("/")
-    return number if number and head in ("all_reduce", "backward") else plain(head)
+    is_numbered = is_bucket_frame(name) or (number and head == "backward")
+    return number if is_numbered else plain(head)

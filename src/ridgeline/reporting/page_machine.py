@@ -11,6 +11,7 @@ from ridgeline.reporting.charts import training_figures
 from ridgeline.reporting.html import Content, Markup, join, raw_data_script, table, tag
 from ridgeline.reporting.labels import at_work, quantities_of
 from ridgeline.reporting.sections import chart, section, sentence
+from ridgeline.synchronisation import operations
 
 MOST_EMBEDDED_BYTES = 8_000_000
 """A noun larger than this stays beside the page instead of in it, so that the page opens quickly."""
@@ -229,7 +230,8 @@ def _curve_reading(ceiling: Ceiling) -> str:
 
 
 def _collectives_reading(machine: Machine) -> str:
-    entry = max(machine.collectives, key=lambda c: (c.operation == "all_reduce", c.setting.workers))
+    usual = operations(machine.collectives[0].setting.device)[0]
+    entry = max(machine.collectives, key=lambda c: (c.operation == usual, c.setting.workers))
     rates = [point.num_bytes / point.seconds.value for point in entry.table]
     half = next(
         point.num_bytes

@@ -10,6 +10,7 @@ from rich.text import Text
 from ridgeline import units
 from ridgeline.reporting.chart_timeline import kind
 from ridgeline.reporting.text import table, title
+from ridgeline.synchronisation import algorithm_of
 from ridgeline.timeline import LANES, Span, Timeline
 from ridgeline.verdict import Verdict
 from ridgeline.verdict.waterfall import BETWEEN, EXPOSED, IDEAL, INPUT, KERNEL, LAUNCH, MEMORY
@@ -33,7 +34,7 @@ _STYLES = {
     "backward": "cyan",
     "wait": "red",
     "optimizer": "magenta",
-    "all_reduce": "yellow",
+    "bucket": "yellow",
     "broadcast_buffers": "green",
     "other": "white",
 }
@@ -44,7 +45,7 @@ _LETTERS = {
     "backward": "B",
     "wait": "w",
     "optimizer": "O",
-    "all_reduce": "R",
+    "bucket": "R",
     "broadcast_buffers": "b",
     "other": "x",
 }
@@ -66,7 +67,7 @@ def timeline_text(
     headings = headings or [timeline.origin.capitalize() for timeline in timelines]
     longest = max(max((s.end_ns for s in t.frames), default=t.step_ns) for t in timelines) or 1
     parts: list[RenderableType] = []
-    used: dict[str, None] = {}
+    used: dict[str, str] = {}
     for timeline, heading in zip(timelines, headings, strict=True):
         steps = len(timeline.steps_ns)
         line = units.nanoseconds(timeline.step_ns) + (
@@ -76,11 +77,9 @@ def timeline_text(
         for lane in LANES:
             frames = timeline.lane(lane)
             if frames:
-                used.update(dict.fromkeys(kind(span.name) for span in frames))
+                used.update({kind(span.name): _word(span.name) for span in frames})
                 parts.append(Text.assemble(f"{lane:>14} ", _lane(frames, longest, width)))
-    legend = ", ".join(
-        f"{_LETTERS[name]} {name.replace('_', ' ')}" for name in _LETTERS if name in used
-    )
+    legend = ", ".join(f"{_LETTERS[name]} {used[name]}" for name in _LETTERS if name in used)
     parts.append(Text(f"{'':>14} {legend}", style="dim"))
     return Group(*parts)
 
@@ -126,6 +125,12 @@ def waterfall_text(verdict: Verdict) -> RenderableType:
     if verdict.share_of_ceiling is not None:
         share = f"{units.percent(verdict.share_of_ceiling)} of the step is the physical limit"
     return Group(title("Where the step goes", share), rows)
+
+
+def _word(name: str) -> str:
+    """A frame's kind in the legend."""
+    algorithm = algorithm_of(name)
+    return kind(name).replace("_", " ") if algorithm is None else algorithm.label
 
 
 def _lane(frames: Sequence[Span], longest_ns: int, width: int) -> Text:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ridgeline.codec import VERSION, write_atomically
 from ridgeline.errors import RidgelineError
+from ridgeline.synchronisation import bucket_of
 from ridgeline.timeline import LANES, Lane, Span, Timeline, lane_title
 
 _PROCESSES = {"predicted": 1, "measured": 2}
@@ -145,10 +146,10 @@ def _slice(pid: int, tid: int, span: Span) -> Event:
 
 
 def _flows(pid: int, timeline: Timeline, thread_of: dict[int, int]) -> Iterator[Event]:
-    """Arrows from the computation that fills a bucket to the all-reduce of that bucket."""
+    """Arrows from the computation that fills a bucket to where that bucket is reduced."""
     for reduce in timeline.frames:
-        operation, _, bucket = reduce.name.partition("/")
-        source = timeline.named(f"backward/{bucket}") if operation == "all_reduce" else None
+        bucket = bucket_of(reduce.name)
+        source = None if bucket is None else timeline.named(f"backward/{bucket}")
         if source is None:
             continue
         # A viewer ties an arrow to the slice that is open at its time; at the very end none is.

@@ -1,4 +1,4 @@
-"""How the workers agree: small collectives on numbers and bytes, at moments all of them reach.
+"""How the workers of a world agree: small collectives on numbers and bytes, at moments all of them reach.
 
 A world of one answers at once, without a process group. Every call is collective: all workers make it
 in the same order; where one fails because a worker did not come, `AbsentWorkerError` says who.
@@ -9,21 +9,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline.runtime import attendance
+from ridgeline.runtime.mesh import Axis
 from ridgeline.runtime.world import World
 
 
-def sum_over_workers(values: Tensor, world: World) -> Tensor:
+def sum_over_workers(values: Tensor, world: World, axis: Axis | None = None) -> Tensor:
     """Elementwise sum over the workers, in place and returned.
 
     Args:
         values: A tensor on the worker's device, of one shape on all workers.
         world: This worker's place.
+        axis: Over the workers along this axis; None: over all that train together.
 
     Cost: One all-reduce; on CUDA it is only enqueued.
     """
     if world.size > 1:
         with attendance.meeting("a sum over the workers", world):
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=world.group(axis))
     return values
 
 
@@ -36,57 +38,63 @@ def largest_of_workers(value: float, world: World) -> float:
         return value
     largest = torch.tensor([value], dtype=torch.float64, device=world.device)
     with attendance.meeting("a maximum over the workers", world):
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=world.group())
         return float(largest)
 
 
-def gather_bytes(data: bytes, world: World) -> list[bytes]:
-    """What each worker gave, by rank, on every worker; lengths may differ.
+def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[bytes]:
+    """What each worker gave, by position, on every worker; lengths may differ.
+
+    Args:
+        data: Of this worker.
+        world: Its place.
+        axis: Of the workers along this axis; None: of all that train together.
 
     Cost: Two all-gathers; waits for the device.
     """
     if world.size == 1:
         return [data]
+    group = world.group(axis)
     length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
-    lengths = [torch.empty_like(length) for _ in range(world.size)]
+    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group=group))]
     with attendance.meeting("an exchange between all workers", world):
-        dist.all_gather(lengths, length)
+        dist.all_gather(lengths, length, group=group)
         sizes = [int(size) for size in lengths]
         longest = max(*sizes, 1)
         mine = _to_tensor(data, longest, world.device)
-        gathered = [torch.empty_like(mine) for _ in range(world.size)]
-        dist.all_gather(gathered, mine)
+        gathered = [torch.empty_like(mine) for _ in lengths]
+        dist.all_gather(gathered, mine, group=group)
     return [_to_bytes(part, size) for part, size in zip(gathered, sizes, strict=True)]
 
 
 def share_bytes(data: bytes, world: World) -> bytes:
-    """The bytes of rank 0, on every worker; what the others give is ignored.
+    """The bytes of the first worker, on every worker; what the others give is ignored.
 
     Cost: Two broadcasts; waits for the device.
     """
     if world.size == 1:
         return data
     length = torch.tensor([len(data)], dtype=torch.int64, device=world.device)
-    with attendance.meeting("a broadcast from rank 0", world):
-        dist.broadcast(length, 0)
+    with attendance.meeting(f"a broadcast from rank {world.root()}", world):
+        dist.broadcast(length, group=world.group(), group_src=0)
         size = int(length)
         content = _to_tensor(data if world.rank == 0 else b"", max(size, 1), world.device)
-        dist.broadcast(content, 0)
+        dist.broadcast(content, group=world.group(), group_src=0)
     return _to_bytes(content, size)
 
 
 def share_text(text: str, world: World) -> str:
-    """The text of rank 0, on every worker; what the others give is ignored. See `share_bytes`."""
+    """The text of the first worker, on every worker; what the others give is ignored. See `share_bytes`."""
     return share_bytes(text.encode(), world).decode()
 
 
 def share_tensors(
     tensors: dict[str, Tensor] | None, specs: dict[str, tuple[list[int], str]], world: World
 ) -> dict[str, Tensor]:
-    """The tensors of rank 0, on the CPU of every worker.
+    """The tensors of the first worker, on the CPU of every worker.
 
     Args:
-        tensors: On rank 0, CPU tensors by name; None elsewhere.
+        tensors: On the first worker, CPU tensors by name; None elsewhere.
         specs: Shape and dtype (as torch prints it, without the prefix) by name, on every worker.
         world: This worker's place.
 
@@ -103,7 +111,8 @@ def share_tensors(
         if carrier.numel():
             # As bytes: the backends do not reduce to one list of dtypes, and none is changed here.
             with attendance.meeting(f"the broadcast of {name}", world):
-                dist.broadcast(carrier.reshape(-1).view(torch.uint8), 0)
+                data = carrier.reshape(-1).view(torch.uint8)
+                dist.broadcast(data, group=world.group(), group_src=0)
         shared[name] = carrier.cpu()
     return shared
 

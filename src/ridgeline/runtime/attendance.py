@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import NoReturn
 
@@ -37,6 +37,8 @@ TOLD_AFTER_S = 30.0
 _POLL_S = 0.02
 _IN_STEP = "in a step"
 _GONE = "its process is gone"
+_OF_GLOO = ("gloo", "Application timeout caused pair closure")
+"""In its errors: the first to time out has the file where it did, what waited behind it only these words."""
 _STORE_TIMEOUT = timedelta(seconds=10)
 
 _present: "weakref.WeakKeyDictionary[dist.ProcessGroup, Attendance]" = weakref.WeakKeyDictionary()
@@ -47,15 +49,18 @@ class Attendance:
 
     Args:
         store: Shared by all workers.
-        rank: Of this worker.
-        size: Number of workers.
+        rank: Of this worker in the job.
+        ranks: Of all workers that train together.
+        group: A name that these have in common, and no others of the job that this worker trains with.
 
     Cost: A thread that writes some 200 bytes to the store twice a second.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+    def __init__(
+        self, store: dist.Store, rank: int, ranks: Collection[int], group: str = ""
+    ) -> None:
         self._store = store
-        self._rank, self._size = rank, size
+        self._rank, self._ranks, self._group = rank, ranks, group
         self._rounds = self._calls = self._serial = 0
         self._completed: dict[str, int] = {}
         self._doing, self._step = "before its first step", ""
@@ -162,7 +167,7 @@ class Attendance:
         if not absences:
             self._is_waiting = False
             raise error
-        text = absence_text(f"{what} of {self._where()}", mine, absences, rows, self._size)
+        text = absence_text(f"{what} of {self._where()}", mine, absences, rows, len(self._ranks))
         raise AbsentWorkerError(text) from error
 
     def row(self) -> Row:
@@ -189,7 +194,7 @@ class Attendance:
         """Write this worker's word to the store; one that cannot be written is left out."""
         with self._lock, contextlib.suppress(RuntimeError):
             self._serial += 1
-            self._store.set(_key(self._rank), msgspec.json.encode(self.row()).decode())
+            self._store.set(self._key(self._rank), msgspec.json.encode(self.row()).decode())
 
     def close(self, *, wait: bool = True) -> None:
         """Say that this worker leaves, and end the thread. Safe to call twice.
@@ -231,11 +236,11 @@ class Attendance:
         with contextlib.suppress(RuntimeError):
             rows = self._read()
             silent = {rank: _GONE for rank, row in rows.items() if self._is_gone(row)}
-            absences = absent(mine, rows, self._size, silent)
+            absences = absent(mine, rows, self._ranks, silent)
             missing = {absence.rank for absence in absences}
-            if absences and not set(range(self._rank)) - missing:
+            if absences and missing.issuperset(r for r in self._ranks if r < self._rank):
                 where = mine.doing.removeprefix("in ")
-                text = absence_text(where, mine, absences, rows, self._size)
+                text = absence_text(where, mine, absences, rows, len(self._ranks))
                 sys.stderr.write(f"ridgeline: no progress for {units.seconds(waited_s)}: {text}\n")
                 sys.stderr.flush()
 
@@ -250,23 +255,32 @@ class Attendance:
             first = rows if first is None else first
             fresh = {r for r, row in rows.items() if row.serial > first.get(r, row).serial}
             told = {r for r, row in rows.items() if row.end or row.is_waiting}
-            pending = set(range(self._size)) - fresh - told - {self._rank}
+            pending = set(self._ranks) - fresh - told - {self._rank}
             silent = {r: _GONE for r in pending if r in rows and self._is_gone(rows[r])}
             is_clear = bool(silent) or any(row.has_raised for row in rows.values())
             if is_clear or not pending:
-                return rows, absent(mine, rows, self._size, silent)
+                return rows, absent(mine, rows, self._ranks, silent)
             if time.monotonic() > end_s:
                 silent = {r: f"no sign of life for {units.seconds(PATIENCE_S)}" for r in pending}
-                return rows, absent(mine, rows, self._size, silent)
+                return rows, absent(mine, rows, self._ranks, silent)
             time.sleep(_POLL_S)
 
     def _read(self) -> dict[int, Row]:
         """The last word of each other worker that ever gave one."""
-        keys = {rank: _key(rank) for rank in range(self._size) if rank != self._rank}
+        keys = {rank: self._key(rank) for rank in self._ranks if rank != self._rank}
         there = {rank: key for rank, key in keys.items() if self._store.check([key])}
         return {
             rank: msgspec.json.decode(self._store.get(key), type=Row) for rank, key in there.items()
         }
+
+    def _key(self, rank: int) -> str:
+        """Of a worker's word in the store; it may train in several groups, each of which has its rounds."""
+        return f"ridgeline/attendance/{self._group}/{rank}"
+
+    def end_with(self, group: dist.ProcessGroup) -> None:
+        """End the thread once the group is no more: that of some workers may go long before the job's own."""
+        over = self._is_over
+        self._on_end = weakref.ref(group, lambda _: over.set())
 
     def _is_gone(self, row: Row) -> bool:
         """Whether a process of this host has ended."""
@@ -279,9 +293,9 @@ class Attendance:
 
 
 def of(world: World) -> Attendance | None:
-    """The attendance of this process in the present process group; None for a worker alone."""
-    group = dist.group.WORLD if world.size > 1 and dist.is_initialized() else None
-    if group is None:
+    """The attendance of this process in the group of its world; None for a worker alone."""
+    group = world.process_group if world.size > 1 and leaving.is_open() else None
+    if group is None or not leaving.is_open(group):
         return None
     found = _present.get(group)
     if found is None:
@@ -290,8 +304,11 @@ def of(world: World) -> Attendance | None:
         with contextlib.suppress(AttributeError, RuntimeError):  # not every store can have one
             store = getattr(store, "clone")()  # noqa: B009 - which torch's own types do not know of
             store.set_timeout(_STORE_TIMEOUT)
-        found = _present[group] = Attendance(store, world.rank, world.size)
+        ranks = world.ranks()
+        found = Attendance(store, ranks[world.rank], ranks, group.group_name)
+        _present[group] = found
         leaving.close_before_leaving(found)
+        found.end_with(group)
     return found
 
 
@@ -317,7 +334,8 @@ def _raised(error: BaseException) -> str:
 
 def _is_of_collective(error: BaseException) -> bool:
     """Whether torch's collectives raised it: gloo's errors have no type of their own."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+    text = str(error)
+    return isinstance(error, dist.DistError) or any(words in text for words in _OF_GLOO)
 
 
 def _without_store(error: Exception) -> Absence:
@@ -327,7 +345,3 @@ def _without_store(error: Exception) -> Absence:
         f"({_kind_and_line(error)})",
         advice="see the log of rank 0 and of the launcher",
     )
-
-
-def _key(rank: int) -> str:
-    return f"ridgeline/attendance/{rank}"

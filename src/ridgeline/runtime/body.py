@@ -5,11 +5,12 @@ The same body runs eagerly and inside a captured graph, so every execution mode 
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
@@ -20,10 +21,11 @@ from ridgeline.reach.loss import scalar_loss
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
+from ridgeline.runtime.layout.ownership import clip_gradients
 from ridgeline.runtime.optimizer_calls import clear_gradients, update
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.requirements import check_gradients
+from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.unchecked import unchecked
 
 _NOTHING = contextlib.nullcontext()
@@ -37,11 +39,12 @@ class StepBody:
         loss_fn: `loss_fn(model, batch)` gives the mean loss as a scalar tensor.
         optimizer: Any torch optimizer over the model's parameters.
         plan: Its form of execution, precision and accumulation are used here.
-        reducer: Synchronises gradients; None for a worker alone.
+        synchronizer: Makes the workers' gradients one; None for a worker alone.
         clip_norm: Total norm that gradients are clipped to, or None.
         device: Where the model is.
         notes: Receives what was done to the program.
         forms: What other steps with this model and loss function have compiled; None compiles anew.
+        parted: Groups of workers among which parameters are parted; see `layout.ownership`.
 
     Attributes:
         form: How the loss is computed: as written, compiled whole, or by region.
@@ -58,20 +61,22 @@ class StepBody:
         loss_fn: LossFunction,
         optimizer: Optimizer,
         plan: Plan,
-        reducer: Reducer | None,
+        synchronizer: Synchronizer | None,
         *,
         clip_norm: float | None,
         device: torch.device,
         notes: list[str] | None = None,
         forms: CompiledForms | None = None,
+        parted: Sequence[ProcessGroup] = (),
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer
-        self.reducer = reducer
+        self.synchronizer = synchronizer
         self.overhead_ns = 0
         self.plan = plan
         self.clip_norm = clip_norm
+        self._parted = tuple(parted)
         self._plain = Form(loss_fn)
         self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
@@ -85,7 +90,7 @@ class StepBody:
                 notes=self._notes,
                 is_replayed=is_replayed,
                 replays_model=mode.replays_model,
-                announces=reducer is not None,
+                announces=synchronizer is not None,
                 combines=plan.kernels == "combined",
                 owns_random=plan.random == "compiled",
                 forms=forms,
@@ -106,7 +111,13 @@ class StepBody:
             return self._called_back(batch, recorder)
         loss = self._checked_gradients(batch, recorder)
         update(self.optimizer)
+        self.updated()
         return loss
+
+    def updated(self) -> None:
+        """The optimizer has updated the parameters: other workers may have to know."""
+        if self.synchronizer is not None:
+            self.synchronizer.after_step()
 
     def _called_back(self, batch: Any, recorder: Recorder) -> Tensor:
         """A step whose optimizer computes the gradients as often as it wants; the loss of the first time.
@@ -127,6 +138,7 @@ class StepBody:
                 f"wanted an optimizer that calls the loss in each step, got {type(self.optimizer).__name__} "
                 "that did not; call closure() in its step"
             )
+        self.updated()
         return losses[0]
 
     def _checked_gradients(self, batch: Any, recorder: Recorder) -> Tensor:
@@ -180,19 +192,19 @@ class StepBody:
             total = loss.detach() if total is None else total + loss.detach()
         recorder.mark("forward")
         loss = self._weighted_loss(*parts[-1])
-        if self.reducer is None:
+        if self.synchronizer is None:
             recorder.mark("backward")
             loss.backward()
         else:
-            self.reducer.check_covers(self.optimizer.param_groups)
-            self.reducer.arm(recorder)
+            self.synchronizer.check_covers(self.optimizer.param_groups)
+            self.synchronizer.arm(recorder)
             loss.backward()
-            self.reducer.finish()
-            self.overhead_ns += self.reducer.overhead_ns
+            self.synchronizer.finish()
+            self.overhead_ns += self.synchronizer.overhead_ns
         recorder.mark("optimizer")
         if self.clip_norm is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            clip_gradients(parameters, self.clip_norm, self._parted)
         detached = loss.detach()
         return detached if total is None else total + detached
 

@@ -57,9 +57,10 @@ class CapturedStep:
             parameter.grad = torch.zeros_like(parameter)
         self.has_stamps = has_stamps
         self._outside = None if has_optimizer else body.optimizer
+        self._updated = body.updated
         clock: Clock = HostClock()
         if has_stamps:
-            clock = DeviceClock(external=True) if body.reducer is None else BranchClock()
+            clock = DeviceClock(external=True) if body.synchronizer is None else BranchClock()
         recorder = Recorder(clock, starts=False)
         self.graph = torch.cuda.CUDAGraph()
         with capturing(self.graph, "the step", stream=stream, pool=pool):
@@ -102,6 +103,7 @@ class CapturedStep:
         self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
         if self._outside is not None:
             self._outside.step()
+            self._updated()
             if self.has_stamps:
                 self._record.end.record()  # type: ignore[union-attr]
         return self._loss

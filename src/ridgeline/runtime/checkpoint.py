@@ -8,8 +8,8 @@
 
 Tensors are written by torch.distributed.checkpoint in its safetensors layout, so that they can also
 be read by `dcp.load` and by whatever reads safetensors. A checkpoint is made in a directory whose
-name starts with a dot, flushed to the disk and renamed: no reader ever sees a part of one. Data
-parallel workers hold equal state, so rank 0 writes for all.
+name starts with a dot, flushed to the disk and renamed: no reader ever sees a part of one. Workers
+along the data axis hold equal state, so the first one writes for all; see `layout.ownership`.
 """
 
 import errno

@@ -70,7 +70,7 @@ def check_gradient_hooks(body: StepBody) -> None:
     """
     for name, parameter in body.model.named_parameters():
         accumulated = parameter._post_accumulate_grad_hooks  # noqa: SLF001 - nothing public lists them
-        if parameter._backward_hooks or (accumulated and body.reducer is None):  # noqa: SLF001
+        if parameter._backward_hooks or (accumulated and body.synchronizer is None):  # noqa: SLF001
             raise ObstacleError(
                 "wanted parameters without hooks on their gradients, since replays of a graph would not "
                 f"notice changes of what these read, got one on {name!r}; remove it, or use "

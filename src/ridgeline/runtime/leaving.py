@@ -84,9 +84,16 @@ def abandon(reason: str) -> None:
     _abandoned.append(reason)
 
 
-def is_open() -> bool:
-    """Whether there is a process group."""
-    return dist.is_available() and dist.is_initialized()
+def is_open(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether there is a process group.
+
+    Args:
+        group: Whether it is this one, or another of the present job; None for any.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    groups = dist.distributed_c10d._world.pg_map  # noqa: SLF001 - torch has no public name
+    return group is None or group in groups
 
 
 def is_failure(error: BaseException | None) -> bool:
@@ -143,12 +150,13 @@ def _all_end() -> bool:
     end = time.monotonic() + GATHER_S
     try:
         num_there = store.add("ridgeline/at its end", 1)
-        while num_there < dist.get_world_size() and time.monotonic() < end:
+        num_all = dist.get_world_size(group=dist.group.WORLD)
+        while num_there < num_all and time.monotonic() < end:
             time.sleep(_POLL_S)
             num_there = store.add("ridgeline/at its end", 0)
     except RuntimeError:  # the worker that keeps the store is gone
         return False
-    return num_there >= dist.get_world_size()
+    return num_there >= num_all
 
 
 def _end_at_once(*, within_s: int = ABORT_S) -> None:

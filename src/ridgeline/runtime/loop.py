@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ridgeline.errors import CheckpointError, NonFiniteError
 from ridgeline.history import History
@@ -24,6 +24,7 @@ from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.evaluate import evaluate
 from ridgeline.runtime.feeding import Handover, feed
 from ridgeline.runtime.journal import Journal
+from ridgeline.runtime.layout.ownership import writes_checkpoint
 from ridgeline.runtime.non_finite import explain
 from ridgeline.runtime.progress import Progress
 from ridgeline.runtime.readings import LossReader, Window
@@ -129,7 +130,7 @@ class _Run:
         self.box = BlackBox(run_dir / "blackbox" / f"rank-{world.rank}.bin")
         self._stack.callback(self.box.close)
         self.saver: Saver | None = None
-        if world.rank == 0:
+        if writes_checkpoint(world):
             engine = self._stack.enter_context(Engine())
             self.saver = Saver(self.directory, engine, keep=KEEP_CHECKPOINTS)
 
@@ -146,8 +147,7 @@ class _Run:
             scheduler=scheduler,
             total_steps=self.journal.total_steps,
         )
-        if resume:
-            self._take_up()
+        remembered = self._take_up() if resume else {}
         self.step = TrainStep(
             model,
             self.task.loss_fn,
@@ -155,21 +155,25 @@ class _Run:
             self.plan,
             clip_norm=self.task.clip_norm,
             device=self.world.device.type,
+            process_group=self.world.process_group,
             name=self.task.name,
         )
         self._stack.callback(self.step.close)
+        if self.step.synchronizer is not None and remembered:
+            self.step.synchronizer.load_state_dict(remembered)
         self.round = Round(self.step, self.reader, self.box, scheduler)
 
-    def _take_up(self) -> None:
-        """Go on from the newest whole checkpoint, if there is any."""
+    def _take_up(self) -> dict[str, Tensor]:
+        """Go on from the newest whole checkpoint, if there is any; what the synchronizer is to remember."""
         resumed = training_state.load(self.directory, self.trained, self.identity, self.world)
         if resumed is None:
-            return
+            return {}
         self.journal.take_up(resumed.course)
         if self.saver is not None and resumed.found is not None:
             self.saver.take_up(resumed.found.path, resumed.found.skipped)
             for line in resumed.found.lines:
                 self.say(line)
+        return resumed.remembered
 
     def train_epoch(self) -> None:
         """Train to the end of the current epoch, evaluate, and save."""
@@ -211,7 +215,13 @@ class _Run:
             self._stop_non_finite(self.journal.step, math.nan, of="parameters")
         self.box.frame("checkpoint")
         training_state.save(
-            self.saver, self.trained, self.journal.course(), self.identity, self.plan, self.world
+            self.saver,
+            self.trained,
+            self.journal.course(),
+            self.identity,
+            self.plan,
+            self.world,
+            self.step.synchronizer,
         )
 
     def settle(self, *, wait: bool) -> None:
@@ -287,7 +297,8 @@ class _Run:
                 device=self.world.device,
             )
         texts = gather_bytes(text.encode(), self.world)
-        rank, cause = next((r, t.decode()) for r, t in enumerate(texts) if t)
+        told = zip(self.world.ranks(), texts, strict=True)
+        rank, cause = next((r, t.decode()) for r, t in told if t)
         raise NonFiniteError(
             f"wanted finite {of}, got NaN or infinity at step {step} (epoch {epoch}) on rank {rank}: "
             f"{cause}. Last good checkpoint: {last_good or 'none'}; lower the learning rate, clip the "

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.runtime.arrangement import NUM_SIGNALS
-from ridgeline.runtime.buckets import Bucket
-from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.same_state import check_same_state, content_bits
+from ridgeline.runtime.sync.arrangement import NUM_SIGNALS
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.world import World
 
 MOST_APART = 64

@@ -42,7 +42,7 @@ class Start:
     """Where all runs begin, and what is there again in the end."""
 
     def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
-        self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn)
+        self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
         spared = (*self._snapshot.tensors(), *inputs)
         self._outside = Undo(body.model, body.loss_fn, spared=spared)
         self._optimizer = Undo(body.optimizer, spared=spared)
@@ -70,8 +70,14 @@ class Start:
 
     def written(self) -> dict[str, Written]:
         """What a step wrote besides what it trains: buffers, other networks, tensors in the loss's reach."""
-        changes = (*self._snapshot.untrained_changes(), *self._outside.value_changes())
-        return {what: Written(old, now.detach().clone()) for what, old, now in changes}
+        return {
+            what: Written(old, now.detach().clone(), is_shown)
+            for is_shown, changes in (
+                (False, self._snapshot.untrained_changes()),
+                (True, self._outside.value_changes()),
+            )
+            for what, old, now in changes
+        }
 
 
 class PerturbedRuns(NamedTuple):

@@ -68,6 +68,7 @@ def try_plan(
             plan,
             clip_norm=task.clip_norm,
             device=world.device.type,
+            process_group=world.process_group,
             name=task.name,
             forms=CompiledForms(compile_limit_s),
         ) as step:

@@ -30,8 +30,8 @@ WINDOW_S = 0.1
 class Window(Value, frozen=True, kw_only=True):
     """Losses of consecutive steps from `first_step` on (counted from 1 over the whole run).
 
-    `means` are over the workers and equal on all of them; `mine` are this worker's. `num_stops` is the
-    number of workers that asked to stop.
+    `means` are over the workers along the data axis, and equal on all of them; `mine` are this worker's.
+    `num_stops` is the number of workers that asked to stop.
     """
 
     first_step: int
@@ -130,7 +130,7 @@ class LossReader:
             both[:, :count] = self._on_gpu[:count]
             for place, value in enumerate(ends, count):
                 both[0, place] = value  # a fill: a copy from the host would wait for the device
-        sum_over_workers(both[0], self._world)
+        sum_over_workers(both[0], self._world, "data")
         event = None
         if self._on_device:
             host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True, device="cpu")
@@ -157,7 +157,7 @@ class LossReader:
         return [
             Window(
                 first_step=first_step,
-                means=tuple(total / self._world.size for total in sums[:count]),
+                means=tuple(total / self._world.axis_size("data") for total in sums[:count]),
                 mine=tuple(mine[:count]),
                 num_stops=round(sums[count]),
             )

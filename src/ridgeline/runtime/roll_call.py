@@ -46,7 +46,7 @@ _BATCHES = (
 
 
 def absent(
-    mine: Row, rows: Mapping[int, Row], size: int, silent: Mapping[int, str]
+    mine: Row, rows: Mapping[int, Row], ranks: Collection[int], silent: Mapping[int, str]
 ) -> list[Absence]:
     """The workers for which `mine` waits, in order; empty where all stand where it stands.
 
@@ -56,10 +56,10 @@ def absent(
     Args:
         mine: Of the worker that asks.
         rows: The last word of each worker, by rank.
-        size: Number of workers.
+        ranks: Of all workers that train together, `mine` too.
         silent: Ranks that give no answer any more, and how that shows.
     """
-    others = [rank for rank in range(size) if rank != mine.rank]
+    others = [rank for rank in ranks if rank != mine.rank]
     raised = [r for r in others if r in rows and rows[r].has_raised]
     if raised:
         return [_absence(rank, rows[rank], "") for rank in raised]

@@ -6,14 +6,17 @@ from torch import nn
 
 from ridgeline.errors import WorkloadError
 from ridgeline.runtime.agree import gather_bytes
+from ridgeline.runtime.layout.ownership import replicated_axes
 from ridgeline.runtime.world import World
 
 
 def check_same_model(model: nn.Module, world: World) -> None:
     """Every worker must have the same parameters (names, shapes, strides, dtypes, trainability) and buffers.
 
+    Those along an axis on which the model is replicated are compared; see `layout.ownership`.
+
     Raises:
-        WorkloadError: on all workers, naming those that differ from worker 0.
+        WorkloadError: on all workers, naming those that differ from the first one.
 
     Cost: Two small all-gathers.
     """
@@ -22,11 +25,14 @@ def check_same_model(model: nn.Module, world: World) -> None:
         for n, p in model.named_parameters()
     ]
     entries += [(n, tuple(b.shape), (), str(b.dtype), False) for n, b in model.named_buffers()]
-    digests = gather_bytes(hashlib.sha256(repr(entries).encode()).digest(), world)
-    others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
-    if others:
-        raise WorkloadError(
-            f"wanted the same model on all {world.size} workers, got other parameters or buffers on rank "
-            f"{', '.join(others)} than on rank 0 (here {len(entries)} tensors); build the same model on "
-            "every worker"
-        )
+    digest = hashlib.sha256(repr(entries).encode()).digest()
+    for axis in replicated_axes(world):
+        ranks = world.ranks(axis)
+        digests = gather_bytes(digest, world, axis)
+        others = [r for r, other in zip(ranks, digests, strict=True) if other != digests[0]]
+        if others:
+            raise WorkloadError(
+                f"wanted the same model on all {len(ranks)} workers, got other parameters or buffers on rank "
+                f"{', '.join(map(str, others))} than on rank {ranks[0]} (here {len(entries)} tensors); build "
+                "the same model on every worker"
+            )

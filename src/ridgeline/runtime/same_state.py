@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
 from ridgeline.runtime.agree import gather_bytes
+from ridgeline.runtime.layout.ownership import replicated_axes
+from ridgeline.runtime.mesh import Axis
 from ridgeline.runtime.roll_call import ranks_text
 from ridgeline.runtime.world import World
 
@@ -62,44 +64,50 @@ def check_same_state(
     told += [(name, f"{value:016x}") for (name, _), value in zip(tensors, sums, strict=True)]
     order = {name: place for place, (name, _) in enumerate(found)}
     mine = dict(sorted(told, key=lambda pair: order[pair[0]]))
+    for axis in replicated_axes(world):
+        _compare(mine, world, axis, when)
+
+
+def _compare(mine: dict[str, str], world: World, axis: Axis, when: str) -> None:
+    """Compare entries by name with those of the workers along an axis."""
     digest = hashlib.sha256(repr(mine).encode()).digest()
-    if len(set(gather_bytes(digest, world))) == 1:
+    if len(set(gather_bytes(digest, world, axis))) == 1:
         return
-    everyone = [
-        msgspec.json.decode(data, type=dict[str, str])
-        for data in gather_bytes(msgspec.json.encode(mine), world)
-    ]
+    gathered = gather_bytes(msgspec.json.encode(mine), world, axis)
+    everyone = [msgspec.json.decode(data, type=dict[str, str]) for data in gathered]
+    found = difference(dict(zip(world.ranks(axis), everyone, strict=True)))
     raise WorkloadError(
-        f"wanted the same state on all {world.size} workers {when}, got {difference(everyone)}; load a "
+        f"wanted the same state on all {len(everyone)} workers {when}, got {found}; load a "
         "checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
     )
 
 
-def difference(everyone: Sequence[dict[str, str]]) -> str:
+def difference(everyone: Mapping[int, dict[str, str]]) -> str:
     """The first entry in which workers differ, in words, and how many do.
 
     Args:
-        everyone: By rank, entries by name; tensors as checksums.
+        everyone: By rank, the first worker first, entries by name; tensors as checksums.
     """
-    names = list(dict.fromkeys(name for entries in everyone for name in entries))
-    differing = [n for n in names if len({entries.get(n) for entries in everyone}) > 1]
+    names = list(dict.fromkeys(name for entries in everyone.values() for name in entries))
+    differing = [n for n in names if len({entries.get(n) for entries in everyone.values()}) > 1]
     first = differing[0]
     values: dict[str | None, list[int]] = {}
-    for rank, entries in enumerate(everyone):
+    for rank, entries in everyone.items():
         values.setdefault(entries.get(first), []).append(rank)
-    mine, others = everyone[0].get(first), [r for v, ranks in values.items() for r in ranks]
-    others = sorted(r for r in others if everyone[r].get(first) != mine)
+    root = next(iter(everyone))
+    mine = everyone[root].get(first)
+    others = [rank for rank, entries in everyone.items() if entries.get(first) != mine]
     if first.startswith("setting "):
         parts = [
             f"{v or 'nothing'} on {ranks_text(ranks)}" for v, ranks in list(values.items())[:4]
         ]
         text = f"the {first} as {', '.join(parts)}"
     elif mine is None:
-        text = f"{first} on {ranks_text(others)} and none on rank 0"
+        text = f"{first} on {ranks_text(others)} and none on rank {root}"
     elif set(values) == {mine, None}:
-        text = f"{first} on rank 0 and none on {ranks_text(others)}"
+        text = f"{first} on rank {root} and none on {ranks_text(others)}"
     else:
-        text = f"another {first} on {ranks_text(others)} than on rank 0"
+        text = f"another {first} on {ranks_text(others)} than on rank {root}"
     return f"{text} ({len(differing)} of {len(names)} tensors and settings differ)"
 
 

@@ -17,6 +17,7 @@ from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import ValueChange, has_changed
 from ridgeline.runtime.copies import overlaps
 from ridgeline.runtime.random_state import HostGenerators
+from ridgeline.runtime.sync.synchronizer import Synchronizer
 
 Name = tuple[int, str]
 """The number of a network, the model first, and a path in it."""
@@ -29,6 +30,7 @@ class Snapshot:
         model: Gradients of what the optimizer holds become None when it is put back.
         optimizer: Made from the model's parameters.
         loss_fn: Other networks that it can get at (a teacher, say) are copied too, with their gradients.
+        synchronizer: What it remembers from step to step is copied.
 
     Raises:
         CaptureError: a network that the loss function reads has parameters without shapes yet.
@@ -41,7 +43,10 @@ class Snapshot:
         model: nn.Module,
         optimizer: Optimizer,
         loss_fn: Callable[..., Any] | None = None,
+        synchronizer: Synchronizer | None = None,
     ) -> None:
+        self._synchronizer = synchronizer
+        self._remembered = {} if synchronizer is None else _copy(synchronizer.state_dict())
         others = () if loss_fn is None else _networks(loss_fn)
         self._networks = (model, *(other for other in others if other is not model))
         self._optimizer = optimizer
@@ -95,6 +100,8 @@ class Snapshot:
             for parameter, saved in self._gradients:
                 parameter.grad = _put_back({"": parameter.grad}, {"": saved})[""]
         self._optimizer.zero_grad(set_to_none=True)
+        if self._synchronizer is not None:
+            self._synchronizer.load_state_dict(self._remembered)
         torch.set_rng_state(self._cpu_rng)
         if self._cuda_rng is not None:
             torch.cuda.set_rng_state(self._cuda_rng)

@@ -6,12 +6,14 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
@@ -26,21 +28,25 @@ from ridgeline.runtime.checked import CheckedRunner
 from ridgeline.runtime.clocks import DeviceClock, HostClock
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.lanes import WorkLane
+from ridgeline.runtime.engine.lanes import Finish, LaneRunner, WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.gaps import TALLY
 from ridgeline.runtime.hybrid.compiling import CompiledForms
+from ridgeline.runtime.layout.apply import apply_layout
+from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.reducer import Reducer
 from ridgeline.runtime.requirements import (
     check_calls,
     check_clip_norm,
     check_optimizer,
     check_supported,
 )
-from ridgeline.runtime.same_model import check_same_model
+from ridgeline.runtime.sync.loading import make_transport
+from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.synchronizer import Synchronizer
+from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
@@ -80,7 +86,8 @@ class TrainStep(Closing):
     """One training step of `model` under a plan: `loss = step(batch)`.
 
     Under `torchrun` every worker runs the same script; the step joins the process group, takes worker
-    0's initial parameters and buffers, and averages gradients. Alone it trains on one device. The model
+    0's initial parameters and buffers, and averages gradients. With a mesh or a process group those in it do
+    so among themselves, whatever the others train. Alone it trains on one device. The model
     is moved to the worker's device; the optimizer must have been made from its parameters before.
 
     Args:
@@ -95,16 +102,20 @@ class TrainStep(Closing):
             inside a process group.
         name: Title of timelines.
         forms: What other steps with this model and loss function have compiled; None compiles anew.
+        mesh: Train over its data axis only; see `given_group`.
+        process_group: Train over its workers only; not with a mesh or a world.
 
     Attributes:
         plan: The plan in force.
         world: This worker's place.
         recorder: The spans of the last steps.
         notes: What could not be done as planned, each with its reason.
+        synchronizer: What makes the workers' gradients one; its state belongs into checkpoints. None for a
+            worker alone.
 
     Raises:
-        PlanError: the plan asks for what this release or this world does not offer, or `clip_norm` is no
-            finite number above 0.
+        PlanError: the plan asks for what this release or this world does not offer, `clip_norm` is no
+            finite number above 0, or the mesh or group cannot be trained over.
         WorkloadError: there are several workers, and the optimizer has parameters that are not the model's.
     """
 
@@ -121,10 +132,16 @@ class TrainStep(Closing):
         world: World | None = None,
         name: str = "step",
         forms: CompiledForms | None = None,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         self._threads_before = torch.get_num_threads()
-        self.world = world or World.join(threads=self.plan.threads, device=device)
+        if world is not None and (mesh is not None or process_group is not None):
+            raise PlanError("wanted a world, a mesh or a process group, got two of them; give one")
+        self.world = world or World.join(
+            self.plan.threads, device, mesh=mesh, process_group=process_group
+        )
         check_supported(self.plan, self.world)
         check_optimizer(optimizer)
         check_calls(optimizer, self.plan)
@@ -145,23 +162,24 @@ class TrainStep(Closing):
         self.recorder = Recorder(DeviceClock() if on_device else HostClock())
         self._attendance = attendance.of(self.world)
         self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
-        self._engine = self._make_engine()
-        self._reducer = self._make_reducer(order)
+        apply_layout(self.model, self.plan.layout, self.world)
+        self._engine: Engine | None = None
+        self.synchronizer: Synchronizer | None = None
         self._writes: OutsideWrites | None = None
         self._watching_ns = 0
-        if self._reducer is not None:
-            self._reducer.check_covers(optimizer.param_groups)
-            self._writes = OutsideWrites(self.model, optimizer, self._reducer, self.world)
+        if self.world.size > 1:
+            self._join_others(order)
         self._body = StepBody(
             self.model,
             loss_fn,
             optimizer,
             self.plan,
-            self._reducer,
+            self.synchronizer,
             clip_norm=clip_norm,
             device=self.world.device,
             notes=self.notes,
             forms=forms,
+            parted=parted_groups(self.world),
         )
         if self.plan.precision == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -275,8 +293,8 @@ class TrainStep(Closing):
             self._attendance.closed(self._enrolled)
         self._is_closed = True
         self._runner.close()
-        if self._reducer is not None:
-            self._reducer.close()
+        if self.synchronizer is not None:
+            self.synchronizer.close()
         if self._engine is not None:
             self._engine.close()
         if self._channels_last is not None:
@@ -303,48 +321,29 @@ class TrainStep(Closing):
             return CheckedRunner(self._body, self.recorder, self.world, self.notes)
         return EagerRunner(self._body, self.recorder)
 
-    def _make_engine(self) -> Engine | None:
-        if self.world.size == 1:
-            return None
-        if self.world.device.type == "cuda":
-            stream = torch.cuda.Stream(priority=-1)
-            return Engine(lanes={"communication": lambda finish: StreamLane(finish, stream)})
-        return Engine(lanes={"communication": WorkLane})
-
-    def _make_reducer(self, order: tuple[str, ...] | None) -> Reducer | None:
-        if self._engine is None:
-            return None
-        check_same_model(self.model, self.world)
-        buffers = FlatBuffers(self.model)
-        take_initial_state(self.model, buffers, self.world)
-        return Reducer(
+    def _join_others(self, order: tuple[str, ...] | None) -> None:
+        """Make what exchanges gradients with the other workers."""
+        transport = make_transport(self.plan.sync, self.world)
+        self._engine = Engine(lanes=self._lanes_for(transport))
+        reducer = Reducer(
             list(self.model.named_parameters()),
-            buffers,
+            FlatBuffers(self.model),
             world=self.world,
             engine=self._engine,
-            bucket_bytes=self.plan.sync.bucket_bytes,
+            sync=self.plan.sync,
+            transport=transport,
             order=order,
         )
+        self.synchronizer = reducer
+        reducer.check_covers(self.optimizer.param_groups)
+        self._writes = OutsideWrites(self.model, self.optimizer, reducer, self.world)
 
-
-def take_initial_state(model: nn.Module, buffers: FlatBuffers, world: World) -> None:
-    """Parameters and buffers of worker 0, to all, whatever their strides.
-
-    Cost: One broadcast a parameter, and one for the buffers.
-    """
-    with torch.no_grad(), attendance.meeting("the broadcast of the initial parameters", world):
-        for parameter in model.parameters():
-            carrier = parameter.detach().contiguous()
-            dist.broadcast(carrier, src=0)
-            if carrier.data_ptr() != parameter.data_ptr():
-                parameter.copy_(carrier)
-    if not world.rank:
-        buffers.pack()
-    with attendance.meeting("the broadcast of the initial buffers", world):
-        for flat in buffers.flats:
-            dist.broadcast(flat, src=0)
-    if world.rank:
-        buffers.unpack()
+    def _lanes_for(self, transport: Transport) -> dict[str, Callable[[Finish], LaneRunner]]:
+        """Where exchanges run: on a stream; started here and awaited; or in a thread, if they block."""
+        if self.world.device.type == "cuda":
+            stream = torch.cuda.Stream(priority=-1)
+            return {"communication": lambda finish: StreamLane(finish, stream)}
+        return {} if transport.blocks else {"communication": WorkLane}
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:

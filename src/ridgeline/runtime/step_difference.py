@@ -31,10 +31,15 @@ RESOLUTION = 1e-6
 
 
 class Written(NamedTuple):
-    """A tensor that no optimizer trains, before and after a step that changed it."""
+    """A tensor that no optimizer trains, before and after a step that changed it.
+
+    `is_shown`: it is no module's. A replay writes where the step has shown something (an activation, say) or
+    left a gradient, and a step as written shows another tensor.
+    """
 
     before: Tensor
     now: Tensor
+    is_shown: bool = False
 
 
 class Outcome(NamedTuple):
@@ -163,9 +168,13 @@ def difference(
 
 
 def written_apart(wanted: Outcome, got: Outcome) -> dict[str, float]:
-    """The gap over the change of each tensor that a step wrote besides; NaN equals NaN."""
+    """The gap over the change of each tensor that a step wrote besides; NaN equals NaN.
+
+    What is no module's counts where the reference wrote it.
+    """
     found = {}
-    for name in {**wanted.written, **got.written}:
+    names = [name for name, one in got.written.items() if not one.is_shown]
+    for name in dict.fromkeys((*wanted.written, *names)):
         before = (wanted.written.get(name) or got.written[name]).before
         values = [(o.written[name].now if name in o.written else before) for o in (wanted, got)]
         found[name] = _values_apart(before, *values)

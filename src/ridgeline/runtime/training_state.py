@@ -24,6 +24,8 @@ from ridgeline.runtime import checkpoint, random_state, resuming, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes, share_tensors
 from ridgeline.runtime.saver import Saver
 from ridgeline.runtime.state_tree import flatten, like_parameters, restore
+from ridgeline.runtime.sync.checkpointing import gathered, of_worker
+from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.world import World
 
 
@@ -68,10 +70,17 @@ class _Header(Value, frozen=True, kw_only=True):
 
 
 class Resumed(NamedTuple):
-    """How far the run had come, and on rank 0 what was found in its directory."""
+    """How far the run had come.
+
+    Attributes:
+        course: As it was saved.
+        found: On rank 0 what was found in the run's directory.
+        remembered: For this worker's synchronizer; nothing where the checkpoint is of other workers.
+    """
 
     course: Course
     found: resuming.Found | None
+    remembered: dict[str, Tensor]
 
 
 def save(
@@ -81,8 +90,11 @@ def save(
     identity: Identity,
     plan: Plan,
     world: World,
+    synchronizer: Synchronizer | None = None,
 ) -> None:
     """Stage the state of all workers and start writing it; `saver` is None but on rank 0.
+
+    Each worker's random state is saved, and what its synchronizer remembers.
 
     Raises:
         CheckpointError: some state is not plain, or the checkpoint before could not be written.
@@ -91,9 +103,9 @@ def save(
     """
     begun = time.perf_counter()
     random_states = gather_bytes(random_state.capture(world), world)
+    tensors = gathered(synchronizer, world)
     if saver is None:
         return
-    tensors: dict[str, Tensor] = {}
     state: dict[str, Any] = {
         "identity": msgspec.to_builtins(identity),
         "plan": msgspec.to_builtins(plan.settings),
@@ -166,7 +178,10 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
         random_state.apply(own.numpy().tobytes(), world)
     else:  # the checkpoint is of fewer workers
         random_state.seed_worker(identity.seed, world.rank, step=course.position.step)
-    return Resumed(course, found)
+    # What one of another number of workers remembers of its gradients fits none of these.
+    same_workers = f"random.{world.size - 1}" in tensors and f"random.{world.size}" not in tensors
+    remembered = of_worker(tensors, world.rank) if same_workers else {}
+    return Resumed(course, found, remembered)
 
 
 def _differing(one: Identity, other: Identity) -> str:

@@ -1,33 +1,52 @@
-"""`World`: which worker this process is, of how many, on which device.
+"""`World`: which worker this process is, of how many that train together, on which device.
 
 A script started by hand is a world of one. Started by `torchrun` (or by `ridgeline train`), the
-environment names rank and size, and joining initialises the process group over NCCL or gloo.
+environment names rank and size, and joining initialises the process group over NCCL or gloo. A script that
+has a mesh or a process group of some of its workers may name that: these alone train together then.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from ridgeline.errors import LaunchError, PlanError
 from ridgeline.host_memory import keep_freed_memory
 from ridgeline.machine import Setting
 from ridgeline.runtime import leaving
+from ridgeline.runtime.mesh import Axis, given_group, mesh_over
 
 
 @dataclass(frozen=True)
 class World:
-    """This worker's place: `rank` of `size` workers, `local_rank` on this host, its device."""
+    """This worker's place: `rank` of `size` workers, `local_rank` on this host, its device.
+
+    The workers are those that train together: where they are some of a job, `rank` is not the rank in the
+    job (see `ranks`).
+
+    Attributes:
+        mesh: The workers along named axes; None for a worker alone, outside of any process group.
+    """
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
+    mesh: DeviceMesh | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
-    def join(threads: int = 0, device: str | None = None) -> "World":
+    def join(
+        threads: int = 0,
+        device: str | None = None,
+        *,
+        mesh: DeviceMesh | None = None,
+        process_group: ProcessGroup | None = None,
+    ) -> "World":
         """Find this worker's place and join the process group if there is one to join.
 
         An already initialised process group is used as it is. A group initialised here is left at
@@ -36,37 +55,88 @@ class World:
 
         Args:
             threads: Threads for torch on the CPU; 0 leaves the number as it is.
-            device: `cpu` or `cuda`; None takes `cuda` where there is a GPU.
+            device: `cpu` or `cuda`; None takes the kind of the mesh, or `cuda` where there is a GPU.
+            mesh: Its workers along the data axis train together, and not all of the job; see `given_group`.
+            process_group: Likewise, its workers.
 
         Raises:
             LaunchError: `cuda` is wanted where there are fewer GPUs than local workers.
+            PlanError: the mesh or group cannot be trained over, or the mesh is of another device.
 
-        Cost: Blocks until all workers have joined.
+        Cost: Blocks until all workers have joined, where the group is initialised here.
         """
+        group = given_group(mesh, process_group)
+        if mesh is not None and device not in (None, mesh.device_type):
+            raise PlanError(
+                f"wanted device={mesh.device_type!r}, as the mesh has it, got device={device!r}; leave the "
+                "device out, or make the mesh for it"
+            )
         if threads:
             torch.set_num_threads(threads)
-        kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        wanted = device if mesh is None else mesh.device_type
+        kind = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        place = torch.device("cpu")
-        if kind == "cpu":
-            keep_freed_memory()
-        if kind == "cuda":
-            if local_rank >= torch.cuda.device_count():
-                raise LaunchError(
-                    f"wanted one GPU per worker, got {torch.cuda.device_count()} GPUs for local rank "
-                    f"{local_rank}; start at most {torch.cuda.device_count()} workers on this host"
-                )
-            place = torch.device("cuda", local_rank)
-            torch.cuda.set_device(place)
+        place = _device(kind, local_rank)
         if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             dist.init_process_group(
                 "nccl" if kind == "cuda" else "gloo",
                 device_id=place if kind == "cuda" else None,
             )
             leaving.own()
-        if not dist.is_initialized():
+        group = group or dist.group.WORLD
+        if group is None:
             return World(0, 1, local_rank, place)
-        return World(dist.get_rank(), dist.get_world_size(), local_rank, place)
+        over = mesh_over(group, "cuda" if kind == "cuda" else "cpu")
+        return World(
+            dist.get_rank(group=group), dist.get_world_size(group=group), local_rank, place, over
+        )
+
+    @cached_property
+    def process_group(self) -> ProcessGroup | None:
+        """The group of all that train together; None for a worker alone, outside of any process group."""
+        return None if self.mesh is None else self.mesh.get_group()
+
+    def group(self, axis: Axis | None = None) -> ProcessGroup:
+        """The group of those that train together, or of those among them along one axis with this worker.
+
+        A worker alone must not ask.
+
+        Args:
+            axis: None for all of them.
+        """
+        group = (
+            self.process_group if self.mesh is None or axis is None else self.mesh.get_group(axis)
+        )
+        assert group is not None, "a worker alone has no group"
+        return group
+
+    def axis_size(self, axis: Axis) -> int:
+        """Workers along an axis; 1 where the mesh does not have it."""
+        names = _names(self.mesh)
+        if self.mesh is None or axis not in names:
+            return self.size if axis == "data" else 1
+        return self.mesh.size(names.index(axis))
+
+    def axis_rank(self, axis: Axis) -> int:
+        """This worker's position along an axis; 0 where the mesh does not have it."""
+        if self.mesh is None or axis not in _names(self.mesh):
+            return self.rank if axis == "data" else 0
+        return self.mesh.get_local_rank(axis)
+
+    def ranks(self, axis: Axis | None = None) -> tuple[int, ...]:
+        """Ranks in the job, by position, of all that train together or of those along an axis.
+
+        Args:
+            axis: None for all of them.
+        """
+        if self.mesh is None:
+            return tuple(range(self.size))
+        part = self.mesh if axis is None or self.mesh.ndim == 1 else self.mesh[axis]
+        return tuple(part.mesh.flatten().tolist())
+
+    def root(self, axis: Axis | None = None) -> int:
+        """Rank in the job of the first of `ranks`."""
+        return self.ranks(axis)[0]
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
@@ -89,11 +159,12 @@ class World:
         Raises:
             PlanError: it has.
         """
-        if self.size > 1 and not dist.is_initialized():
+        group = self.process_group
+        if self.size > 1 and (group is None or not leaving.is_open(group)):
             raise PlanError(
                 f"wanted an open process group of {self.size} workers, got one that was destroyed (rank "
-                f"{self.rank}); train and choose before destroy_process_group(), or join a group and make a "
-                "new TrainStep"
+                f"{self.ranks()[self.rank]}); train and choose before destroy_process_group(), or join a "
+                "group and make a new TrainStep"
             )
 
     @staticmethod
@@ -113,3 +184,27 @@ class World:
     def leave() -> None:
         """Leave the process group, if any; safe to call twice. While an error is handled, abort it."""
         leaving.leave()
+
+
+def _device(kind: str, local_rank: int) -> torch.device:
+    """The device of a worker, made the current one if it is a GPU.
+
+    Raises:
+        LaunchError: there are fewer GPUs than local workers.
+    """
+    if kind == "cpu":
+        keep_freed_memory()
+    if kind != "cuda":
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise LaunchError(
+            f"wanted one GPU per worker, got {torch.cuda.device_count()} GPUs for local rank "
+            f"{local_rank}; start at most {torch.cuda.device_count()} workers on this host"
+        )
+    place = torch.device("cuda", local_rank)
+    torch.cuda.set_device(place)
+    return place
+
+
+def _names(mesh: DeviceMesh | None) -> tuple[str, ...]:
+    return () if mesh is None else mesh.mesh_dim_names or ()

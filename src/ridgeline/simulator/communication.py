@@ -6,7 +6,11 @@ from functools import partial
 from typing import NamedTuple
 
 from ridgeline.errors import MachineError
-from ridgeline.laws.collectives import CollectiveOperation, bus_bandwidth_factor
+from ridgeline.laws.collectives import (
+    AT_MOST,
+    CollectiveOperation,
+    bus_bandwidth_factor,
+)
 from ridgeline.laws.curves import Point, table_seconds
 from ridgeline.machine import Collective, Machine, Overlap, Setting
 from ridgeline.simulator.settings import nearest_setting
@@ -20,7 +24,9 @@ class CommunicationCost(NamedTuple):
     note: str
 
 
-class _Table(NamedTuple):
+class CostTable(NamedTuple):
+    """A measured size table, and how it is scaled to the workers that are asked for."""
+
     points: tuple[Point, ...]
     latency_s: float
     hop_ratio: float
@@ -53,16 +59,13 @@ def collective_seconds(
     return table_cost(find_table(machine, operation, setting), num_bytes)
 
 
-def find_table(machine: Machine, operation: CollectiveOperation, setting: Setting) -> _Table:
+def find_table(machine: Machine, operation: CollectiveOperation, setting: Setting) -> CostTable:
     """The size table to use, and how it must be scaled.
 
     Raises:
         MachineError: no such operation was measured.
     """
-    wanted: Sequence[CollectiveOperation] = (operation,)
-    if operation in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
-        wanted = (operation, "all_reduce")
-    for name in wanted:
+    for name in dict.fromkeys((operation, AT_MOST.get(operation, operation))):
         found = [
             entry
             for entry in machine.collectives
@@ -83,7 +86,7 @@ def find_table(machine: Machine, operation: CollectiveOperation, setting: Settin
     )
 
 
-def table_cost(table: _Table, num_bytes: float) -> CommunicationCost:
+def table_cost(table: CostTable, num_bytes: float) -> CommunicationCost:
     """Seconds for `num_bytes` by a table from `find_table`."""
     seconds = table_seconds(table.points, num_bytes)
     if table.factor_ratio != 1.0 or table.hop_ratio != 1.0:
@@ -92,14 +95,14 @@ def table_cost(table: _Table, num_bytes: float) -> CommunicationCost:
     return CommunicationCost(seconds, table.note)
 
 
-def _scaled(found: Sequence[Collective], setting: Setting) -> _Table:
+def _scaled(found: Sequence[Collective], setting: Setting) -> CostTable:
     same = [entry for entry in found if entry.setting.workers == setting.workers]
     if same:
         entry = min(same, key=lambda e: abs(e.setting.threads - setting.threads))
         note = ""
         if entry.setting.threads != setting.threads:
             note = f"{entry.operation} over {setting} assumed as measured over {entry.setting}"
-        return _Table(_points(entry), 0.0, 1.0, 1.0, note)
+        return CostTable(_points(entry), 0.0, 1.0, 1.0, note)
     entry = max(found, key=lambda e: e.setting.workers)
     measured, wanted = entry.setting.workers, setting.workers
     points = _points(entry)
@@ -110,7 +113,7 @@ def _scaled(found: Sequence[Collective], setting: Setting) -> _Table:
         f"{entry.operation} over {wanted} workers was not measured: assumed by the ring law from "
         f"{measured} workers"
     )
-    return _Table(points, ring_latency(points), (wanted - 1) / (measured - 1), factor, note)
+    return CostTable(points, ring_latency(points), (wanted - 1) / (measured - 1), factor, note)
 
 
 def ring_latency(points: Sequence[Point]) -> float:

@@ -95,7 +95,7 @@ def is_factory(op: Op) -> bool:
 
 def spec_bytes(spec: TensorSpec) -> int:
     """Bytes of the distinct elements of a tensor: a dimension of stride 0 counts once."""
-    return spec_elements(spec) * _element_bytes(spec.dtype)
+    return spec_elements(spec) * element_bytes(spec.dtype)
 
 
 def spec_elements(spec: TensorSpec) -> int:
@@ -105,7 +105,7 @@ def spec_elements(spec: TensorSpec) -> int:
     return prod(size for size, stride in zip(spec.shape, spec.stride, strict=True) if stride)
 
 
-def _element_bytes(dtype: str) -> int:
+def element_bytes(dtype: str) -> int:
     """Bytes of an element by the number in its dtype's name (`float32`: 4); 1 without one (`bool`)."""
     bits = re.search(r"\d+", dtype)
     return max(1, int(bits.group()) // 8) if bits else 1

@@ -9,7 +9,7 @@ A frame reads and writes variables and runs on one lane; frames on one lane run 
     broadcast_buffers  communication  buffers of worker 0 to all, as DistributedDataParallel keeps them
     backward/0 ... K-1 compute        until the last gradient of bucket k is in its bucket
     backward/K         compute        what is left of backward after the last bucket closed
-    all_reduce/k       communication  mean of bucket k over the workers
+    all_reduce/k       communication  mean of bucket k over the workers; named by the plan's algorithm
     wait               compute        exposed communication: computing is done, gradients are not
     optimizer          compute        clipping and the optimizer
 
@@ -19,9 +19,12 @@ program (`step-graph`, `packaged`) there is only `input` and
     step               compute        forward, backward and optimizer of all micro-batches
 """
 
+from collections.abc import Sequence
+
 from ridgeline.codec import Value
 from ridgeline.execution import MODES, check_alone
-from ridgeline.plan import Execution
+from ridgeline.plan import Execution, Sync
+from ridgeline.synchronisation import frame_names
 from ridgeline.timeline import Lane
 
 WHOLE_STEP = "step"
@@ -44,6 +47,7 @@ def step_frames(
     accumulate: int = 1,
     has_buffers: bool = False,
     execution: Execution = "eager",
+    sync: Sync | None = None,
 ) -> tuple[Frame, ...]:
     """The frames of one step in the order in which the host issues them.
 
@@ -53,6 +57,7 @@ def step_frames(
         accumulate: Micro-batches per step.
         has_buffers: Whether the model has buffers that must follow worker 0.
         execution: How the step runs; one program is one frame.
+        sync: Names the frames of the buckets; None takes the default.
 
     Raises:
         PlanError: several workers, and a step that is one program.
@@ -92,17 +97,17 @@ def step_frames(
             Frame(name="optimizer", lane="compute", reads=("gradients",), writes=("parameters",))
         )
         return tuple(frames)
-    frames += _synchronised(num_buckets, has_buffers=has_buffers)
+    frames += _synchronised(frame_names(sync or Sync(), num_buckets), has_buffers=has_buffers)
     return tuple(frames)
 
 
-def _synchronised(num_buckets: int, *, has_buffers: bool) -> list[Frame]:
+def _synchronised(names: Sequence[str], *, has_buffers: bool) -> list[Frame]:
     """What follows forward on one of several workers: backward beside the collectives, and the optimizer."""
     frames: list[Frame] = []
-    buckets = tuple(f"bucket/{index}" for index in range(num_buckets))
+    buckets = tuple(f"bucket/{index}" for index in range(len(names)))
     if has_buffers:
         frames.append(Frame(name="broadcast_buffers", lane="communication", writes=("buffers",)))
-    for index, bucket in enumerate(buckets):
+    for index, (name, bucket) in enumerate(zip(names, buckets, strict=True)):
         frames.append(
             Frame(
                 name=f"backward/{index}",
@@ -111,10 +116,10 @@ def _synchronised(num_buckets: int, *, has_buffers: bool) -> list[Frame]:
                 writes=("gradients", bucket),
             )
         )
-        frames.append(Frame(name=f"all_reduce/{index}", lane="communication", writes=(bucket,)))
+        frames.append(Frame(name=name, lane="communication", writes=(bucket,)))
     frames.append(
         Frame(
-            name=f"backward/{num_buckets}",
+            name=f"backward/{len(names)}",
             lane="compute",
             reads=("activations",),
             writes=("gradients",),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
+from ridgeline.simulator.dataflow import element_bytes
+from ridgeline.synchronisation import state_bytes
 from ridgeline.workload import MemoryPoint, Workload
 
 USABLE_SHARE = 0.9
@@ -43,7 +45,16 @@ def peak_memory_bytes(workload: Workload, plan: Plan) -> int:
         ),
         default=0,
     )
-    return peak + persistent + largest
+    return peak + persistent + largest + _remembered_bytes(workload, plan)
+
+
+def _remembered_bytes(workload: Workload, plan: Plan) -> int:
+    """What the compression of several workers keeps from step to step."""
+    if plan.workers == 1:
+        return 0
+    trainable = [p for p in workload.parameters if p.is_trainable]
+    sizes = [(p.num_bytes, element_bytes(p.dtype)) for p in trainable]
+    return sum(state_bytes(plan.sync, num_bytes // each, each) for num_bytes, each in sizes)
 
 
 def memory_capacity_bytes(machine: Machine, workload: Workload, plan: Plan) -> int:

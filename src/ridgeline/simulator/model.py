@@ -14,7 +14,7 @@ from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import MODES, check_plan
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
-from ridgeline.simulator.communication import find_table, overlap_slowdown, table_cost
+from ridgeline.simulator.communication import overlap_slowdown
 from ridgeline.simulator.compiled import price_execution
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.frames import WHOLE_STEP, Frame, step_frames
@@ -28,6 +28,11 @@ from ridgeline.simulator.pieces import (
     cut_workload,
 )
 from ridgeline.simulator.replaying import CALL_DISPATCHES, loading
+from ridgeline.simulator.synchronising import (
+    communication_seconds,
+    decoding_pieces,
+    encoding_pieces,
+)
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
@@ -98,26 +103,27 @@ def model_step(
     _check(workload, plan, setting)
     priced = price_execution(machine, workload, setting, plan, programs)
     cuts = cut_workload(workload, plan.sync.bucket_bytes) if plan.workers > 1 else ()
-    has_buffers = workload.buffer_bytes > 0
     frames = step_frames(
         workers=plan.workers,
         num_buckets=len(cuts),
         accumulate=plan.accumulate,
-        has_buffers=has_buffers,
+        has_buffers=workload.buffer_bytes > 0,
         execution=plan.execution,
+        sync=plan.sync,
     )
     notes = [*_untraced(workload, plan), *priced.notes]
     pieces = _held(machine, plan, setting, priced, cuts)
-    if plan.workers > 1:
-        buffers = buffer_pieces(machine, setting, workload.buffer_bytes)
-        pieces["backward/0"] = (*buffers, *pieces["backward/0"])
     if cuts and gradients_come_at_end(plan, setting):
         notes.append(GRADIENTS_AT_END)
     communication_s: dict[str, float] = {}
-    if plan.workers > 1:
-        communication_s = _communication(machine, workload, setting, cuts, has_buffers, notes)
     slowdown: dict[Lane, float] = {}
     if plan.workers > 1:
+        buffers = buffer_pieces(machine, setting, workload.buffer_bytes)
+        pieces["backward/0"] = (*buffers, *pieces["backward/0"])
+        communication_s, assumed = communication_seconds(
+            machine, plan, setting, cuts, workload.buffer_bytes
+        )
+        notes += assumed
         kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
         slowdown, note = overlap_slowdown(machine, setting, kernels_s)
         notes += [note] if note else []
@@ -192,7 +198,14 @@ def _held(
     pieces |= {"forward": forward, "optimizer": priced.optimizer}
     if plan.workers == 1:
         return pieces | {"backward": backward}
-    copies = [copy_pieces(machine, setting, cut, number) for number, cut in enumerate(cuts)]
+    pieces["optimizer"] = (*decoding_pieces(machine, plan, setting, cuts), *priced.optimizer)
+    copies = [
+        (
+            *copy_pieces(machine, setting, cut, number),
+            *encoding_pieces(machine, plan, setting, cut, number),
+        )
+        for number, cut in enumerate(cuts)
+    ]
     if gradients_come_at_end(plan, setting):
         return pieces | segments_at_end(backward, copies)
     return pieces | segments(backward, cuts, copies)
@@ -252,25 +265,3 @@ def _check(workload: Workload, plan: Plan, setting: Setting) -> None:
             f"wanted at least accumulate={plan.accumulate} samples in a worker's batch, got "
             f"{workload.samples} in {workload.name}; lower accumulate"
         )
-
-
-def _communication(
-    machine: Machine,
-    workload: Workload,
-    setting: Setting,
-    cuts: Sequence[BucketCut],
-    has_buffers: bool,
-    notes: list[str],
-) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    if cuts:
-        table = find_table(machine, "all_reduce", setting)
-        notes.append(table.note)
-        for number, cut in enumerate(cuts):
-            seconds[f"all_reduce/{number}"] = table_cost(table, cut.num_bytes).seconds
-    if has_buffers:
-        table = find_table(machine, "broadcast", setting)
-        notes.append(table.note)
-        seconds["broadcast_buffers"] = table_cost(table, workload.buffer_bytes).seconds
-    notes[:] = [note for note in notes if note]
-    return seconds

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Precision, cut_buckets
 from ridgeline.simulator.costs import Identity, Prices, prices
+from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.workload import Op, Parameter, Workload
 
 LAUNCH_DISPATCHES = 27
@@ -109,11 +110,15 @@ class PricedStep(NamedTuple):
 
 
 class BucketCut(NamedTuple):
-    """Gradients that travel together: bytes, the op after which they may, and (op, bytes) of each."""
+    """Gradients that travel together: bytes, the op after which they may, and (op, bytes) of each.
+
+    They are of one dtype, whose elements have `element_bytes`.
+    """
 
     num_bytes: int
     closing_op: int
     members: tuple[tuple[int, int], ...]
+    element_bytes: int
 
 
 def price_step(
@@ -216,7 +221,8 @@ def cut_workload(workload: Workload, bucket_bytes: Sequence[int]) -> tuple[Bucke
             for i in cut
         )
         reached = max(reached, *(op for op, _ in members))
-        cuts.append(BucketCut(sum(size for _, size in members), reached, members))
+        num_bytes = sum(size for _, size in members)
+        cuts.append(BucketCut(num_bytes, reached, members, element_bytes(gradients[cut[0]].dtype)))
     return tuple(cuts)
 
 
@@ -237,7 +243,7 @@ def copy_pieces(
         return ((cut.closing_op, _sending(list_, "bucket_copy", module, cut.num_bytes)),)
     dispatch_s = list_.dispatch("backward")
     return tuple(
-        (op, _copy(list_, "bucket_copy", module, size)._replace(fixed_s=dispatch_s))
+        (op, memory_piece(list_, "bucket_copy", module, 2 * size)._replace(fixed_s=dispatch_s))
         for op, size in cut.members
     )
 
@@ -256,12 +262,16 @@ def buffer_pieces(machine: Machine, setting: Setting, num_bytes: int) -> tuple[P
 def _sending(list_: Prices, name: str, module: str, num_bytes: int) -> Piece:
     """One launch on a GPU that copies what is sent then, and what sending costs the host."""
     host_s = LAUNCH_DISPATCHES * list_.dispatch("forward")
-    return _copy(list_, name, module, num_bytes)._replace(host_s=host_s)
+    return memory_piece(list_, name, module, 2 * num_bytes)._replace(host_s=host_s)
 
 
-def _copy(list_: Prices, name: str, module: str, num_bytes: int) -> Piece:
-    """Reading and writing so many bytes."""
-    seconds = list_.copy_seconds(2 * num_bytes)
+def memory_piece(list_: Prices, name: str, module: str, num_bytes: int) -> Piece:
+    """What the runtime does that reads and writes so many bytes in all.
+
+    Raises:
+        MachineError: no ceiling in bytes per second was measured.
+    """
+    seconds = list_.copy_seconds(num_bytes)
     return Piece(
         name=name,
         module=module,
@@ -274,6 +284,6 @@ def _copy(list_: Prices, name: str, module: str, num_bytes: int) -> Piece:
         bound="memory",
         source="curve",
         flops=0,
-        num_bytes=2 * num_bytes,
+        num_bytes=num_bytes,
         has_kernel=True,
     )

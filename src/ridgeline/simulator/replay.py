@@ -4,9 +4,11 @@ If the clock gives back the recorded step, then its order and its overlap are ri
 with a prediction are the durations.
 """
 
+from ridgeline.plan import Sync
 from ridgeline.simulator.events import SimTask, run_tasks
 from ridgeline.simulator.frames import WHOLE_STEP, step_frames
 from ridgeline.simulator.schedule import contiguous
+from ridgeline.synchronisation import algorithm_of
 from ridgeline.timeline import Span, Timeline
 
 
@@ -22,13 +24,14 @@ def replay(timeline: Timeline) -> Timeline:
     Source: replay error as in Lumos (MLSys 2025), reported apart from the prediction error.
     """
     recorded = {span.name: span for span in timeline.frames}
-    num_buckets = sum(name.startswith("all_reduce/") for name in recorded)
+    algorithms = [entry for entry in map(algorithm_of, recorded) if entry is not None]
     frames = step_frames(
         workers=timeline.workers,
-        num_buckets=num_buckets,
+        num_buckets=len(algorithms),
         accumulate=1 + sum(name.startswith("micro/") for name in recorded),
         has_buffers="broadcast_buffers" in recorded,
         execution="step-graph" if WHOLE_STEP in recorded else "eager",
+        sync=Sync(algorithm=algorithms[0].name) if algorithms else None,
     )
     tasks = tuple(
         SimTask(

@@ -204,5 +204,5 @@ def _everywhere(is_fine: bool, subject: Subject) -> bool:
     if subject.world.size == 1:
         return is_fine
     figure = torch.tensor([float(is_fine)], device=subject.world.device)
-    dist.all_reduce(figure, op=dist.ReduceOp.MIN)
+    dist.all_reduce(figure, op=dist.ReduceOp.MIN, group=subject.world.group())
     return bool(figure.item())

@@ -38,7 +38,7 @@ def turn_of(step: Step, steps: int, world: World) -> Callable[[], float]:
     def turn() -> float:
         if world.size > 1:
             synchronize()
-            dist.barrier()
+            dist.barrier(group=world.group())
         return largest_of_workers(time_block(step, steps), world)
 
     return turn

@@ -100,13 +100,13 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     kind = torch.device(device).type
     optimizer = body.optimizer
     judged = (*optimizer_findings(optimizer), *_sparse_findings(body.model))
-    runs_whole = body.reducer is None and not judged
+    runs_whole = body.synchronizer is None and not judged
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     seen.ignores_torch_optimizers = kind != "cuda"
     seen.takes_sparse_gradients = bool(judged)
     recorder = Recorder(HostClock())
     recorder.listener = functools.partial(setattr, seen.lines, "phase")
-    before = Snapshot(body.model, optimizer, body.loss_fn)
+    before = Snapshot(body.model, optimizer, body.loss_fn, body.synchronizer)
     outside = Undo(body.model, body.loss_fn, optimizer, spared=before.tensors())
     try:
         with random_state_kept(), buffers_attached(body.model), body.as_written():

@@ -84,7 +84,7 @@ class StepGraphRunner:
         *,
         packaged: bool,
     ) -> None:
-        if body.reducer is not None or world.size > 1:
+        if body.synchronizer is not None or world.size > 1:
             raise PlanError(
                 f"wanted a worker alone for execution={body.plan.execution!r}, got workers={world.size}; its "
                 "one program has no room for the synchronisation of gradients: use 'compiled+graph' or "

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.errors import CaptureError
 from ridgeline.runtime import ready
-from ridgeline.runtime.buckets import Bucket, is_at
+from ridgeline.runtime.sync.buckets import Bucket, is_at
 
 
 class Departures:

@@ -1,16 +1,12 @@
 """The reducer: gradients averaged over workers while backward goes on.
 
 Gradients fill flat buckets in the order in which backward makes them ready. When a bucket is full its
-all-reduce starts at once on the communication lane; backward continues. Workers start buckets in the
-same order, whatever order their own gradients came in. The order is measured in the first step (on
-worker 0, whose order all take) and the buckets are cut again by it.
+exchange starts at once on the communication lane, by the plan's transport; backward continues. Workers start
+buckets in the same order, whatever order their own gradients came in. The order is measured in the first
+step (on worker 0, whose order all take) and the buckets are cut again by it.
 
 On GPUs a bucket leaves where its gradients are ready, which `departures` knows; and once the order is known,
 only the last gradient of a bucket is listened to, until one is not the last (see `hooks`).
-
-The mean is the sum rounded once more, and the sum never leaves the range of the mean: NCCL scales what it
-sums; over gloo the copy divides by the power of two that is no less than the number of workers, which is
-exact, and what that is too much is taken back by one division of the sum.
 """
 
 import time
@@ -21,23 +17,28 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 
-from ridgeline.errors import EngineError, PlanError, WorkloadError
+from ridgeline.errors import EngineError, WorkloadError
+from ridgeline.plan import Sync
 from ridgeline.runtime import attendance
-from ridgeline.runtime.arrangement import arrange, expected_order
-from ridgeline.runtime.buckets import Bucket
 from ridgeline.runtime.buffers import FlatBuffers
-from ridgeline.runtime.collectives import Collectives
-from ridgeline.runtime.departures import Departures, by_readiness
 from ridgeline.runtime.engine import Engine, Variable
-from ridgeline.runtime.hooks import GradientHooks, Sent, last_of_each
 from ridgeline.runtime.ready import Ready
 from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.sync.arrangement import arrange, expected_order
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.collectives import Collectives
+from ridgeline.runtime.sync.departures import Departures, by_readiness
+from ridgeline.runtime.sync.flags import SharedFlags
+from ridgeline.runtime.sync.hooks import GradientHooks, Sent, last_of_each
+from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.unused import UnusedParameters
 from ridgeline.runtime.world import World
 
 
 class Reducer:
-    """Averages the gradients of `parameters` over the world, overlapped with backward.
+    """Averages the gradients of `parameters` over the world, overlapped with backward; a `Synchronizer`.
 
     Use: `arm(recorder)` before the backward whose gradients are to be synchronised, `finish()` after it. Then
     every `parameter.grad` is the mean over the workers, or None where no worker used the parameter.
@@ -47,7 +48,8 @@ class Reducer:
         buffers: Buffers that follow worker 0.
         world: This worker's place; size at least 2.
         engine: Its `communication` lane runs the collectives.
-        bucket_bytes: Limits as in `cut_buckets`.
+        sync: How buckets are cut (see `cut_buckets`), and how their frames are called.
+        transport: Makes the mean of each.
         order: Names in the expected ready order; None: reverse order of registration.
         listens: To each gradient, or to the last one of every bucket; None: the latter on GPUs, where
             nothing is done for a gradient before its bucket is full.
@@ -63,7 +65,8 @@ class Reducer:
         *,
         world: World,
         engine: Engine,
-        bucket_bytes: Sequence[int],
+        sync: Sync,
+        transport: Transport,
         order: Sequence[str] | None = None,
         listens: Literal["each", "last"] | None = None,
     ) -> None:
@@ -73,17 +76,24 @@ class Reducer:
         self._buffers = buffers
         self._world = world
         self._engine = engine
-        self._bucket_bytes = tuple(bucket_bytes)
+        self._sync = sync
+        self._transport = transport
+        self._flags: SharedFlags | None = None
         self._on_device = world.device.type == "cuda"
         self._present = attendance.of(world)
-        self._collectives = Collectives(engine, on_device=self._on_device, present=self._present)
-        self._scale = 0.5 ** (world.size - 1).bit_length()
-        self._excess = world.size * self._scale  # above 1/2, and exact
+        self._group = world.group("data")
+        self._collectives = Collectives(
+            engine,
+            group=self._group,
+            on_device=self._on_device,
+            blocks=transport.blocks,
+            present=self._present,
+        )
         self._is_armed = False
         self._order_is_measured = False
         self._arrivals: list[tuple[Ready | None, int]] = []
         self._departures = Departures(world.device)
-        self._unused: dict[str, bool] = {}
+        self._unused = UnusedParameters(on_device=self._on_device)
         self._sent_versions: tuple[tuple[int, int], ...] = ()
         self._sent: list[Sent] = []
         self._is_regular = True
@@ -153,9 +163,10 @@ class Reducer:
             self._broadcast_buffers()  # recomputed activations wrote them again during backward
         self._recorder.mark("wait")
         for bucket in self.buckets:
-            self._wait(self._layout.all_reduce_names[bucket.index], self._done[bucket.index])
-            if not self._on_device and self._excess != 1.0:
-                bucket.flat.div_(self._excess)
+            self._wait(self._layout.exchange_names[bucket.index], self._done[bucket.index])
+            self._transport.settle(bucket)
+        if self._flags is not None:
+            self._flags.settle()
         if self._buffers.flats:
             self._wait("broadcast_buffers", self._buffers_done)
             if self._world.rank:
@@ -164,7 +175,7 @@ class Reducer:
         self._collectives.record()
         self.overhead_ns += self._collectives.overhead_ns
         for bucket, positions in missing.items():
-            self._settle_missing(self.buckets[bucket], positions)
+            self._unused.settle(self.buckets[bucket], positions)
         if not self._order_is_measured:
             self._measure_order()
 
@@ -176,9 +187,21 @@ class Reducer:
                 raise
             self._present.explain(name, error)
 
+    def after_step(self) -> None:
+        """Nothing is left to do."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the transport remembers from step to step."""
+        return self._transport.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Have the transport remember this."""
+        self._transport.load_state_dict(state)
+
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks, and close the transport."""
         self._hooks.close()
+        self._transport.close()
 
     def _listen_to_each(self) -> None:
         self._skips = False
@@ -233,7 +256,7 @@ class Reducer:
             return 0
         del gradient  # its memory is given back with the copying: a plain step gives it back, too
         begin = time.perf_counter_ns()
-        bucket.store(position, self._scale)
+        bucket.store(position, self._transport.scale)
         return time.perf_counter_ns() - begin
 
     def _launch_rest(self) -> dict[int, tuple[int, ...]]:
@@ -257,7 +280,7 @@ class Reducer:
 
     def _launch(self, bucket: Bucket, missing: Sequence[int]) -> None:
         self._next += 1
-        name = self._layout.all_reduce_names[bucket.index]
+        name = self._layout.exchange_names[bucket.index]
         is_last = self._next == len(self.buckets)
         with self._departures.from_where_ready(bucket, is_last=is_last):
             if self._on_device:
@@ -265,9 +288,19 @@ class Reducer:
             else:
                 bucket.raise_flags(missing)
             self._recorder.mark(self._layout.backward_names[bucket.index + 1])
-            self._collectives.all_reduce(name, bucket.flat, self._done[bucket.index])
+            exchange = partial(self._exchange, bucket, is_last=is_last)
+            self._collectives.run(name, exchange, self._done[bucket.index])
         if self._skips:
             self._sent.append(Sent(bucket))
+
+    def _exchange(self, bucket: Bucket, *, is_last: bool) -> "Future[Any] | None":
+        """Start the mean of a bucket; the flags of all go with the last."""
+        future = self._transport.reduce(bucket)
+        if not is_last or self._flags is None:
+            return future
+        told = self._flags.exchange(waits=not self._on_device)
+        started = [one for one in (future, told) if one is not None]
+        return torch.futures.collect_all(started) if started else None
 
     def _check_sent(self) -> None:
         """Where not every gradient is listened to, see that none came after its bucket was sent.
@@ -288,29 +321,6 @@ class Reducer:
             self._buffers.pack()
         self._collectives.broadcast("broadcast_buffers", self._buffers.flats, self._buffers_done)
         self._sent_versions = self._buffers.versions
-
-    def _settle_missing(self, bucket: Bucket, positions: Sequence[int]) -> None:
-        """Give parameters that only other workers used their mean; leave None what nobody used.
-
-        Cost: Reads the bucket's flags, which waits for the device. Inside a capture that is
-        impossible: there the answer of the last eager step holds, as everything else captured does.
-        """
-        capturing = self._on_device and torch.cuda.is_current_stream_capturing()
-        flags = None if capturing else bucket.flags.tolist()
-        for position in positions:
-            name = bucket.names[position]
-            if flags is not None:
-                self._unused[name] = flags[position] == 0
-            elif name not in self._unused:
-                raise PlanError(
-                    f"wanted a gradient for {name} in the captured step, as in the eager steps before, got "
-                    "none; the step uses different parameters from call to call, use execution='eager'"
-                )
-            parameter = bucket.parameters[position]
-            if self._unused[name]:
-                parameter.grad = None
-            else:
-                bucket.show(position)
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that all parameters of an optimizer are among those that are synchronised.
@@ -352,7 +362,7 @@ class Reducer:
         order = [*arrived, *(i for i in self._layout.order if i not in seen)]
         agreed = torch.tensor(order, dtype=torch.int64, device=self._world.device)
         with attendance.meeting("the broadcast of the order of gradients", self._world):
-            dist.broadcast(agreed, src=0)
+            dist.broadcast(agreed, group=self._group, group_src=0)
         order = [int(index) for index in agreed.tolist()]
         if order != list(self._layout.order):
             self._arrange(order)
@@ -363,10 +373,14 @@ class Reducer:
         self._layout = arrange(
             self._parameters,
             order,
-            self._bucket_bytes,
+            self._sync.bucket_bytes,
             workers=self._world.size,
             has_buffers=bool(self._buffers.flats),
+            sync=self._sync,
         )
+        self._transport.arranged(self.buckets)
+        if not self._transport.carries_flags:
+            self._flags = SharedFlags(self.buckets, self._group)
         self._done = [self._engine.variable(bucket.names[0]) for bucket in self.buckets]
         self._buffers_done = self._engine.variable("buffers")
         self._next = 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from ridgeline.runtime.attendance import Attendance
 from ridgeline.runtime.clocks import DeviceClock
@@ -20,7 +21,9 @@ class Collectives:
 
     Args:
         engine: Its `communication` lane runs them.
+        group: Of the workers that take part.
         on_device: NCCL on a stream, or gloo.
+        blocks: Whether tasks end, on the CPU, only when their transfers have.
         present: Told of each collective.
 
     Attributes:
@@ -28,11 +31,19 @@ class Collectives:
     """
 
     def __init__(
-        self, engine: Engine, *, on_device: bool, present: Attendance | None = None
+        self,
+        engine: Engine,
+        *,
+        group: dist.ProcessGroup,
+        on_device: bool,
+        blocks: bool = False,
+        present: Attendance | None = None,
     ) -> None:
         self._engine = engine
+        self._group = group
         self._present = present
         self._on_device = on_device
+        self._waits = blocks and not on_device
         self._tasks: list[Task] = []
         self._call_ns = 0
         self.overhead_ns = 0
@@ -43,9 +54,11 @@ class Collectives:
         self._tasks.clear()
         self.overhead_ns = 0
 
-    def all_reduce(self, name: str, flat: Tensor, variable: Variable) -> None:
-        """Sum `flat` over the workers in place, on GPUs divided by their number."""
-        self._push(name, partial(self._all_reduce, flat), variable)
+    def run(
+        self, name: str, exchange: "Callable[[], Future[Any] | None]", variable: Variable
+    ) -> None:
+        """Start an exchange that writes `variable`, in the frame of that name."""
+        self._push(name, exchange, variable)
 
     def broadcast(self, name: str, flats: Sequence[Tensor], variable: Variable) -> None:
         """Overwrite with what worker 0 has."""
@@ -74,23 +87,20 @@ class Collectives:
         is_stamped = isinstance(recorder.clock, DeviceClock) and recorder.current.is_sampled
         start = recorder.clock.stamp() if is_stamped else 0
         future = fn()
+        if self._waits and future is not None:
+            future = future.wait() and None
         if is_stamped:
             stop = recorder.clock.stamp()
             recorder.current.closed.append((name, "communication", start, stop))
         self._call_ns = time.perf_counter_ns() - begin
         return future
 
-    def _all_reduce(self, flat: Tensor) -> Any:
-        if self._on_device:
-            dist.all_reduce(flat, op=dist.ReduceOp.AVG)
-            return None
-        work = dist.all_reduce(flat, async_op=True)
-        return work.get_future() if work else None
-
     def _broadcast(self, flats: Sequence[Tensor]) -> Any:
         if self._on_device:
             for flat in flats:
-                dist.broadcast(flat, src=0)
+                dist.broadcast(flat, group=self._group, group_src=0)
             return None
-        works = [dist.broadcast(flat, src=0, async_op=True) for flat in flats]
+        works = [
+            dist.broadcast(flat, group=self._group, group_src=0, async_op=True) for flat in flats
+        ]
         return torch.futures.collect_all([work.get_future() for work in works if work])

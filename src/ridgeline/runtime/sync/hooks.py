@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ridgeline.runtime.buckets import Bucket
+from ridgeline.runtime.sync.buckets import Bucket
 
 
 class GradientHooks:

@@ -4,10 +4,11 @@ A gradient is copied into its place in the bucket right after backward made it (
 still in the cache) and `parameter.grad` becomes that place, a view. The optimizer thus reads the mean
 where the collective left it and nothing is copied back.
 
-The last elements of a bucket are *flags*, one a parameter, set to 1 when this worker has a gradient.
-They are summed with the rest: a parameter whose flag is 0 afterwards was used by nobody, and keeps
-`grad = None`, as in a plain step. A worker that used all of its parameters need not look. Behind them
-there is room for *signals*, by which workers tell each other what else they must know, without a collective.
+Behind the payload are *flags*, one a parameter, set to 1 when this worker has a gradient. They are no part
+of it, since a codec would corrupt them; with every exchange comes their sum. A parameter whose flag is 0
+afterwards was used by nobody, and keeps `grad = None`, as in a plain step. A worker that used all of its
+parameters need not look. Behind them there is room for *signals*, by which workers tell each other what else
+they must know, without a collective.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ class Bucket:
         index: Launch order.
         names: Parameter names.
         parameters: The parameters, in ready order.
-        flat: One tensor [elements of all views, padding, one flag a parameter, signals].
+        flat: One tensor, [payload, behind].
+        payload: [elements of all views, padding], of which the workers make the mean.
+        behind: [one flag a parameter, signals], of which they make the sum, or a multiple of it.
         signals: What the workers' signals amount to: their sum, scaled as gradients are when it is read.
         sent_signals: What this worker says in every coming step; written by whoever has something to say.
         views: The gradients' places in `flat`, each of its parameter's shape and strides.
@@ -52,9 +55,9 @@ class Bucket:
         self.flat = torch.zeros(
             end + num_flags + num_signals, dtype=first.dtype, device=first.device
         )
-        self._behind = self.flat[end:]
-        self.flags, self.signals = self._behind[:num_flags], self._behind[num_flags:]
-        self._said = torch.ones_like(self._behind)
+        self.payload, self.behind = self.flat[:end], self.flat[end:]
+        self.flags, self.signals = self.behind[:num_flags], self.behind[num_flags:]
+        self._said = torch.ones_like(self.behind)
         self.sent_signals = self._said[num_flags:]
         self.sent_signals.zero_()
         self.views = tuple(
@@ -98,7 +101,7 @@ class Bucket:
             )
             if arrived and (gradient := parameter.grad) is not None and not is_at(gradient, view)
         ]
-        gradients, views = zip(*pairs, (self._said, self._behind), strict=True)
+        gradients, views = zip(*pairs, (self._said, self.behind), strict=True)
         torch._foreach_copy_(list(views), list(gradients))
         for i in missing:
             self.flags[i].zero_()
@@ -115,7 +118,7 @@ class Bucket:
 
     def raise_flags(self, missing: Sequence[int]) -> None:
         """Say which gradients this worker has, and its signals."""
-        self._behind.copy_(self._said)
+        self.behind.copy_(self._said)
         for i in missing:
             self.flags[i].zero_()
 

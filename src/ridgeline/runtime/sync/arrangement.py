@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ridgeline.plan import cut_buckets
-from ridgeline.runtime.buckets import Bucket
+from ridgeline.plan import Sync, cut_buckets
+from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.simulator.frames import step_frames
+from ridgeline.synchronisation import is_bucket_frame
 
 Named = tuple[str, nn.Parameter]
 NUM_SIGNALS = 10
@@ -25,7 +26,7 @@ class Arrangement:
         places: Bucket, and position in it, by parameter.
         views: The gradient's place in its bucket, by parameter.
         backward_names: Frames of backward: until the first bucket leaves, and after each.
-        all_reduce_names: Frames of the collectives.
+        exchange_names: Frames in which the buckets are exchanged.
     """
 
     order: tuple[int, ...]
@@ -34,7 +35,7 @@ class Arrangement:
     places: Mapping[int, tuple[Bucket, int]]
     views: Mapping[int, Tensor]
     backward_names: tuple[str, ...]
-    all_reduce_names: tuple[str, ...]
+    exchange_names: tuple[str, ...]
 
 
 def arrange(
@@ -44,6 +45,7 @@ def arrange(
     *,
     workers: int,
     has_buffers: bool,
+    sync: Sync | None = None,
 ) -> Arrangement:
     """Cut buckets and allocate them.
 
@@ -53,6 +55,7 @@ def arrange(
         bucket_bytes: Limits as in `cut_buckets`.
         workers: At least 2.
         has_buffers: Whether buffers are sent too, which has a frame of its own.
+        sync: Names the frames of the buckets; None takes the default.
     """
     named = [parameters[index] for index in order]
     sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in named]
@@ -66,7 +69,7 @@ def arrange(
         for number, cut in enumerate(cuts)
         for position, place in enumerate(cut)
     }
-    frames = step_frames(workers=workers, num_buckets=len(cuts), has_buffers=has_buffers)
+    frames = step_frames(workers=workers, num_buckets=len(cuts), has_buffers=has_buffers, sync=sync)
     return Arrangement(
         order=tuple(order),
         buckets=buckets,
@@ -74,7 +77,7 @@ def arrange(
         places=places,
         views={index: bucket.views[at] for index, (bucket, at) in places.items()},
         backward_names=tuple(f.name for f in frames if f.name.startswith("backward/")),
-        all_reduce_names=tuple(f.name for f in frames if f.name.startswith("all_reduce/")),
+        exchange_names=tuple(f.name for f in frames if is_bucket_frame(f.name)),
     )
 
 

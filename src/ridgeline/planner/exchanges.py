@@ -1,0 +1,101 @@
+"""Which ways to exchange gradients are compared: algorithms and compressions that are offered and allowed."""
+
+import itertools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ridgeline.errors import PlanError
+from ridgeline.plan import Plan, Sync
+from ridgeline.synchronisation import (
+    ALGORITHMS,
+    COMPRESSIONS,
+    DEFAULT_ALGORITHM,
+    UNCOMPRESSED,
+    check_sync,
+    check_words,
+    offered,
+    offered_compressions,
+)
+
+PERMISSION = "compression"
+"""What `allow` names so that gradients may be sent with losses."""
+SEARCHED = ("algorithm", "compression")
+"""Fields of `Sync` that are searched; users may fix them."""
+GIVEN = ("options", "every")
+"""Fields of `Sync` that are never searched: they are as the user fixes them, or at their defaults."""
+
+
+def exchanges(
+    fixed: Mapping[str, Any], allow: Collection[str], device: str, workers: int
+) -> list[Sync]:
+    """Every way to exchange gradients worth simulating, the default before others; buckets are left open.
+
+    Algorithms are compared that are offered and exact, and compressions that are offered and exact, or
+    allowed. What the user fixed stands alone. Left out is what does not have the user's options, or takes
+    more workers; for a worker alone, who exchanges nothing, all but one.
+
+    Args:
+        fixed: Knobs that the user set; of these the fields of `Sync`.
+        allow: Changes of the maths that may be made.
+        device: `cpu` or `cuda`.
+        workers: Data-parallel workers.
+    """
+    found = [s for s in _named(fixed, allow, device) if not _refusal(s, workers, device)]
+    return found[:1] if workers == 1 else found
+
+
+def check_exchanges(
+    fixed: Mapping[str, Any], allow: Collection[str], device: str, workers: int
+) -> None:
+    """Refuse what the user fixed where it leaves no way to exchange gradients over so many workers.
+
+    Raises:
+        PlanError: why the first way is refused.
+    """
+    refusals = [_refusal(sync, workers, device) for sync in _named(fixed, allow, device)]
+    if all(refusals):
+        raise PlanError(refusals[0])
+
+
+def exchange_changes(plan: Plan) -> int:
+    """In how many ways gradients are exchanged other than by default, their buckets apart."""
+    sync = plan.sync
+    if plan.workers == 1:
+        return 0
+    return sum(
+        (
+            sync.algorithm != DEFAULT_ALGORITHM,
+            sync.compression != UNCOMPRESSED,
+            bool(sync.options),
+            sync.every > 1,
+        )
+    )
+
+
+def _named(fixed: Mapping[str, Any], allow: Collection[str], device: str) -> list[Sync]:
+    """Every combination of words, whether or not it runs."""
+    algorithms = [name for name in offered(device) if ALGORITHMS[name].is_exact]
+    compressions = [
+        name
+        for name in offered_compressions(device)
+        if COMPRESSIONS[name].is_exact or PERMISSION in allow
+    ]
+    if "algorithm" in fixed:
+        algorithms = [fixed["algorithm"]]
+    if "compression" in fixed:
+        compressions = [fixed["compression"]]
+    given = {name: fixed[name] for name in GIVEN if name in fixed}
+    return [
+        Sync(algorithm=algorithm, compression=compression, **given)
+        for algorithm, compression in itertools.product(algorithms, compressions)
+    ]
+
+
+def _refusal(sync: Sync, workers: int, device: str) -> str:
+    """Why a way to exchange gradients is not taken; empty where it is."""
+    try:
+        check_words(sync)
+        check_sync(sync, workers, device)
+    except PlanError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,69 @@
+"""Who holds what, asked of the mesh: one function for each question.
+
+Along the data axis all workers hold the same parameters; along every other axis each has a part of them.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from ridgeline.runtime.mesh import AXES, Axis
+from ridgeline.runtime.world import World
+
+_REPLICATED: tuple[Axis, ...] = ("data",)
+
+
+def replicated_axes(world: World) -> tuple[Axis, ...]:
+    """Axes of several workers along which all hold the same parameters, buffers and optimizer state."""
+    return tuple(axis for axis in _REPLICATED if world.axis_size(axis) > 1)
+
+
+def parted_groups(world: World) -> tuple[ProcessGroup, ...]:
+    """Groups of several workers, one for each axis along which parameters are parted."""
+    parted = [axis for axis in AXES if axis not in _REPLICATED and world.axis_size(axis) > 1]
+    return tuple(world.group(axis) for axis in parted)
+
+
+def writes_checkpoint(world: World) -> bool:
+    """Whether this worker writes its parts to checkpoints: of those that hold the same, the first does."""
+    return all(world.axis_rank(axis) == 0 for axis in _REPLICATED)
+
+
+def total_norm(gradients: Sequence[Tensor], parted: Sequence[ProcessGroup] = ()) -> Tensor:
+    """The Euclidean norm of all gradients of the model as one vector, 0-d.
+
+    Args:
+        gradients: Of this worker, averaged over those that hold the same parameters.
+        parted: Groups over which parameters are parted; see `parted_groups`.
+
+    Cost: Two passes over the gradients, and one small all-reduce a group; does not wait for a GPU.
+    """
+    norm = nn.utils.get_total_norm(gradients)
+    for group in parted:
+        squared = norm.square()
+        dist.all_reduce(squared, group=group)
+        norm = squared.sqrt()
+    return norm
+
+
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], max_norm: float, parted: Sequence[ProcessGroup] = ()
+) -> None:
+    """Scale gradients in place so that their total norm is `max_norm` at most.
+
+    Without `parted` this does what `torch.nn.utils.clip_grad_norm_` does.
+
+    Args:
+        parameters: Those without a gradient are passed over.
+        max_norm: Above 0.
+        parted: See `total_norm`.
+
+    Cost: See `total_norm`, and one pass more.
+    """
+    held = list(parameters)
+    with torch.no_grad():
+        norm = total_norm([p.grad for p in held if p.grad is not None], parted)
+        nn.utils.clip_grads_with_norm_(held, max_norm, norm)

@@ -1,0 +1,1 @@
+"""Gradient synchronisation: what carries buckets, what makes them smaller, and when it happens."""

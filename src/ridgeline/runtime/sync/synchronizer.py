@@ -1,0 +1,45 @@
+"""What the body of a step knows of other workers: a synchronizer, by five calls and its state."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ridgeline.runtime.recorder import Recorder
+
+
+class Synchronizer(Protocol):
+    """Makes what the workers train one: their gradients in each step, or their parameters now and then.
+
+    A step calls `arm`, backward, `finish`, the optimizer, `after_step`. All workers make the same calls.
+
+    Attributes:
+        overhead_ns: Host time spent in here since `arm`, without copies and collective calls.
+    """
+
+    overhead_ns: int
+
+    def arm(self, recorder: Recorder) -> None:
+        """The next backward is the last of a step; `recorder` is told of the frames."""
+
+    def finish(self) -> None:
+        """Backward is over: see to it that the optimizer finds the gradients that it is to take."""
+
+    def after_step(self) -> None:
+        """The optimizer has updated the parameters."""
+
+    def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """See that all parameters of an optimizer (its `param_groups`) are synchronised.
+
+        Raises:
+            WorkloadError: one is not, so that every worker would train it on its own.
+        """
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What this worker remembers from step to step, by name; the tensors themselves, not copies."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Remember this instead, written into the memory that is there."""
+
+    def close(self) -> None:
+        """Release hooks and memory."""

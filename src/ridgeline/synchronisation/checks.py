@@ -1,0 +1,126 @@
+"""What a plan may say of synchronisation, and what of that this release runs."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ridgeline.errors import PlanError
+from ridgeline.synchronisation.entries import Algorithm, Compression, Option
+from ridgeline.synchronisation.tables import (
+    ALGORITHMS,
+    COMPRESSIONS,
+    offered,
+    offered_compressions,
+    options_of,
+)
+
+if TYPE_CHECKING:
+    from ridgeline.plan import Sync
+
+EVERY = (1,)
+"""Steps between two synchronisations that this release runs."""
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+
+
+def check_words(sync: "Sync") -> None:
+    """Refuse words that are in no table, and options that those words do not have.
+
+    Raises:
+        PlanError: names the field, what it may be, and what it was.
+    """
+    for field, word, known in (
+        ("algorithm", sync.algorithm, tuple(ALGORITHMS)),
+        ("compression", sync.compression, tuple(COMPRESSIONS)),
+    ):
+        if word not in known:
+            raise PlanError(
+                f"wanted sync.{field} to be one of {_listed(known)}, got {word!r} in the plan; choose one of "
+                "those"
+            )
+    if not isinstance(sync.options, Mapping):
+        raise PlanError(
+            f"wanted sync.options as a dictionary, got {sync.options!r} in the plan; for example {{}}"
+        )
+    options = {option.name: option for option in options_of(sync)}
+    for name, value in sync.options.items():
+        if name not in options:
+            words = f"one of {_listed(tuple(options))}" if options else "empty"
+            raise PlanError(
+                f"wanted sync.options to be {words} with algorithm={sync.algorithm!r} and "
+                f"compression={sync.compression!r}, got {name!r} in the plan; leave it out"
+            )
+        _check_option(options[name], value)
+
+
+def _check_option(option: Option, value: object) -> None:
+    field = f"sync.options[{option.name!r}]"
+    numbers = (int, float) if option.kind is float else option.kind
+    # True is an int, which no option for a number means.
+    is_fit = isinstance(value, numbers) and (option.kind is bool or not isinstance(value, bool))
+    if not is_fit:
+        raise PlanError(
+            f"wanted {field} as {_KINDS[option.kind]}, got {value!r} in the plan; for example "
+            f"{option.default!r}"
+        )
+    if isinstance(value, int | float):
+        if option.least is not None and not value >= option.least:
+            raise _outside(field, f">= {option.least:g}", option, value)
+        if option.most is not None and not value <= option.most:
+            raise _outside(field, f"<= {option.most:g}", option, value)
+
+
+def _outside(field: str, range_: str, option: Option, value: object) -> PlanError:
+    return PlanError(
+        f"wanted {field} {range_}, got {value!r} in the plan; for example {option.default!r}"
+    )
+
+
+def check_sync(sync: "Sync", workers: int, device: str) -> None:
+    """Refuse what this release does not run, be it to train or to predict.
+
+    Args:
+        sync: Of a plan, so that its words are known.
+        workers: Data-parallel workers.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        PlanError: names the field, what it may be, and what to do.
+    """
+    algorithm = ALGORITHMS[sync.algorithm]
+    _check_entry("algorithm", algorithm, ALGORITHMS, offered(device), device)
+    compression = COMPRESSIONS[sync.compression]
+    _check_entry("compression", compression, COMPRESSIONS, offered_compressions(device), device)
+    if sync.every not in EVERY:
+        words = _listed(EVERY)
+        raise PlanError(
+            f"wanted sync.every to be one of {words}, got {sync.every!r} in the plan; this release runs no "
+            "other"
+        )
+    if 1 < workers < algorithm.least_workers:
+        raise PlanError(
+            f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "
+            f"workers={workers} in the plan; use more, or another algorithm"
+        )
+
+
+def _check_entry(
+    field: str,
+    entry: Algorithm | Compression,
+    table: Mapping[str, Algorithm] | Mapping[str, Compression],
+    names: tuple[str, ...],
+    device: str,
+) -> None:
+    if not entry.runs:
+        running = _listed(tuple(name for name, known in table.items() if known.runs))
+        raise PlanError(
+            f"wanted sync.{field} to be one of {running}, got {entry.name!r} in the plan; this release "
+            "runs no other"
+        )
+    if device not in entry.devices:
+        raise PlanError(
+            f"wanted sync.{field} to be one of {_listed(names)} on {device}, got {entry.name!r} in the plan; "
+            "this release runs no other there"
+        )
+
+
+def _listed(words: tuple[object, ...]) -> str:
+    return ", ".join(repr(word) for word in words)

@@ -1,0 +1,108 @@
+"""What synchronising costs: collectives and bytes of a bucket, memory traffic of its codec, and state."""
+
+from typing import TYPE_CHECKING
+
+from ridgeline.machine import Operation
+from ridgeline.synchronisation.entries import Traffic
+from ridgeline.synchronisation.tables import (
+    ALGORITHMS,
+    COMPRESSIONS,
+    offered,
+    offered_compressions,
+    values_of,
+)
+
+if TYPE_CHECKING:
+    from ridgeline.plan import Sync
+
+BUFFERS: Operation = "broadcast"
+"""How the buffers of worker 0 reach the others."""
+_SAMPLE_BYTES, _SAMPLE_WORKERS = 1 << 20, 4
+"""A payload and workers of which an entry is asked which collectives it needs."""
+
+
+def wire_bytes(sync: "Sync", num_elements: int, element_bytes: int, workers: int) -> int:
+    """Bytes that a worker hands to the algorithm for one bucket, encoded.
+
+    What a run counts of a bucket can be compared with it. A worker alone sends nothing.
+
+    Args:
+        sync: Names the compression and its options.
+        num_elements: Of the bucket, on each worker.
+        element_bytes: Of one element as gradients hold it.
+        workers: Data-parallel workers.
+    """
+    if workers == 1:
+        return 0
+    compression = COMPRESSIONS[sync.compression]
+    return compression.wire_bytes(num_elements, element_bytes, workers, values_of(sync))
+
+
+def traffic_of(
+    sync: "Sync", num_elements: int, element_bytes: int, workers: int
+) -> tuple[Traffic, ...]:
+    """The collectives that one bucket costs: the algorithm's, of what the compression leaves.
+
+    Encoded payloads that cannot be added up go their own ways, whatever the algorithm; see
+    `Compression.exchange`.
+
+    Args:
+        sync: Names both.
+        num_elements: Of the bucket, on each worker.
+        element_bytes: Of one element as gradients hold it.
+        workers: Data-parallel workers; one alone costs nothing.
+    """
+    if workers == 1:
+        return ()
+    payload_bytes = wire_bytes(sync, num_elements, element_bytes, workers)
+    exchange = COMPRESSIONS[sync.compression].exchange
+    if exchange == "gather":
+        return (Traffic("all_gather", payload_bytes * workers),)
+    if exchange == "scatter":
+        return Traffic("all_to_all", payload_bytes), Traffic("all_gather", payload_bytes)
+    return ALGORITHMS[sync.algorithm].traffic(payload_bytes, workers)
+
+
+def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
+    """Bytes of memory traffic (to encode, to decode) of a bucket of `num_bytes`; zero without a codec.
+
+    Payloads that are gathered are decoded one by one, each into the whole bucket; shares of payloads are
+    decoded, and their mean is encoded and decoded again.
+    """
+    if workers == 1:
+        return 0, 0
+    compression = COMPRESSIONS[sync.compression]
+    passes = compression.codec_passes
+    encodings = 1.0 + 1.0 / workers if compression.exchange == "scatter" else 1.0
+    decodings = {"sum": 1.0, "scatter": 3.0, "gather": float(workers)}[compression.exchange]
+    return round(passes.encode * num_bytes * encodings), round(
+        passes.decode * num_bytes * decodings
+    )
+
+
+def state_bytes(sync: "Sync", num_elements: int, element_bytes: int) -> int:
+    """Bytes that a worker's compression keeps from step to step, for gradients of so many elements."""
+    compression = COMPRESSIONS[sync.compression]
+    return compression.state_bytes(num_elements, element_bytes, values_of(sync))
+
+
+def bucket_operations(device: str) -> tuple[Operation, ...]:
+    """The collectives of buckets on a device: those of what is offered there, in the order of the tables."""
+    found: dict[Operation, None] = {}
+    for name in offered(device):
+        traffic = ALGORITHMS[name].traffic(_SAMPLE_BYTES, _SAMPLE_WORKERS)
+        found.update(dict.fromkeys(part.operation for part in traffic))
+    kinds = {COMPRESSIONS[name].exchange for name in offered_compressions(device)}
+    if "scatter" in kinds:
+        found["all_to_all"] = None
+    if kinds & {"scatter", "gather"}:
+        found["all_gather"] = None
+    return tuple(found)
+
+
+def operations(device: str) -> tuple[Operation, ...]:
+    """The collectives that a step may need on a device: those of buckets, and the broadcast of buffers.
+
+    They are what is measured of a machine.
+    """
+    return tuple(dict.fromkeys((*bucket_operations(device), BUFFERS)))

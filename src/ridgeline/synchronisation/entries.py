@@ -1,0 +1,138 @@
+"""What an entry of the tables says: the types of algorithms, compressions, options and traffic."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from ridgeline.machine import Operation
+
+OptionValue = bool | int | float | str
+Options = Mapping[str, OptionValue]
+ExchangeKind = Literal["sum", "scatter", "gather"]
+WireBytes = Callable[[int, int, int, Options], int]
+
+
+class Option(NamedTuple):
+    """A setting of an algorithm or a compression, by its name in `Sync.options`.
+
+    Attributes:
+        name: Key in `Sync.options`.
+        kind: `bool`, `int`, `float` (whole numbers are accepted, too) or `str`.
+        default: What holds where a plan does not say.
+        least: Smallest number; None for no limit.
+        most: Largest number; None for no limit.
+        is_exact: Whether values other than the default keep the maths.
+    """
+
+    name: str
+    kind: type
+    default: OptionValue
+    least: float | None = None
+    most: float | None = None
+    is_exact: bool = True
+
+
+class Traffic(NamedTuple):
+    """One collective that a bucket costs; its size counts as in the machine's size tables.
+
+    Attributes:
+        operation: Collective of a `Machine`'s size tables.
+        num_bytes: Payload; for scattering and gathering ones the whole tensor, not a worker's share.
+    """
+
+    operation: Operation
+    num_bytes: int
+
+
+class Passes(NamedTuple):
+    """Memory traffic of a codec, bytes read plus bytes written per byte of the bucket."""
+
+    encode: float
+    decode: float
+
+
+def one_all_reduce(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
+    """The traffic of an algorithm that all-reduces the payload."""
+    return (Traffic("all_reduce", payload_bytes),)
+
+
+def no_state(num_elements: int, element_bytes: int, options: Options) -> int:
+    """The state of what remembers nothing from one step to the next."""
+    return 0
+
+
+class Algorithm(NamedTuple):
+    """One way to make the mean of a bucket over the workers.
+
+    Attributes:
+        name: Word in plans, and key in `ALGORITHMS`.
+        label: Words for people.
+        frame: Head of its frames' names; bucket `k` is `frame/k`. No head of another frame of a step.
+        transport: `"package.module:Class"` of the runtime's class that carries it out; empty where this
+            release knows the word and does not run it.
+        devices: Kinds of device on which it is offered, `cpu` and `cuda`.
+        traffic: (payload bytes, workers) to the collectives of one bucket.
+        is_exact: Whether the result is the plain mean, up to the order of additions.
+        has_state: Whether it remembers something from one step to the next.
+        options: What `Sync.options` may set.
+        least_workers: Fewer of several workers are refused; a worker alone exchanges nothing.
+    """
+
+    name: str
+    label: str
+    frame: str
+    transport: str = ""
+    devices: tuple[str, ...] = ()
+    traffic: Callable[[int, int], tuple[Traffic, ...]] = one_all_reduce
+    is_exact: bool = True
+    has_state: bool = False
+    options: tuple[Option, ...] = ()
+    least_workers: int = 2
+
+    @property
+    def runs(self) -> bool:
+        """Whether this release carries it out."""
+        return bool(self.transport)
+
+
+class Compression(NamedTuple):
+    """One way to send less than the gradients themselves.
+
+    Attributes:
+        name: Word in plans, and key in `COMPRESSIONS`.
+        label: Words for people, to precede "gradients".
+        wire_bytes: (elements of a bucket, bytes of each, workers, options) to the bytes of one worker's
+            encoded payload.
+        codec: `"package.module:Class"` of the runtime's class that encodes and decodes; empty where this
+            release knows the word and does not run it, or where nothing is encoded.
+        devices: Kinds of device on which it is offered.
+        codec_passes: Memory traffic per byte of the bucket, to encode it and to decode one payload.
+        exchange: `sum`: the algorithm adds up encoded payloads. `scatter`: each worker decodes its share of
+            all payloads and adds these up, and all gather the encoded means. `gather`: every worker gathers
+            all payloads and decodes each.
+        is_exact: Whether what arrives is what was sent.
+        has_state: Whether it remembers something from one step to the next, such as what it left out.
+        state_bytes: (elements, bytes of each, options) to the bytes that it remembers.
+        options: What `Sync.options` may set.
+    """
+
+    name: str
+    label: str
+    wire_bytes: WireBytes
+    codec: str = ""
+    devices: tuple[str, ...] = ()
+    codec_passes: Passes = Passes(0.0, 0.0)
+    exchange: ExchangeKind = "sum"
+    is_exact: bool = False
+    has_state: bool = False
+    state_bytes: Callable[[int, int, Options], int] = no_state
+    options: tuple[Option, ...] = ()
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the bucket is sent in another form than its own."""
+        return bool(self.codec) or not self.is_exact or self.codec_passes != (0.0, 0.0)
+
+    @property
+    def runs(self) -> bool:
+        """Whether this release carries it out; what encodes nothing needs no codec."""
+        return bool(self.codec) or not self.encodes

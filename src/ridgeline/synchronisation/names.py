@@ -1,0 +1,68 @@
+"""The names of buckets' frames, and the words for people: all that spells an entry."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.synchronisation.entries import Algorithm, Compression
+from ridgeline.synchronisation.tables import (
+    ALGORITHMS,
+    COMPRESSIONS,
+    DEFAULT_ALGORITHM,
+    UNCOMPRESSED,
+)
+
+if TYPE_CHECKING:
+    from ridgeline.plan import Plan, Sync
+
+
+def frame_names(plan_or_sync: "Plan | Sync", num_buckets: int) -> tuple[str, ...]:
+    """The frames in which the buckets are reduced, in launch order.
+
+    Args:
+        plan_or_sync: Its algorithm names them.
+        num_buckets: How many there are.
+    """
+    sync: Any = getattr(plan_or_sync, "sync", plan_or_sync)
+    head = ALGORITHMS[sync.algorithm].frame
+    return tuple(f"{head}/{number}" for number in range(num_buckets))
+
+
+def algorithm_of(frame_name: str) -> Algorithm | None:
+    """The (first) algorithm that has frames of this name; None for frames that reduce no bucket.
+
+    For those who have a timeline and no plan.
+    """
+    head, _, number = frame_name.partition("/")
+    if not (number.isascii() and number.isdigit()):
+        return None
+    return next((entry for entry in ALGORITHMS.values() if entry.frame == head), None)
+
+
+def is_bucket_frame(frame_name: str) -> bool:
+    """Whether a bucket is reduced in a frame of this name."""
+    return algorithm_of(frame_name) is not None
+
+
+def bucket_of(frame_name: str) -> int | None:
+    """The number of the bucket that is reduced in a frame; None for other frames."""
+    return int(frame_name.rpartition("/")[2]) if is_bucket_frame(frame_name) else None
+
+
+def words_of(sync: "Sync") -> dict[str, str]:
+    """What a reader should see of how gradients are synchronised, buckets apart; the plainest is left out."""
+    algorithm, compression = ALGORITHMS[sync.algorithm], COMPRESSIONS[sync.compression]
+    set_ = {name: str(value) for name, value in sync.options.items()}
+    words: dict[str, str] = {}
+    if sync.algorithm != DEFAULT_ALGORITHM:
+        words["algorithm"] = algorithm.label + _in_brackets(algorithm, set_)
+    if sync.compression != UNCOMPRESSED:
+        words["compression"] = f"{compression.label} gradients{_in_brackets(compression, set_)}"
+    if sync.every > 1:
+        words["interval"] = f"every {sync.every} steps"
+    return words
+
+
+def _in_brackets(entry: Algorithm | Compression, values: Mapping[str, str]) -> str:
+    """The entry's options that a plan sets, after its label."""
+    own = [f"{o.name} {values[o.name]}" for o in entry.options if o.name in values]
+    return f" ({', '.join(own)})" if own else ""

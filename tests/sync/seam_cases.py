@@ -1,0 +1,200 @@
+"""Worker script: what tests want of two workers that train with a toy transport and a toy codec.
+
+torchrun --nproc-per-node 2 seam_cases.py OUTPUT
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import toy_codec
+import toy_transport
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from ridgeline.errors import RidgelineError
+from ridgeline.plan import Plan, Sync
+from ridgeline.runtime.loop import train
+from ridgeline.runtime.snapshot import Snapshot
+from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.sync.checkpointing import gathered, of_worker
+from ridgeline.runtime.task import Task
+from ridgeline.runtime.training_state import model_state
+from ridgeline.runtime.world import World
+
+STEPS = 12
+TOYS = (toy_transport, toy_codec)
+
+
+class Net(nn.Module):
+    """Two layers, of which the second is used where the batch says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, *, deep: bool = True) -> Tensor:
+        hidden = self.first(x).relu()
+        return self.last(self.second(hidden).relu() if deep else hidden)
+
+
+def planned(**sync: Any) -> Plan:
+    return Plan(workers=2, threads=1, sync=Sync(bucket_bytes=(256, 1024), **sync))
+
+
+def trained(world: World, plan: Plan, *, partly: bool = False) -> dict[str, Any]:
+    """Parameters after some steps, with frames of the last; `partly`: one worker skips a layer."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    deep = not (partly and world.rank)
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0], deep=deep), batch[1])
+
+    generator = torch.Generator().manual_seed(1 + world.rank)
+    with TrainStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+        for _ in range(STEPS):
+            x = torch.randn(8, 6, generator=generator)
+            step((x, torch.randint(0, 3, (8,), generator=generator)))
+        frames = [span.name for span in step.timeline().frames]
+        sent = step.synchronizer._transport.sent_bytes  # type: ignore[union-attr]
+    return {
+        "parameters": [p.detach().flatten().tolist() for p in model.parameters()],
+        "frames": frames,
+        "sent_bytes": sent,
+    }
+
+
+def fed_back(world: World) -> dict[str, Any]:
+    """What arrived of gradients that do not depend on the parameters, and what was left out."""
+    model = Net()
+    start = {name: p.detach().double() for name, p in model.named_parameters()}
+    sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in model.named_parameters()}
+    generator = torch.Generator().manual_seed(7 + world.rank)
+
+    def loss_fn(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        pairs = zip(model.parameters(), batch, strict=True)
+        return sum(((p * g).sum() for p, g in pairs), torch.zeros(()))
+
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    largest = []
+    with TrainStep(model, loss_fn, optimizer, planned(compression="coarse"), device="cpu") as step:
+        for _ in range(400):
+            batch = [torch.randn(p.shape, generator=generator) for p in model.parameters()]
+            for total, gradient in zip(sums.values(), batch, strict=True):
+                total.add_(gradient)
+            step(batch)
+            state = step.synchronizer.state_dict()  # type: ignore[union-attr]
+            largest.append(max(float(value.abs().max()) for value in state.values()))
+    gaps = []
+    for name, parameter in model.named_parameters():
+        arrived = start[name] - parameter.detach().double()
+        wanted = sums[name] - state[f"residual.{name}"].double()
+        torch.distributed.all_reduce(wanted)
+        gaps.append(float((arrived - wanted / 2).abs().max()))
+    return {"gap": max(gaps), "early": max(largest[:100]), "late": max(largest[-100:])}
+
+
+class StopHereError(RidgelineError):
+    """Stands for a kill in the middle of a run."""
+
+
+def resumed(world: World, folder: Path) -> dict[str, Any]:
+    """Whether a run that was stopped and taken up again ends with the bits of one that was not."""
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(48, 6, generator=generator), torch.randint(0, 3, (48,), generator=generator)
+    calls, stop_at = 0, 0
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise StopHereError("here")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    task = Task(
+        name="tiny",
+        model=Net,
+        loss_fn=loss_fn,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+        train_data=TensorDataset(x, y),
+        test_data=TensorDataset(x[:8], y[:8]),
+        metric=lambda model, batch: (model(batch[0]).argmax(1) == batch[1]).sum(),
+        batch_size=4,
+    )
+
+    def run(name: str, *, resume: bool = False) -> None:
+        plan = planned(compression="coarse")
+        options = {"epochs": 2, "seed": 5, "resume": resume, "checkpoint_every": 2}
+        train(task, plan, world, run_dir=folder / name, **options)  # type: ignore[arg-type]
+
+    run("whole")
+    calls, stop_at = 0, 9
+    try:
+        run("stopped")
+    except StopHereError:
+        stop_at = 0
+    run("stopped", resume=True)
+    ends = [max((folder / name / "checkpoints").glob("step-*")) for name in ("whole", "stopped")]
+    states = [model_state(end) for end in ends]
+    equal = [torch.equal(states[0][name], states[1][name]) for name in states[0]]
+    return {"equal": all(equal), "steps": [end.name for end in ends], "was_stopped": stop_at == 0}
+
+
+def put_back(world: World) -> dict[str, bool]:
+    """What a snapshot and a checkpoint do with what was left out."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = planned(compression="coarse")
+    batch = torch.randn(8, 6, generator=torch.Generator().manual_seed(world.rank))
+    with TrainStep(model, lambda m, b: m(b).square().mean(), optimizer, plan, device="cpu") as step:
+        step(batch)
+        synchronizer = step.synchronizer
+        assert synchronizer is not None
+        before = {name: value.clone() for name, value in synchronizer.state_dict().items()}
+        snapshot = Snapshot(model, optimizer, None, synchronizer)
+        all_states = gathered(synchronizer, world)
+        step(batch)
+        moved = any(not torch.equal(before[n], v) for n, v in synchronizer.state_dict().items())
+        snapshot.restore()
+        same = all(torch.equal(before[n], v) for n, v in synchronizer.state_dict().items())
+        mine = of_worker(all_states, world.rank)
+    return {
+        "moved": moved,
+        "restored": same,
+        "gathered": all(torch.equal(mine[n], before[n]) for n in before) and len(mine) > 0
+        if world.rank == 0
+        else not mine,
+        "apart": world.rank > 0
+        or any(
+            not torch.equal(of_worker(all_states, 0)[n], of_worker(all_states, 1)[n])
+            for n in before
+        ),
+    }
+
+
+def main() -> None:
+    world = World.join(threads=1, device="cpu")
+    output = Path(sys.argv[1])
+    found = {
+        "plain": trained(world, planned()),
+        "toy": trained(world, planned(algorithm="gather_all")),
+        "plain, partly": trained(world, planned(), partly=True),
+        "toy, partly": trained(world, planned(algorithm="gather_all"), partly=True),
+        "codec": trained(world, planned(compression="coarse")),
+        "codec over toy": trained(world, planned(algorithm="gather_all", compression="coarse")),
+        "fed back": fed_back(world),
+        "put back": put_back(world),
+        "resumed": resumed(world, output.parent),
+    }
+    if world.rank == 0:
+        output.write_text(json.dumps(found))
+    World.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Words and options that no plan can name, and those that it can and this release does not run."""
+
+from typing import Any
+
+import pytest
+
+from ridgeline.codec import decode, encode
+from ridgeline.errors import FileFormatError, PlanError
+from ridgeline.execution import check_plan
+from ridgeline.plan import Plan, Sync
+from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, Algorithm, check_sync
+
+KNOWN = {
+    "algorithm": ", ".join(repr(word) for word in ALGORITHMS),
+    "compression": ", ".join(repr(word) for word in COMPRESSIONS),
+}
+PLAIN = "with algorithm='all_reduce' and compression='none'"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"algorithm": "gossip"},
+            (
+                f"wanted sync.algorithm to be one of {KNOWN['algorithm']}, got 'gossip' in the plan; choose one of "
+                "those"
+            ),
+        ),
+        (
+            {"algorithm": ["ring"]},
+            (
+                f"wanted sync.algorithm to be one of {KNOWN['algorithm']}, got ['ring'] in the plan; choose one of "
+                "those"
+            ),
+        ),
+        (
+            {"compression": "zip"},
+            (
+                f"wanted sync.compression to be one of {KNOWN['compression']}, got 'zip' in the plan; choose one "
+                "of those"
+            ),
+        ),
+        (
+            {"options": {"rank": 4}},
+            f"wanted sync.options to be empty {PLAIN}, got 'rank' in the plan; leave it out",
+        ),
+        (
+            {"options": None},
+            "wanted sync.options as a dictionary, got None in the plan; for example {}",
+        ),
+        (
+            {"compression": "topk", "options": {"rank": 4}},
+            (
+                "wanted sync.options to be one of 'density' with algorithm='all_reduce' and compression='topk', "
+                "got 'rank' in the plan; leave it out"
+            ),
+        ),
+        (
+            {"compression": "powersgd", "options": {"rank": 1.5}},
+            "wanted sync.options['rank'] as a whole number, got 1.5 in the plan; for example 4",
+        ),
+        (
+            {"compression": "powersgd", "options": {"rank": True}},
+            "wanted sync.options['rank'] as a whole number, got True in the plan; for example 4",
+        ),
+        (
+            {"compression": "powersgd", "options": {"rank": 0}},
+            "wanted sync.options['rank'] >= 1, got 0 in the plan; for example 4",
+        ),
+        (
+            {"compression": "topk", "options": {"density": "all"}},
+            "wanted sync.options['density'] as a number, got 'all' in the plan; for example 0.01",
+        ),
+        (
+            {"compression": "topk", "options": {"density": 1.5}},
+            "wanted sync.options['density'] <= 1, got 1.5 in the plan; for example 0.01",
+        ),
+        (
+            {"compression": "topk", "options": {"density": float("nan")}},
+            "wanted sync.options['density'] >= 0, got nan in the plan; for example 0.01",
+        ),
+        (
+            {"algorithm": "kvstore", "options": {"asynchronous": 1}},
+            "wanted sync.options['asynchronous'] as True or False, got 1 in the plan; for example False",
+        ),
+    ],
+)
+def test_what_no_plan_can_say(fields: dict[str, Any], message: str) -> None:
+    """It is refused where it is written: the field, what it may be, and what it was."""
+    with pytest.raises(PlanError) as error:
+        Plan(sync=Sync(**fields))
+    assert str(error.value) == message
+
+
+def test_an_unknown_word_in_a_file() -> None:
+    """A file is held to the same tables."""
+    data = encode(Plan()).replace(b'"all_reduce"', b'"gossip"')
+    with pytest.raises(FileFormatError, match=r"one of 'all_reduce', .*, got 'gossip' in the plan"):
+        decode(Plan, data, where="plan.json")
+
+
+@pytest.mark.parametrize(
+    "options", [{"rank": 8}, {"density": 1}, {"density": 0.5}, {"asynchronous": True}], ids=str
+)
+def test_options_survive_their_file(options: dict[str, Any]) -> None:
+    """Every kind of option is read as it was written, a whole number where a number is wanted as well."""
+    known = [(a, c) for a in ALGORITHMS for c in COMPRESSIONS]
+    for algorithm, compression in known:
+        entries = ALGORITHMS[algorithm], COMPRESSIONS[compression]
+        if options.keys() <= {option.name for entry in entries for option in entry.options}:
+            plan = Plan(sync=Sync(algorithm=algorithm, compression=compression, options=options))
+            read = decode(Plan, encode(plan), where="plan.json")
+            assert read == plan
+            assert [type(v) for v in read.sync.options.values()] == [
+                type(v) for v in options.values()
+            ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_known_words_that_do_not_run_are_refused_by_name(device: str, workers: int) -> None:
+    """The refusal lists what runs, whatever the device and the number of workers."""
+    for field, table in (("algorithm", ALGORITHMS), ("compression", COMPRESSIONS)):
+        running, *others = table
+        assert others
+        for word in others:
+            with pytest.raises(PlanError) as error:
+                check_plan(Plan(workers=workers, sync=Sync(**{field: word})), device)
+            assert str(error.value) == (
+                f"wanted sync.{field} to be one of {running!r}, got {word!r} in the plan; this release runs no "
+                "other"
+            )
+
+
+def test_refusals_of_a_device_and_of_a_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An algorithm of GPUs is not offered on a CPU; one for many workers takes many, or one alone."""
+    sync = Sync(algorithm="cube")
+    entry = Algorithm("cube", "cube", "cube", "some.module:Cube", ("cuda",), least_workers=4)
+    monkeypatch.setitem(ALGORITHMS, "cube", entry)
+    with pytest.raises(PlanError) as error:
+        check_sync(sync, 4, "cpu")
+    assert str(error.value) == (
+        "wanted sync.algorithm to be one of 'all_reduce' on cpu, got 'cube' in the plan; this release runs no "
+        "other there"
+    )
+    with pytest.raises(PlanError) as error:
+        check_sync(sync, 2, "cuda")
+    assert str(error.value) == (
+        "wanted workers >= 4 for sync.algorithm='cube', got workers=2 in the plan; use more, or another "
+        "algorithm"
+    )
+    check_sync(sync, 1, "cuda")
+    check_sync(sync, 4, "cuda")

@@ -1,5 +1,6 @@
 """A check of a step holds what the step writes besides parameters: buffers, averages, teachers."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -184,6 +185,19 @@ def test_a_compiled_program_that_loses_a_count_is_refused_or_right() -> None:
         assert "of the change of count" in str(error)  # noqa: PT017 - both outcomes are right
     finally:
         step.close()
+
+
+@pytest.mark.parametrize("start", [float("nan"), float("inf"), -float("inf")])
+def test_what_begins_without_a_number_is_held(start: float) -> None:
+    """Minima begin at infinity, what is not measured yet as NaN; neither hides other elements, nor itself."""
+    before = torch.tensor([start, 1.0, start], dtype=torch.float64)
+    now = torch.tensor([3.0, 5.0, start], dtype=torch.float64)
+    for index, wrong, share in ((0, 2.5, 0.1), (1, 4.5, 0.1), (0, start, math.inf), (2, 1.0, math.inf)):
+        got = now.clone()
+        got[index] = wrong
+        outcomes = [Outcome(0.0, [], [], {"b": Written(before, value)}) for value in (now, got)]
+        assert written_apart(*outcomes)["b"] == pytest.approx(share)
+        assert written_apart(outcomes[0], outcomes[0]) == {"b": 0.0}
 
 
 @given(st.integers(0, 1000), st.floats(1e-6, 1e6), st.floats(0.02, 0.5))

@@ -230,6 +230,11 @@ class Reach:
             self._open.append(value)
 
 
+def is_object(value: Any) -> bool:
+    """Whether a value may hold others, and is no number, text or the like."""
+    return not isinstance(value, _ATOMS)
+
+
 def methods_of(kind: type) -> list[tuple[str, types.CodeType]]:
     """Names and code of what a class defines, properties included."""
     found = []

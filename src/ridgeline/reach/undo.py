@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline import units
-from ridgeline.reach.reach import Cell, Reach
+from ridgeline.reach.reach import Cell, Reach, is_object
 from ridgeline.reach.sparse import is_sparse, parts
 
 _MISSING = object()
@@ -64,7 +64,9 @@ class Undo:
         # Asking a tensor that was computed for its gradient is a warning.
         kept = {id(t) for t in (*others, *(t.grad for t in others if t.is_leaf))}
         reach = Reach(*roots)
+        self._roots = roots
         self._stores = [_Store(store) for store in reach.stores]
+        self._attributes = [_Store(attributes) for attributes in reach.attributes]
         self._cells = [(cell, load(cell)) for cell in reach.cells]
         self._lazy = [(tensor, type(tensor)) for tensor in reach.lazy]
         leaves = [t for t in reach.tensors if t.is_leaf]
@@ -72,6 +74,7 @@ class Undo:
         copied = [t for t in reach.tensors if id(t) not in kept] if values else []
         self._places = [_Place(tensor) for tensor in reach.tensors if _has_place(tensor)]
         self._tensors = [_Values(tensor) for tensor in copied]
+        self._replaced: set[int] = set()
         self._arrays = [(array, array.copy()) for array in reach.arrays] if values else []
         self._generators = [(_setter(g), _state(g)) for g in reach.generators]
         self._host_generators = [
@@ -97,15 +100,25 @@ class Undo:
     def value_changes(self) -> "Iterator[ValueChange]":
         """Tensors whose elements are kept here and are others now; sparse ones are not looked at.
 
-        Cost: Waits for the device, once for each tensor.
+        Nor are those in whose place another has been put at any call of this: nobody finds them there, while
+        a graph that made one in its capture goes on writing into it.
+
+        Cost: Waits for the device, once for each tensor; walks again where an object has lost its place.
         """
+        if self._has_lost():
+            found = {id(tensor) for tensor in Reach(*self._roots).tensors}
+            self._replaced |= {n for n, v in enumerate(self._tensors) if id(v.tensor) not in found}
         for number, values in enumerate(self._tensors):
-            if (change := values.change()) is not None:
+            if number not in self._replaced and (change := values.change()) is not None:
                 before, now = change
-                shape = tuple(before.shape)
-                yield ValueChange(
-                    f"tensor {number} of shape {shape} outside the model", before, now
-                )
+                what = f"tensor {number} of shape {tuple(before.shape)} outside the model"
+                yield ValueChange(what, before, now)
+
+    def _has_lost(self) -> bool:
+        """Whether something that may hold tensors is no longer where it was."""
+        return any(store.has_lost() for store in (*self._stores, *self._attributes)) or any(
+            is_object(value) and load(cell) is not value for cell, value in self._cells
+        )
 
     def restore(self) -> None:
         """Put everything back; may be called again."""
@@ -185,6 +198,11 @@ class _Store:
                 name = repr(now[index - len(now) // 2]) if is_value else f"an element of a {kind}"
                 yield StateChange(name, b, a)
 
+    def has_lost(self) -> bool:
+        """Whether an object was in it that is no longer."""
+        now = {id(element) for element in self._content()}
+        return any(id(e) not in now for e in self._saved if is_object(e))
+
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""
         if isinstance(self._store, dict):
@@ -220,7 +238,7 @@ class _Values:
     """A tensor and its elements."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+        self.tensor = tensor
         self._version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no other way
         self._saved: Tensor | None = None
         self._parts: list[tuple[Tensor, Tensor]] = []
@@ -234,13 +252,13 @@ class _Values:
 
     def change(self) -> tuple[Tensor, Tensor] | None:
         """The elements before and now, if they differ."""
-        if self._saved is None or self._parts or not has_changed(self._saved, self._tensor):
+        if self._saved is None or self._parts or not has_changed(self._saved, self.tensor):
             return None
-        return self._saved, self._tensor
+        return self._saved, self.tensor
 
     def restore(self) -> list[str]:
         """Write the elements back; what to say where that is not possible."""
-        tensor, saved = self._tensor, self._saved
+        tensor, saved = self.tensor, self._saved
         if saved is None:
             is_same = tensor.is_inference() or tensor._version == self._version  # noqa: SLF001
             if is_same or _overlaps(tensor):

@@ -115,6 +115,22 @@ def test_few_seconds_leave_the_machine_unmeasured(
             "not measured: that takes about 20.0 s, and the choice may take 30.0 s"
         )
         assert any("s left)" in line for line in lines)
+        assert step.machine.warnings[0] in step.notes
+
+
+def test_what_was_not_timed_is_in_the_notes(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What measuring had to leave out is not for the profile alone; rates that are missing are assumed."""
+    left_out = "operators of model were not timed: a reason"
+    found = msgspec.structs.replace(make_machine(), ceilings=(), warnings=(left_out,))
+    monkeypatch.setattr(choice, "missing_seconds", lambda *_, **__: 0.0)
+    monkeypatch.setattr(choice, "measure", lambda **_: found)
+    with start(lines) as step:
+        assert left_out in step.notes
+        assert any(
+            "were not timed on this machine: predictions" in note for note in step.ranking.notes
+        )
 
 
 def test_compiling_is_announced_with_its_seconds(

@@ -17,7 +17,7 @@ from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Setting
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, deferred_compiling, staleness
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from ridgeline.runtime.body import LossFunction
 
 MOST_MEASURING_SHARE = 0.35
-"""Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
-MOST_OVER_ESTIMATE = 1.5
-"""Measuring that takes more than this multiple of its share is ended; what it has found by then is used."""
+"""Of the seconds that were given; where the least takes more, rates are assumed, and trials decide."""
 
 
 @dataclass(kw_only=True)
@@ -256,18 +254,18 @@ class PlanChoice:
         """This machine, measured where its saved profile has gaps, assumed where that cannot be."""
         workload = self._to_measure()
         setting = self.world.setting
-        missing_s = missing_seconds(workload, (setting,), refresh=refresh)
-        wanted_s = float(share_text(repr(missing_s), self.world))
         limit_s = math.inf
         if self.seconds is not None:
             limit_s = min(MOST_MEASURING_SHARE * self.seconds, self._budget.left())
+        missing_s = missing_seconds(workload, (setting,), refresh=refresh, limit_s=limit_s)
+        wanted_s = float(share_text(repr(missing_s), self.world))
         if wanted_s > limit_s:
             why = (
                 f"not measured: that takes about {units.seconds(wanted_s)}, and the choice may take "
                 f"{units.seconds(self.seconds or 0.0)}; rates that nobody measured are assumed"
             )
-            self._tell(why)
-            return with_assumed_rates(known_machine().machine, setting, why)
+            return self._assumed(setting, why)
+        before = () if refresh else known_machine().machine.warnings
         try:
             with self._heartbeat.during("measuring", wanted_s):
                 machine = measure(
@@ -276,15 +274,26 @@ class PlanChoice:
                     refresh=refresh,
                     progress=self._tell,
                     here=True,
-                    limit_s=MOST_OVER_ESTIMATE * limit_s,
+                    limit_s=limit_s,
                     process_group=self.world.process_group,
                 )
         except (LaunchError, MachineError) as error:
             why = f"the machine could not be measured ({error}); rates are assumed"
-            self._tell(why)
-            machine = known_machine().machine
-            return with_assumed_rates(machine, setting, why)
-        return machine
+            return self._assumed(setting, why)
+        self._note([line for line in machine.warnings if line not in before])
+        if any(entry.setting.device == setting.device for entry in machine.ceilings):
+            return machine
+        return with_assumed_rates(machine, setting, "rates that nobody measured are assumed")
+
+    def _assumed(self, setting: Setting, why: str) -> Machine:
+        """What is known of this machine, with assumed rates for the rest, and a note that says why."""
+        self._tell(why)
+        self._note([why])
+        return with_assumed_rates(known_machine().machine, setting, why)
+
+    def _note(self, lines: Sequence[str]) -> None:
+        """Keep what went otherwise than planned, each line once."""
+        self.notes += [line for line in lines if line not in self.notes]
 
     def _described(self) -> Workload:
         with self._heartbeat.during("tracing the step"):

@@ -21,6 +21,7 @@ def take_turns(
     turns: int,
     limit_s: float | None = None,
     least: int = LEAST_TURNS,
+    each: Callable[[Samples], None] = lambda samples: None,
 ) -> Samples:
     """Let every rival give one figure a turn; every second turn goes the other way round.
 
@@ -29,6 +30,7 @@ def take_turns(
         turns: Turns to take.
         limit_s: No turn begins after this many seconds, once there are `least`; None: no limit.
         least: Turns to take in any case.
+        each: Called after every turn with all figures so far.
     """
     names = list(rivals)
     samples: Samples = {name: [] for name in names}
@@ -38,6 +40,7 @@ def take_turns(
             break
         for name in names if turn % 2 == 0 else reversed(names):
             samples[name].append(rivals[name]())
+        each(samples)
     return samples
 
 

@@ -43,7 +43,10 @@ class Start:
 
     def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
-        spared = (*self._snapshot.tensors(), *inputs)
+        held = (p for group in body.optimizer.param_groups for p in group["params"])
+        # Each step begins without these gradients, whoever holds the parameters.
+        gradients = (p.grad for p in held if p.grad is not None)
+        spared = (*self._snapshot.tensors(), *inputs, *gradients)
         self._outside = Undo(body.model, body.loss_fn, spared=spared)
         self._optimizer = Undo(body.optimizer, spared=spared)
         self._repeats_python = repeats_python

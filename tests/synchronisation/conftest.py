@@ -19,6 +19,6 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, entry in COMPRESSIONS.items():
         if not entry.is_exact:
-            monkeypatch.setitem(COMPRESSIONS, name, entry._replace(devices=()))
+            monkeypatch.setitem(COMPRESSIONS, name, entry._replace(codec=""))
     monkeypatch.setitem(ALGORITHMS, "gossip", GOSSIP)
     monkeypatch.setitem(COMPRESSIONS, "half", HALF)

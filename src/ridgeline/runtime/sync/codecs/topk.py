@@ -132,7 +132,7 @@ def density_after(num_steps: int, density: float, *, steps: int) -> float:
         density: After the warm-up.
         steps: Of the warm-up; 0 for none.
     """
-    stages = []
+    stages: list[float] = []
     while (stage := _FALL ** (len(stages) + 1)) > density:
         stages.append(stage)
     if num_steps >= steps or not stages:

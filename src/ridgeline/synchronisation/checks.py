@@ -11,6 +11,7 @@ from ridgeline.synchronisation.tables import (
     offered,
     offered_compressions,
     options_of,
+    values_of,
 )
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     _check_entry("algorithm", algorithm, ALGORITHMS, offered(device), device)
     compression = COMPRESSIONS[sync.compression]
     _check_entry("compression", compression, COMPRESSIONS, offered_compressions(device), device)
+    if objection := compression.objection(workers, values_of(sync)):
+        raise PlanError(objection)
     if sync.every not in EVERY:
         words = _listed(EVERY)
         raise PlanError(

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_workers import Channel, Worker
-from test_codec_laws import by_codec, gradients
+from test_codec_laws import CODECS, by_codec, gradients
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -262,7 +262,7 @@ def left_after(channel: Channel, sync: Sync, steps: tuple[int, ...], codec: str 
     return channel.run(work)[0]
 
 
-@by_codec
+@pytest.mark.parametrize(("name", "options"), dict(CODECS).items(), ids=str)
 def test_what_is_left_of_noise_stays_bounded(name: str, options: dict[str, Any]) -> None:
     """After 6400 steps it is no larger than after 400, up to a third."""
     sync = Sync(compression=name, options=options, bucket_bytes=(1 << 20,))

@@ -47,8 +47,11 @@ class Blocks(Codec):
         scale_bytes, elements = coded.split(
             [4 * num_scales, coded.shape[1] - 4 * num_scales], dim=1
         )
-        scales = scale_bytes.contiguous().view(torch.float32)
-        blocks = self._blocks(elements.contiguous().view(self.dtype).float())
+        # In memory of their own: where they lie they need not be aligned.
+        scales = torch.empty_like(scale_bytes, memory_format=torch.contiguous_format)
+        scales = scales.copy_(scale_bytes).view(torch.float32)
+        values = elements.reshape(-1).view(self.dtype).float()
+        blocks = self._blocks(values.view(len(coded), num_elements))
         return (blocks * scales[:, :, None]).flatten(1)
 
     def _blocks(self, rows: Tensor) -> Tensor:

@@ -36,6 +36,12 @@ from ridgeline.synchronisation.names import (
     is_bucket_frame,
     words_of,
 )
+from ridgeline.synchronisation.rhythm import (
+    due_fragment,
+    outer_bytes,
+    outer_values,
+    trains_apart,
+)
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -64,14 +70,18 @@ __all__ = [
     "check_sync",
     "check_words",
     "codec_bytes",
+    "due_fragment",
     "frame_names",
     "is_bucket_frame",
     "is_exact",
     "offered",
     "offered_compressions",
     "operations",
+    "outer_bytes",
+    "outer_values",
     "state_bytes",
     "traffic_of",
+    "trains_apart",
     "values_of",
     "wire_bytes",
     "words_of",

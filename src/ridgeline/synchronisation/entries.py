@@ -21,6 +21,7 @@ class Option(NamedTuple):
         least: Smallest number; None for no limit.
         most: Largest number; None for no limit.
         is_exact: Whether values other than the default keep the maths.
+        among: The words that a text may be; empty for any.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Option(NamedTuple):
     least: float | None = None
     most: float | None = None
     is_exact: bool = True
+    among: tuple[str, ...] = ()
 
 
 class Traffic(NamedTuple):

@@ -188,7 +188,9 @@ def test_numbers_of_workers_that_are_too_few_are_left_out() -> None:
     loads = {n: make_workload(samples=64 // n) for n in (1, 2, 4)}
     ranking = choose(make_machine(cores=4), loads, fixed={"algorithm": "gossip"})
     assert {c.plan.workers for c in ranking.candidates} == {1, 4}
-    assert any("has fewer workers than the exchange that is fixed takes" in note for note in ranking.notes)
+    assert any(
+        "has fewer workers than the exchange that is fixed takes" in note for note in ranking.notes
+    )
     with pytest.raises(
         PlanError, match=r"^wanted workers >= 4 for sync.algorithm='gossip', got workers=2"
     ):

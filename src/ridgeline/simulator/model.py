@@ -158,7 +158,7 @@ def _communication(
     priced: PricedStep,
     cuts: Sequence[BucketCut],
 ) -> tuple[dict[str, float], dict[Lane, float], list[str]]:
-    """Seconds of each frame on the communication lane, which lanes hinder each other, and what was assumed."""
+    """Seconds of each frame on the communication lane, which lanes hinder which, and what was assumed."""
     if plan.workers == 1:
         return {}, {}, []
     if exchanges_parameters(plan):

@@ -3,8 +3,8 @@
 In most steps a worker knows nothing of the others. Every `every` steps the difference between the last
 common parameters and this worker's own, the pseudo-gradient, goes the way that gradients would go: in
 buckets, by the plan's transport, and so through its codec. The outer optimizer (see `outer`) applies the mean
-to the common parameters, from which all go on with the same bits. Buffers of worker 0 go to all then. What the
-inner optimizer remembers stays each worker's own.
+to the common parameters, from which all go on with the same bits. Buffers of worker 0 go to all then. What
+the inner optimizer remembers stays each worker's own.
 
 With several fragments each exchange is of one of them, and each of them is exchanged once in `every` steps:
 what travels at once is smaller, and no less in all.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import toy_codec  # registers its entry
 import toy_transport  # likewise
-from local_runs import put_back, resumed
+from local_runs import diverged, put_back, resumed
 from torch import Tensor, nn
 
 from ridgeline.errors import WorkloadError
@@ -325,6 +325,7 @@ def main() -> None:
         "messages": messages(world),
         "put back": put_back(world),
         "resumed": resumed(world, output.parent),
+        "diverged": diverged(world, output.parent),
     }
     if world.rank == 0:
         output.write_text(json.dumps(found))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import NonFiniteError, RidgelineError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime import checkpoint
 from ridgeline.runtime.loop import train
@@ -78,6 +78,36 @@ def resumed(world: World, folder: Path) -> dict[str, Any]:
         ]
         equal[str(last)] = stop_at == 0 and same(*ends)
     return {"equal": equal, "other workers": others(ends[0])}
+
+
+def diverged(world: World, folder: Path) -> str:
+    """What a worker is told where the parameters of the second one alone are no numbers any more."""
+    calls = 0
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        if calls == 2 and world.rank == 1:  # the loss is finite, its gradient is not
+            loss = loss + (0.0 * next(model.parameters()).sum()).sqrt()
+        return loss
+
+    x, y = torch.ones(16, 6), torch.zeros(16, dtype=torch.int64)
+    task = Task(
+        name="diverging",
+        model=net,
+        loss_fn=loss_fn,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
+        train_data=TensorDataset(x, y),
+        test_data=TensorDataset(x, y),
+        metric=lambda model, batch: (model(batch[0]).argmax(1) == batch[1]).sum(),
+        batch_size=4,
+    )
+    try:
+        train(task, planned(), world, run_dir=folder / "diverged", epochs=1, checkpoint_every=2)
+    except NonFiniteError as error:
+        return str(error)
+    return ""
 
 
 def same(one: Path, other: Path) -> bool:

@@ -155,6 +155,13 @@ def test_a_run_that_is_stopped_anywhere_goes_on(found: dict[str, Any]) -> None:
     assert found["resumed"]["other workers"]
 
 
+def test_all_stop_for_one_worker_that_diverged(found: dict[str, Any]) -> None:
+    """Its parameters are no numbers any more before the others get their share of that."""
+    assert found["diverged"].startswith(
+        "wanted finite parameters, got NaN or infinity at step 2 (epoch 0) on rank 1: parameter"
+    )
+
+
 @given(st.lists(st.integers(0, 100), max_size=30), st.integers(1, 8))
 def test_fragments_hold_every_tensor_once(sizes: list[int], num_fragments: int) -> None:
     """As neighbours, none of more bytes than its share and the largest tensor."""

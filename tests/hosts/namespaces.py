@@ -41,6 +41,7 @@ def torchrun(network: Network, script: Path, directory: Path, *arguments: str) -
         network: Its first host has the rendezvous.
         script: Called with `directory` and the arguments.
         directory: For what the workers write.
+        *arguments: Further ones of the script.
     """
     launchers = []
     for rank in range(len(network.hosts)):

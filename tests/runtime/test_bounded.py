@@ -16,7 +16,7 @@ def test_what_returns_and_what_is_raised_comes_through() -> None:
         def fail(kind: type[Exception] = kind) -> None:
             raise kind("its own")
 
-        with pytest.raises(kind, match="^its own$"):
+        with pytest.raises(kind, match=r"^its own$"):
             within(60.0, fail, "the store")
 
 

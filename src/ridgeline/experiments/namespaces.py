@@ -252,7 +252,7 @@ def _pids(namespace: str) -> list[int]:
 
 
 def _born(pid: int) -> int:
-    """When a process began, in ticks since the machine did: with the pid a name for it. 0 where it is gone."""
+    """When a process began, in ticks since the machine did; 0 where it is gone. Pids alone come again."""
     try:
         # Not psutil's time: that is counted from a moment that changes when the clock is set.
         told = Path(f"/proc/{pid}/stat").read_text()

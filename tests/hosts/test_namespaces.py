@@ -56,10 +56,16 @@ def test_hosts_reach_each_other() -> None:
 def test_nothing_is_left_after_an_error() -> None:
     """What still runs on a host ends with it."""
     before = own()
-    with pytest.raises(ZeroDivisionError), hosts(2, "10mbit") as network:
-        left = network.start(1, ["sleep", "600"])
-        raise ZeroDivisionError
-    assert left.wait() == -signal.SIGTERM
+    left = []
+
+    def fail() -> None:
+        with hosts(2, "10mbit") as network:
+            left.append(network.start(1, ["sleep", "600"]))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert [process.wait() for process in left] == [-signal.SIGTERM]
     assert own() == before
 
 

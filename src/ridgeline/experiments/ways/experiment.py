@@ -50,13 +50,7 @@ def run_cases(
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     found = make_cases(kind, quick)
-    known = [case.name for case in found]
-    unknown = [case for case in only if case not in known]
-    if unknown:
-        raise TaskError(
-            f"wanted cases out of {', '.join(known)}, got {', '.join(unknown)} for the experiment {name}; "
-            "name some of those"
-        )
+    check_names(name, [case.name for case in found], only)
     chosen = [case for case in found if not only or case.name in only]
     limit = LIMITS_S[quick] if limit_s is None else limit_s
     end = time.perf_counter() + limit
@@ -68,6 +62,20 @@ def run_cases(
         room_s = max(LEAST_S, share * (end - time.perf_counter()))
         results.append(hold(case, limit_s=room_s, progress=progress or _silent))
     return experiment_of(name, results, quick=quick, limit_s=limit)
+
+
+def check_names(name: WayName, known: Sequence[str], only: Sequence[str]) -> None:
+    """Refuse cases that there are not.
+
+    Raises:
+        TaskError: there is no case of a name.
+    """
+    unknown = [case for case in only if case not in known]
+    if unknown:
+        raise TaskError(
+            f"wanted cases out of {', '.join(known)}, got {', '.join(unknown)} for the experiment {name}; "
+            "name some of those"
+        )
 
 
 def experiment_of(

@@ -19,6 +19,8 @@ LOCAL_STEPS = 4
 FIRST_STEPS = 2
 """In which powerSGD and post_localSGD send all gradients: the least that torch takes with error feedback."""
 RANK = 4
+ONE_BUCKET_MB = 1 << 16
+"""More than any model has."""
 
 
 def ddp_step(training: Training, model: nn.Module) -> Step:
@@ -34,8 +36,13 @@ def fp16_step(training: Training, model: nn.Module) -> Step:
 
 
 def power_sgd_step(training: Training, model: nn.Module) -> Step:
-    """Gradients are sent as two factors of rank 4, with error feedback and warm start."""
-    ddp = _wrapped(training, model)
+    """Gradients are sent as two factors of rank 4, with error feedback and warm start.
+
+    Over gloo all in one bucket: the hook starts the second collective of a bucket when its first ends, so that
+    with several the order differs between workers, and gloo aborts the process.
+    """
+    is_gloo = training.world.kind == "cpu"
+    ddp = _wrapped(training, model, bucket_cap_mb=ONE_BUCKET_MB if is_gloo else None)
     state = power.PowerSGDState(
         training.world.group(), matrix_approximation_rank=RANK, start_powerSGD_iter=FIRST_STEPS
     )
@@ -54,8 +61,11 @@ def local_sgd_step(training: Training, model: nn.Module) -> Step:
     return _step(training, model, ddp, PostLocalSGDOptimizer(training.optimizer(model), averager))
 
 
-def _wrapped(training: Training, model: nn.Module) -> DistributedDataParallel:
-    return DistributedDataParallel(model, process_group=training.world.group())
+def _wrapped(
+    training: Training, model: nn.Module, bucket_cap_mb: int | None = None
+) -> DistributedDataParallel:
+    group = training.world.group()
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=bucket_cap_mb)
 
 
 def _step(

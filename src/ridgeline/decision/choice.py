@@ -1,6 +1,7 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,7 @@ class PlanChoice:
     notes: list[str] = field(default_factory=list)
     _examples: Sequence[Any] = field(default=(), init=False)
     _compile_factor: float = field(default=1.0, init=False)
+    _stopped_factor: float = field(default=0.0, init=False)
     _spare_s: float | None = field(default=None, init=False)
     _kept: tuple[Path, str] | None = field(default=None, init=False)
 
@@ -185,7 +187,7 @@ class PlanChoice:
         if self.world.rank or self._kept is None:
             return
         directory, key = self._kept
-        compile_times.learn(directory, ranking, self._compile_factor)
+        compile_times.learn(directory, ranking, self._compile_factor, self._stopped_factor)
         if ranking.best.measured is not None:
             problem = remembered.keep(directory, key, ranking)
             self.notes += [problem] if problem else []
@@ -333,17 +335,24 @@ class PlanChoice:
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
         watch = ProgramWatch()
         rehearsed_s = self._rehearse(plan, self._examples[0])
-        measured = run_trial(
-            self.make,
-            plan,
-            self.model,
-            self.loss_fn,
-            self.optimizer,
-            self._examples,
-            self.world,
-            self._left,
-            watch,
-        )
+        begin = time.monotonic()
+        try:
+            measured = run_trial(
+                self.make,
+                plan,
+                self.model,
+                self.loss_fn,
+                self.optimizer,
+                self._examples,
+                self.world,
+                self._left,
+                watch,
+            )
+        except OutOfTimeError:
+            assumed_s = compile_seconds(self._described(), plan.execution)
+            if assumed_s:  # it takes longer still, which the next choice is to know
+                self._stopped_factor = (time.monotonic() - begin) / assumed_s
+            raise
         rehearsed_s = largest_of_workers(rehearsed_s, self.world)
         if not rehearsed_s:
             return measured

@@ -38,8 +38,8 @@ def fp16_step(training: Training, model: nn.Module) -> Step:
 def power_sgd_step(training: Training, model: nn.Module) -> Step:
     """Gradients are sent as two factors of rank 4, with error feedback and warm start.
 
-    Over gloo all in one bucket: the hook starts the second collective of a bucket when its first ends, so that
-    with several the order differs between workers, and gloo aborts the process.
+    Over gloo all in one bucket: the hook starts the second collective of a bucket when its first ends, so
+    that with several the order differs between workers, and gloo aborts the process.
     """
     is_gloo = training.world.kind == "cpu"
     ddp = _wrapped(training, model, bucket_cap_mb=ONE_BUCKET_MB if is_gloo else None)

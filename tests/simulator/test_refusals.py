@@ -50,7 +50,10 @@ from strategies import make_machine, make_workload
         ),
         (
             Plan(sync=Sync(every=4)),
-            "wanted sync.every to be one of 1, got 4 in the plan; this release runs no other",
+            (
+                "wanted sync.every=1 for workers=1, got 4 in the plan; a worker alone exchanges nothing: leave it "
+                "out, or use more workers"
+            ),
         ),
         (
             Plan(workers=2, layout=Layout(tensor=2)),

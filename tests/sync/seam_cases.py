@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import toy_codec
-import toy_transport
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -25,7 +23,6 @@ from ridgeline.runtime.training_state import model_state
 from ridgeline.runtime.world import World
 
 STEPS = 12
-TOYS = (toy_transport, toy_codec)
 
 
 class Net(nn.Module):
@@ -177,6 +174,9 @@ def put_back(world: World) -> dict[str, bool]:
 
 
 def main() -> None:
+    import toy_codec  # noqa: F401 - registers its entry, here alone
+    import toy_transport  # noqa: F401 - likewise
+
     world = World.join(threads=1, device="cpu")
     output = Path(sys.argv[1])
     found = {

@@ -26,6 +26,7 @@ from ridgeline.synchronisation import (
     check_sync,
     is_bucket_frame,
     is_exact,
+    trains_apart,
 )
 from ridgeline.workload import Workload
 
@@ -127,7 +128,8 @@ def _judged(
     if row.step_s is None or plainest.step_s is None:
         return row
     words = []
-    if (row.algorithm, row.compression) == (plan.sync.algorithm, plan.sync.compression):
+    is_same = (row.algorithm, row.compression) == (plan.sync.algorithm, plan.sync.compression)
+    if is_same and not trains_apart(plan.sync):  # the rows exchange in every step
         words.append("chosen")
     gain = 1.0 - row.step_s / plainest.step_s
     if row is plainest:

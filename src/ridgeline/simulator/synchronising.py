@@ -6,13 +6,20 @@ the machine's size tables and its memory bandwidth.
 
 from collections.abc import Sequence
 
+from ridgeline import units
 from ridgeline.laws.collectives import CollectiveOperation
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.communication import CommunicationCost, CostTable, find_table, table_cost
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.pieces import BucketCut, Piece, cut_workload, memory_piece
-from ridgeline.synchronisation import codec_bytes, frame_names, handed_bytes, traffic_of
+from ridgeline.synchronisation import (
+    codec_bytes,
+    frame_names,
+    handed_bytes,
+    outer_bytes,
+    traffic_of,
+)
 from ridgeline.workload import Workload
 
 
@@ -78,6 +85,39 @@ def communication_seconds(
     return seconds, tuple(note for note in notes if note)
 
 
+def local_steps_seconds(
+    machine: Machine, plan: Plan, setting: Setting, cuts: Sequence[BucketCut], buffer_bytes: int
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Seconds of a step for the exchange of parameters every `every` steps, and what that is a share of.
+
+    Args:
+        machine: Its size tables and its memory bandwidth are read.
+        plan: How parameters are exchanged, and how often.
+        setting: Workers, several.
+        cuts: The parameters as they travel.
+        buffer_bytes: Of the model's buffers, which follow worker 0 at each exchange.
+
+    Raises:
+        MachineError: no table of a collective, or no ceiling in bytes per second, was measured.
+
+    Source: collectives by their tables, the codec and the outer optimizer by the bytes that they move.
+    """
+    seconds, assumed = communication_seconds(machine, plan, setting, cuts, buffer_bytes)
+    moved = sum(
+        outer_bytes(plan.sync, cut.num_bytes)
+        + sum(codec_bytes(plan.sync, cut.num_bytes, plan.workers))
+        for cut in cuts
+    )
+    whole_s = sum(seconds.values()) + prices(machine, setting).copy_seconds(moved)
+    (name,) = frame_names(plan, 1)
+    every = plan.sync.every
+    note = (
+        f"parameters are exchanged every {every} steps, which takes {units.seconds(whole_s)}: each step "
+        f"is given 1/{every} of it, while a measured median step has none of it"
+    )
+    return {name: whole_s / every}, (*assumed, note)
+
+
 def encoding_pieces(
     machine: Machine, plan: Plan, setting: Setting, cut: BucketCut, number: int
 ) -> tuple[tuple[int, Piece], ...]:
@@ -122,7 +162,9 @@ def _codec_piece(
 
 
 def sent_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
-    """Bytes that a worker hands to the collectives in a step, by bucket, to be held against a run's count.
+    """Bytes that a worker hands to the collectives at once, by bucket, to be held against a run's count.
+
+    In a step, or where parameters are exchanged, in an exchange of all of them.
 
     Args:
         workload: The step of one worker.

@@ -44,6 +44,12 @@ from ridgeline.synchronisation.payloads import (
     kept_elements,
     share_elements,
 )
+from ridgeline.synchronisation.rhythm import (
+    due_fragment,
+    outer_bytes,
+    outer_values,
+    trains_apart,
+)
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -74,6 +80,7 @@ __all__ = [
     "check_sync",
     "check_words",
     "codec_bytes",
+    "due_fragment",
     "factor_rank",
     "frame_names",
     "handed_bytes",
@@ -84,9 +91,12 @@ __all__ = [
     "offered",
     "offered_compressions",
     "operations",
+    "outer_bytes",
+    "outer_values",
     "share_elements",
     "state_bytes",
     "traffic_of",
+    "trains_apart",
     "values_of",
     "why_losing",
     "wire_bytes",

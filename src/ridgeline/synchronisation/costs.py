@@ -9,6 +9,7 @@ from ridgeline import units
 from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.machine import Operation
 from ridgeline.synchronisation.entries import Shape, Traffic
+from ridgeline.synchronisation.rhythm import outer_state_bytes
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -154,9 +155,16 @@ def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
 
 
 def state_bytes(sync: "Sync", num_elements: int, element_bytes: int) -> int:
-    """Bytes that a worker's compression keeps from step to step, for gradients of so many elements."""
+    """Bytes that a worker keeps from step to step for its compression and its rhythm.
+
+    Args:
+        sync: Names both.
+        num_elements: Of the gradients.
+        element_bytes: Of one element of them.
+    """
     compression = COMPRESSIONS[sync.compression]
-    return compression.state_bytes(num_elements, element_bytes, values_of(sync))
+    kept = compression.state_bytes(num_elements, element_bytes, values_of(sync))
+    return kept + outer_state_bytes(sync, num_elements, element_bytes)
 
 
 def bucket_operations(device: str) -> tuple[Operation, ...]:

@@ -25,6 +25,7 @@ class Option(NamedTuple):
         is_exact: Whether values other than the default keep the maths.
         changes_shapes: Whether with other values than the default what is sent changes its shape now and
             then, which a captured step cannot follow.
+        among: The words that a text may be; empty for any.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Option(NamedTuple):
     most: float | None = None
     is_exact: bool = True
     changes_shapes: bool = False
+    among: tuple[str, ...] = ()
 
 
 class Traffic(NamedTuple):

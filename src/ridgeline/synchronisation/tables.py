@@ -18,6 +18,7 @@ from ridgeline.synchronisation.entries import (
     Passes,
     Traffic,
 )
+from ridgeline.synchronisation.rhythm import rhythm_options
 
 if TYPE_CHECKING:
     from ridgeline.plan import Sync
@@ -223,8 +224,9 @@ def offered_compressions(device: str) -> tuple[str, ...]:
 
 
 def options_of(sync: "Sync") -> tuple[Option, ...]:
-    """The options that a plan's algorithm and its compression have."""
-    return (*ALGORITHMS[sync.algorithm].options, *COMPRESSIONS[sync.compression].options)
+    """The options that a plan's algorithm, its compression and its rhythm have."""
+    words = (ALGORITHMS[sync.algorithm].options, COMPRESSIONS[sync.compression].options)
+    return (*words[0], *words[1], *rhythm_options(sync))
 
 
 def values_of(sync: "Sync") -> dict[str, OptionValue]:

@@ -218,8 +218,8 @@ COMPRESSIONS: dict[str, Compression] = {
 """Word in `Sync.compression` to what it means.
 
 Source of `codec_passes`: the reads and writes of the operators that each codec calls, for float32 gradients;
-error feedback has 10 of them. Where an operator computes more than it moves (choosing the largest elements, and
-on a CPU rounding to fp8, take about twice as long), it is an underestimate.
+error feedback has 10 of them. Where an operator computes more than it moves (choosing the largest elements,
+and on a CPU rounding to fp8, take about twice as long), it is an underestimate.
 """
 
 

@@ -31,7 +31,7 @@ class _Scales:
 
     def __init__(self, bucket: Bucket, block: int) -> None:
         self._granule = granule = ALIGNMENT_BYTES // bucket.payload.element_size()
-        start = bucket.payload.storage_offset()
+        start, device = bucket.payload.storage_offset(), bucket.payload.device
         num_granules = len(bucket.payload) // granule
         width = block // granule
         members: list[Tensor] = []
@@ -41,26 +41,24 @@ class _Scales:
             first, size = view.storage_offset() - start, view.numel()
             last = first + -(-size // granule) * granule
             num_blocks = -(-size // block)
-            found = torch.arange(num_blocks * width) + first // granule
-            members.append(found.clamp_(max=last // granule).view(num_blocks, width))
-            members[-1][members[-1] == last // granule] = num_granules
-            counts.append((size - torch.arange(num_blocks) * block).clamp_(max=block))
-            padding.append(torch.arange(int(first + size), int(last)))
+            found = torch.arange(num_blocks * width, device=device) + first // granule
+            found.masked_fill_(found >= last // granule, num_granules)
+            members.append(found.view(num_blocks, width))
+            left = size - torch.arange(num_blocks, device=device) * block
+            counts.append(left.clamp_(max=block))
+            padding.append(torch.arange(int(first + size), int(last), device=device))
         grid = torch.cat(members)
-        owners = torch.zeros(num_granules + 1, dtype=torch.int64)
-        owners[grid] = torch.arange(len(grid))[:, None].expand_as(grid)
-        device = bucket.payload.device
-        self._owners = owners[:num_granules].to(device)
-        self._members = grid.to(device)
-        self._counts = torch.cat(counts).float().to(device)
-        self._padding = torch.cat(padding).to(device)
+        owners = torch.zeros(num_granules + 1, dtype=torch.int64, device=device)
+        owners[grid] = torch.arange(len(grid), device=device)[:, None].expand_as(grid)
+        self._owners, self._members = owners[:num_granules], grid
+        self._counts = torch.cat(counts).float()
+        self._padding = torch.cat(padding)
 
     def of(self, values: Tensor) -> Tensor:
         """The mean magnitude in each block."""
         sums = values.abs().view(-1, self._granule).sum(1)
-        sums = torch.cat(
-            (sums, sums.new_zeros(1))
-        )  # the last one stands for granules that a block lacks
+        # One more stands for the granules that a block lacks.
+        sums = torch.cat((sums, sums.new_zeros(1)))
         return sums[self._members].sum(1) / self._counts
 
     def times(self, scales: Tensor, signs: Tensor) -> Tensor:
@@ -100,8 +98,8 @@ class Sign(Codec):
             bucket.index: _Scales(bucket, int(self.options["block"])) for bucket in buckets
         }
         for bucket in buckets:
-            bits = torch.arange(8, dtype=torch.uint8)
-            self._bits[bucket.payload.device] = bits.to(bucket.payload.device)
+            device = bucket.payload.device
+            self._bits[device] = torch.arange(8, dtype=torch.uint8, device=device)
 
     def _packed(self, values: Tensor) -> Tensor:
         bits = self._bits[values.device]

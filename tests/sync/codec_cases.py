@@ -31,6 +31,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "accumulated and clipped": {"accumulate": 2, "clip_norm": 0.5},
     "partly": {"partly": True},
 }
+RESUMED = tuple(
+    (n, o) for n, o in CODECS if n in ("int8", "powersgd", "sign") or "warmup_steps" in o
+)
+"""Runs that are stopped and taken up again: with what each kind of codec remembers."""
+BY_WORKERS = {2: tuple(KINDS), 3: ("plain", "partly"), 4: ("plain", "accumulated and clipped")}
+"""Two workers meet every kind of step, others what depends on their number."""
 
 
 def planned(name: str, options: dict[str, Any], workers: int, accumulate: int = 1) -> Plan:
@@ -101,16 +107,17 @@ def main() -> None:
     world = World.join(threads=1, device="cpu")
     output = Path(sys.argv[1])
     found: dict[str, Any] = {}
-    pair = dist.new_group([0, 1]) if world.size > 2 else None
+    pair = dist.new_group([0, 1]) if world.size == 3 else None
     for name, options in (("none", {}), *CODECS):
         cases = {}
-        for kind, settings in KINDS.items():
+        for kind in BY_WORKERS[world.size]:
+            settings = KINDS[kind]
             plan = planned(name, options, world.size, settings.get("accumulate", 1))
             rest = {key: value for key, value in settings.items() if key != "accumulate"}
             cases[kind] = trained(plan, None, **rest)
         if pair is not None and world.rank < 2:
             cases["group"] = trained(planned(name, options, 2), pair)
-        if pair is None and name != "none":
+        if world.size == 2 and (name, options) in RESUMED:
             folder = output.parent / f"{name}-{len(found)}"
             cases["resumed"] = resumed(world, folder, planned(name, options, 2))
         found[f"{name} {options}"] = cases

@@ -26,6 +26,7 @@ CODECS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("topk", {"density": 0.125, "warmup_steps": 3}),
     ("powersgd", {"rank": 1}),
     ("powersgd", {"rank": 3}),
+    ("sign", {"block": 32}),
     ("sign", {}),
 )
 by_codec = pytest.mark.parametrize(("name", "options"), CODECS, ids=str)

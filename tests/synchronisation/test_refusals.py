@@ -192,3 +192,13 @@ def test_a_warm_up_of_density_cannot_be_captured() -> None:
     )
     check_plan(Plan(workers=2, execution="compiled", sync=sync), "cuda")
     check_plan(Plan(workers=1, execution="graph", sync=sync), "cuda")
+
+
+def test_blocks_of_signs_are_whole_bytes_of_whole_cache_lines() -> None:
+    """Other sizes would reach over two parameters."""
+    with pytest.raises(PlanError) as error:
+        check_sync(Sync(compression="sign", options={"block": 100}), 2, "cpu")
+    assert str(error.value) == (
+        "wanted sync.options['block'] as a multiple of 32, got 100 in the plan; for example 64"
+    )
+    check_sync(Sync(compression="sign", options={"block": 96}), 2, "cpu")

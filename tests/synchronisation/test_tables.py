@@ -100,7 +100,7 @@ def test_what_is_lossy_sends_less(name: str) -> None:
         ("int8", 1000 + 2 * 4),
         ("topk", 10 * (4 + 4)),
         ("powersgd", 2 * 32 * 4 * 4),
-        ("sign", 125 + 4),
+        ("sign", 125 + 4 * 16),
     ],
 )
 def test_payloads_of_a_thousand_elements(name: str, num_bytes: int) -> None:
@@ -115,7 +115,7 @@ def test_payloads_are_exchanged_as_the_entry_says() -> None:
     assert traffic_of(scattered, 1000, 4, 4) == (("all_to_all", 1016), ("all_gather", 1016))
     each = passes["int8"]
     assert codec_bytes(scattered, 4000, 4) == (5000 * each.encode, 3 * 4000 * each.decode)
-    assert traffic_of(gathered, 1000, 4, 4) == (("all_gather", 4 * 129),)
+    assert traffic_of(gathered, 1000, 4, 4) == (("all_gather", 4 * (125 + 4 * 16)),)
     each = passes["sign"]
     assert codec_bytes(gathered, 4000, 4) == (4000 * each.encode, 4 * 4000 * each.decode)
     assert traffic_of(added, 1024, 4, 4) == (("all_reduce", 2 * 32 * 4 * 4 // 2),) * 2
@@ -174,7 +174,7 @@ def test_payloads_by_shape() -> None:
     assert wire_bytes(low, num_elements, 4, 2, shapes) == wanted
     assert handed_bytes(low, num_elements, 4, 2, shapes) == wanted
     signs = Sync(compression="sign")
-    assert wire_bytes(signs, num_elements, 4, 2, shapes) == num_elements // 8 + 4 * 4
+    assert wire_bytes(signs, num_elements, 4, 2, shapes) == num_elements // 8 + 4 * (32 + 1 + 9 + 1)
 
 
 def test_what_is_scattered_hands_over_its_share_as_well() -> None:
@@ -195,8 +195,8 @@ def test_what_is_scattered_hands_over_its_share_as_well() -> None:
         ("topk", 4, 99, False),
         ("topk", 4, 100, True),
         ("topk", 2, 50, True),
-        ("sign", 4, 63, False),
-        ("sign", 4, 64, True),
+        ("sign", 4, 42, False),
+        ("sign", 4, 43, True),
         ("powersgd", 4, 64, False),
         ("none", 4, 64, False),
     ],
@@ -210,7 +210,7 @@ def test_where_arithmetic_says_that_a_compression_loses(
     assert bool(reason) == loses
     if name == "sign" and loses:
         assert reason == (
-            "moves 31.5 MiB through each worker's link as sign gradients, and no more than 31.5 MiB uncompressed"
+            "moves 31.5 MiB through each worker's link as sign gradients, and no more than 31.3 MiB uncompressed"
         )
     assert why_losing(sync, 1 << 22, element_bytes, 1) == ""
     assert why_losing(sync, 0, element_bytes, workers) == ""

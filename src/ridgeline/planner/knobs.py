@@ -161,9 +161,8 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
             reason = "no module path names numbered blocks to compile one by one"
             pruned.append(Pruned(plan, reason, "fix another execution"))
             continue
-        found = fitting(
-            request.machine, workload, plan, may_split="accumulate" not in request.fixed
-        )
+        may_split = "accumulate" not in request.fixed
+        found = fitting(request.machine, workload, plan, may_split=may_split)
         if isinstance(found, Pruned):
             pruned.append(found)
             continue
@@ -381,7 +380,6 @@ def _checked(name: str, value: object) -> Any:
             return value
         words = " or ".join(repr(word) for word in WORDS[name])
         raise PlanError(f"wanted {name} as {words}, got {value!r}; correct it")
-    least = 0 if name in ("threads", "depth") else 1
     if name == "bucket_bytes":
         limits = tuple(value) if isinstance(value, Sequence) else (value,)
         if limits and all(_is_count(v, 1) for v in limits):
@@ -389,7 +387,7 @@ def _checked(name: str, value: object) -> Any:
         raise PlanError(
             f"wanted bucket_bytes as bytes >= 1 or a tuple of them, got {value!r}; for example 4194304"
         )
-    _check_count(name, value, least)
+    _check_count(name, value, 0 if name in ("threads", "depth") else 1)
     return value
 
 

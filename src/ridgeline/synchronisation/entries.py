@@ -128,7 +128,7 @@ class Compression(NamedTuple):
         state_bytes: (elements, bytes of each, options) to the bytes that it remembers.
         options: What `Sync.options` may set.
         rounds: Collectives, one after the other, among which `sum` divides a payload.
-        objection: (several workers, options) to why these options could never pay; empty where they can.
+        objection: (workers, options) to why a plan with these options is refused; empty where it is not.
     """
 
     name: str

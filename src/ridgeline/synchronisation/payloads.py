@@ -95,13 +95,15 @@ def _sent_in_factors(shape: Shape, rank: int) -> int:
 
 
 def signs(num_elements: int, element_bytes: int, workers: int, options: Options) -> int:
-    """A bit an element and one scale, as for the bucket of one parameter.
+    """A bit an element and a scale a block, as for the bucket of one parameter.
 
-    Source: Karimireddy et al., ICML 2019 (signs with one scale a layer).
+    Source: Karimireddy et al., ICML 2019 (signs with the mean magnitude as a scale).
     """
-    return signs_of_shapes([(num_elements,)] if num_elements else [], num_elements, options)
+    return signs_of_shapes([(num_elements,)], num_elements, options)
 
 
 def signs_of_shapes(shapes: Sequence[Shape], num_elements: int, options: Options) -> int:
-    """A bit an element, alignment included, and one scale a parameter."""
-    return -(-num_elements // 8) + SCALE_BYTES * len(shapes)
+    """A bit an element, alignment included, and a scale for every block of each parameter."""
+    block = int(options["block"])
+    num_scales = sum(-(-math.prod(shape) // block) for shape in shapes)
+    return -(-num_elements // 8) + SCALE_BYTES * num_scales

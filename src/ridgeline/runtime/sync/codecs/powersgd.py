@@ -116,8 +116,8 @@ class PowerSGD(Codec):
 
 def _first(name: str, columns: int, rank: int) -> Tensor:
     """Where the iteration for a parameter begins: random, and the same on all workers."""
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    return torch.randn((columns, rank), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(zlib.crc32(name.encode()))
+    return torch.randn((columns, rank), generator=generator, device="cpu")
 
 
 def _fit_to_start(new: Tensor, old: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Signs: one bit an element, and the mean magnitude of each parameter's gradient.
+"""Signs: one bit an element, and the mean magnitude of each block of a parameter's gradient.
 
-A scale for each parameter, and not one for blocks of the bucket: a parameter without a gradient sends nothing
-then, whatever lies beside it, and buckets may be cut in any way without a difference.
+Blocks never reach over two parameters: one without a gradient sends nothing then, whatever lies beside it,
+and buckets may be cut in any way without a difference. A scale for a whole parameter is too coarse: with it a
+perceptron on digits diverged at a learning rate at which it does not with 64 elements a block.
 
 Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy et al., ICML 2019
 (the mean magnitude as the scale, with error feedback).
@@ -19,42 +20,57 @@ from ridgeline.synchronisation import OptionValue
 
 
 class _Scales:
-    """The scale of each parameter in a bucket.
+    """The scales of a bucket: which elements each of them is of.
 
     Parameters begin at multiples of some elements, a granule; so a scale belongs to whole granules.
+
+    Args:
+        bucket: Its payload is laid out in granules.
+        block: Elements with one scale; whole granules.
     """
 
-    def __init__(self, bucket: Bucket) -> None:
-        self._granule = ALIGNMENT_BYTES // bucket.payload.element_size()
-        self._sizes = [view.numel() for view in bucket.views]
-        start = bucket.payload.storage_offset()
-        self._starts = [view.storage_offset() - start for view in bucket.views]
-        ends = [*self._starts[1:], len(bucket.payload)]
-        granules = [
-            (end - begin) // self._granule for begin, end in zip(self._starts, ends, strict=True)
-        ]
-        owners = [
-            torch.full((count,), number, dtype=torch.int64) for number, count in enumerate(granules)
-        ]
-        device = bucket.payload.device
-        self._owners = torch.cat(owners).to(device)
-        self._counts = torch.tensor([max(1, size) for size in self._sizes], device=device)
+    def __init__(self, bucket: Bucket, block: int) -> None:
+        self._granule = granule = ALIGNMENT_BYTES // bucket.payload.element_size()
+        start, device = bucket.payload.storage_offset(), bucket.payload.device
+        num_granules = len(bucket.payload) // granule
+        width = block // granule
+        members: list[Tensor] = []
+        counts: list[Tensor] = []
+        padding: list[Tensor] = []
+        for view in bucket.views:
+            first, size = view.storage_offset() - start, view.numel()
+            last = first + -(-size // granule) * granule
+            num_blocks = -(-size // block)
+            found = torch.arange(num_blocks * width, device=device) + first // granule
+            found.masked_fill_(found >= last // granule, num_granules)
+            members.append(found.view(num_blocks, width))
+            left = size - torch.arange(num_blocks, device=device) * block
+            counts.append(left.clamp_(max=block))
+            padding.append(torch.arange(int(first + size), int(last), device=device))
+        grid = torch.cat(members)
+        owners = torch.zeros(num_granules + 1, dtype=torch.int64, device=device)
+        owners[grid] = torch.arange(len(grid), device=device)[:, None].expand_as(grid)
+        self._owners, self._members = owners[:num_granules], grid
+        self._counts = torch.cat(counts).float()
+        self._padding = torch.cat(padding)
 
     def of(self, values: Tensor) -> Tensor:
-        """The mean magnitude of each parameter, without what aligns it."""
-        parts = [values[a : a + n] for a, n in zip(self._starts, self._sizes, strict=True)]
-        norms = torch._foreach_norm(parts, 1)  # noqa: SLF001 - one launch for many, as torch clips
-        return torch.stack(norms) / self._counts
+        """The mean magnitude in each block."""
+        sums = values.abs().view(-1, self._granule).sum(1)
+        # One more stands for the granules that a block lacks.
+        sums = torch.cat((sums, sums.new_zeros(1)))
+        return sums[self._members].sum(1) / self._counts
 
     def times(self, scales: Tensor, signs: Tensor) -> Tensor:
-        """Signs [elements] times the scale of each."""
-        return (signs.view(-1, self._granule) * scales[self._owners][:, None]).view(-1)
+        """Signs [elements] times the scale of each; zero between parameters, where nothing is sent."""
+        found = signs.view(-1, self._granule) * scales[self._owners][:, None]
+        return found.view(-1).index_fill_(0, self._padding, 0.0)
 
 
 class Sign(Codec):
     """One bit an element; which of them are 0 is not told, so that error feedback makes up for it.
 
-    A parameter with one element that is no finite number arrives as such.
+    A block with one element that is no finite number arrives without one that is.
     """
 
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
@@ -77,11 +93,13 @@ class Sign(Codec):
         return total.div_(exchange.size), sent
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:
-        """Find where each parameter lies."""
-        self._scales = {bucket.index: _Scales(bucket) for bucket in buckets}
+        """Find the blocks of each parameter."""
+        self._scales = {
+            bucket.index: _Scales(bucket, int(self.options["block"])) for bucket in buckets
+        }
         for bucket in buckets:
-            bits = torch.arange(8, dtype=torch.uint8)
-            self._bits[bucket.payload.device] = bits.to(bucket.payload.device)
+            device = bucket.payload.device
+            self._bits[device] = torch.arange(8, dtype=torch.uint8, device=device)
 
     def _packed(self, values: Tensor) -> Tensor:
         bits = self._bits[values.device]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Execution, Plan, Precision
-from ridgeline.synchronisation import check_sync, trains_apart
+from ridgeline.synchronisation import changing_options, check_sync, trains_apart
 
 Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
 Purpose = Literal["callable", "step"]
@@ -215,6 +215,7 @@ def check_plan(plan: Plan, device: str) -> None:
         )
     check_offered(plan.execution, "step", device)
     check_alone(plan.execution, plan.workers)
+    _check_shapes(plan, device)
     if trains_apart(plan.sync) and not may_train_apart(plan.execution, device):
         raise PlanError(
             f"wanted sync.every=1 for execution={plan.execution!r}, got {plan.sync.every} in the plan; a "
@@ -229,4 +230,16 @@ def check_plan(plan: Plan, device: str) -> None:
         raise PlanError(
             f"wanted a CUDA device for precision={plan.precision!r}, got {device}; use precision='as-is' "
             "there"
+        )
+
+
+def _check_shapes(plan: Plan, device: str) -> None:
+    """A captured step sends the same shapes in every replay."""
+    if plan.workers == 1 or not MODES[plan.execution].is_replayed_on(device):
+        return
+    for name, value in changing_options(plan.sync).items():
+        raise PlanError(
+            f"wanted sync.options[{name!r}] left out for execution={plan.execution!r}, got {value!r} in the "
+            "plan; what is sent would change its shape, which a captured step cannot: use another mode, or "
+            "train the first steps under a plan of their own"
         )

@@ -8,9 +8,11 @@ import sys
 import pytest
 
 from ridgeline.cli.bench import EXPERIMENTS
+from ridgeline.experiments.allreduce import sweep
 from ridgeline.experiments.hybrid.cases import MODELS
 from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, Row
 from ridgeline.experiments.networks.result import NetworksExperiment
+from ridgeline.experiments.sync import steps
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow
 from ridgeline.machine import Host, Quantity
 
@@ -90,7 +92,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
         monkeypatch.setattr(f"ridgeline.experiments.{package}.run", run)
 
     replace("hybrid", EMPTY)
-    for package in ("asynchronous", "parallel", "overlap"):
+    for package in ("asynchronous", "parallel", "overlap", "allreduce", "sync"):
         replace(package, WAYS)
     replace("networks", NETWORKS)
     return calls
@@ -102,7 +104,7 @@ def test_flags_are_frozen(run) -> None:
     assert ran.status == 0
     flags = {word.strip(",]") for word in ran.out.split() if word.lstrip("[").startswith("--")}
     assert {flag.lstrip("[") for flag in flags} == {
-        "--help", "--quick", "--only", "--output", "--json", "--quiet",
+        "--help", "--quick", "--rates", "--only", "--output", "--json", "--quiet",
     }  # fmt: skip
     assert "what compiling costs and when it is earned back" in " ".join(ran.out.split())
 
@@ -135,6 +137,10 @@ def test_json_and_file(run, asked, tmp_path) -> None:
             ["bench", "overlap", "--only", "mlp"],
             "wanted some of results,batches, got 'mlp' for --only",
         ),
+        (
+            ["bench", "overlap", "--rates", "none"],
+            "wanted --rates with sync only, got it with overlap; leave it out",
+        ),
     ],
 )
 def test_wrong_usage(run, words: list[str], message: str) -> None:
@@ -146,8 +152,12 @@ def test_wrong_usage(run, words: list[str], message: str) -> None:
 
 def test_names_agree() -> None:
     """The verb, which imports no torch, knows the parts of every experiment and its package."""
-    assert tuple(EXPERIMENTS) == ("hybrid", "async", "parallel", "overlap", "networks")
+    assert tuple(EXPERIMENTS) == (
+        "hybrid", "async", "parallel", "overlap", "allreduce", "sync", "networks",
+    )  # fmt: skip
     assert EXPERIMENTS["hybrid"].parts == MODELS
+    assert EXPERIMENTS["allreduce"].parts == sweep.CASES
+    assert EXPERIMENTS["sync"].parts == steps.CASES
     for name in ("async", "parallel", "overlap"):
         home = importlib.import_module(
             f"ridgeline.experiments.{EXPERIMENTS[name].package}.experiment"
@@ -166,7 +176,13 @@ def test_networks(run, asked) -> None:
     assert asked == [{"quick": False, "only": ("graph", "speech")}]
 
 
-@pytest.mark.parametrize("name", ["async", "parallel", "overlap"])
+def test_rates(run, asked) -> None:
+    """They reach the experiment that has links."""
+    assert run("bench", "sync", "-q", "--rates", "100mbit, none", "--only", "mlp").status == 0
+    assert asked == [{"quick": False, "only": ("mlp",), "rates": ("100mbit", "none")}]
+
+
+@pytest.mark.parametrize("name", ["async", "parallel", "overlap", "allreduce", "sync"])
 def test_other_experiments(run, asked, name: str) -> None:
     """Each experiment is run by its package, with all its parts or those asked for, and shown as a table."""
     first = EXPERIMENTS[name].parts[0]

@@ -23,8 +23,10 @@ from ridgeline.experiments.ways.experiment import run_cases
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow, hidden_share
 from ridgeline.experiments.ways.text import case_text, conclusions, experiment_text
 from ridgeline.machine import Host, Quantity
+from ridgeline.probe.peers import Peers
 from ridgeline.reporting.text import as_text
 
+ALONE = Peers(0, 1, torch.device("cpu"))
 HOST = Host(
     name="host",
     processor="Processor",
@@ -88,7 +90,7 @@ def test_figures_are_taken_turn_by_turn() -> None:
     parts = {"compute": ones, "copy": ones}
     bound = Bound(parts=parts, seconds=longest("compute", "copy"), reason="the longer")
     made = case(way("first"), way("ours"), bound=bound, hides=True, units=2)
-    contest = _Hold(made, made.prepare(), lambda line: None)
+    contest = _Hold(made, made.prepare(), lambda line: None, ALONE)
     contest._rows = {name: WayRow(way=name, kind="part") for name in taken}
     result = contest._completed(samples, calls=1, begin=0.0)
     ours = result.row("ours")

@@ -1,8 +1,14 @@
 """Which collectives are measured follows from the algorithms that are offered."""
 
 import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ridgeline.probe import collectives
 from ridgeline.probe.group import run_in_group
+from ridgeline.probe.peers import Peers
 from ridgeline.probe.survey import Findings
 from ridgeline.simulator.communication import collective_seconds
 from strategies import make_machine
@@ -19,3 +25,33 @@ def test_an_algorithm_has_its_collectives_measured() -> None:
         assert [point.num_bytes for point in table.table] == [1 << 10, 1 << 20]
         cost = collective_seconds(machine, table.operation, 1 << 20, table.setting)
         assert cost == (table.table[-1].seconds.value, "")
+
+
+@given(
+    st.floats(1e-6, 1e-1),
+    st.floats(1e4, 1e12),
+    st.integers(4, 10),
+)
+def test_what_a_slow_link_has_no_time_for_is_left_out(
+    latency_s: float, bytes_per_s: float, num_sizes: int
+) -> None:
+    """Three sizes are taken in any case; with more, the least rounds of all are within the seconds."""
+    sizes = [1 << (10 + 2 * power) for power in range(num_sizes)]
+    now = {size: latency_s + size / bytes_per_s for size in sizes}
+    called: list[int] = []
+    calls: collectives.Calls = {
+        ("all_reduce", size): lambda size=size: called.append(size) for size in sizes
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "_time", lambda call, peers: (call(), now[called[-1]])[1])
+        alone = Peers(0, 1, torch.device("cpu"))
+        found = collectives._affordable(calls, alone, limit_s=2.0)
+    taken = [size for _, size in found]
+    assert taken == sizes[: len(taken)]
+    assert called == [size for size in taken for _ in range(2)]
+    rounds_s = [collectives.LEAST_ROUNDS * now[size] for size in taken]
+    if len(taken) > collectives.LEAST_SIZES:
+        assert sum(rounds_s) <= 2.0
+    if len(taken) < num_sizes:
+        assert len(taken) >= collectives.LEAST_SIZES
+        assert sum(rounds_s) + 4 * rounds_s[-1] > 2.0

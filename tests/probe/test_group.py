@@ -42,6 +42,16 @@ def test_every_worker_is_placed_and_rank_0_replies(deadline_s: float) -> None:
     assert not any(psutil.pid_exists(worker["pid"]) for worker in content["workers"])
 
 
+def test_what_precedes_the_command_of_a_worker() -> None:
+    """Is its own, and runs in its process."""
+    prefixes = [("env", f"LOCAL_RANK={7 + rank}") for rank in range(2)]
+    reply = run_in_group(
+        "probe_targets:describe", b"{}", workers=2, threads=1, device="cpu", prefixes=prefixes
+    )
+    told = [worker["environment"]["LOCAL_RANK"] for worker in json.loads(reply)["workers"]]
+    assert told == ["7", "8"]
+
+
 def test_worker_that_raises_is_named_with_its_last_words() -> None:
     """The message names the rank that failed first, not the peers that lost it, and its traceback."""
     with pytest.raises(WorkerError) as caught:

@@ -12,7 +12,7 @@ from ridgeline.planner.knobs import num_changes, value_of
 from ridgeline.planner.labels import label
 from ridgeline.planner.trials import differences
 from ridgeline.simulator.step import simulate
-from ridgeline.synchronisation import ALGORITHMS, Traffic
+from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, Traffic
 from ridgeline.timeline import Timeline
 from strategies import make_machine, make_workload
 
@@ -208,3 +208,22 @@ def test_another_exchange_is_another_plan() -> None:
     assert label(other) == (
         "2 workers x 1 thread, eager, gossip protocol (hops 2), halved gradients, buckets 1.00 MiB"
     )
+
+
+def test_compressions_that_send_no_less_are_left_out_with_the_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By arithmetic, before anything is simulated; whoever names one gets it."""
+    half = COMPRESSIONS["half"]
+    monkeypatch.setitem(
+        COMPRESSIONS, "half", half._replace(wire_bytes=lambda n, size, *_: n * size)
+    )
+    machine = make_machine(latency_s=1e-3, bandwidth=1e7)
+    workload = make_workload(backward=[MS] * 4, gradient_bytes=[MIB] * 4)
+    ranking = choose(machine, workload, world_size=2, allow=("compression",))
+    assert {c.plan.sync.compression for c in ranking.candidates} == {"none"}
+    (note,) = [note for note in ranking.notes if "halved" in note]
+    assert note.endswith(
+        "moves 4.00 MiB through each worker's link as halved gradients, and no more than 4.00 MiB uncompressed"
+    )
+    assert losses(fixed={"compression": "half"}) == {"half"}

@@ -32,6 +32,12 @@ EXPERIMENTS = {
         ("devices", "operators", "small", "host-and-device", "branches", "perceptron"),
     ),
     "overlap": Experiment("overlap", "ways.text", ("results", "batches")),
+    "allreduce": Experiment(
+        "allreduce",
+        "ways.text",
+        ("1KiB", "16KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB"),
+    ),
+    "sync": Experiment("sync", "ways.text", ("resnet18", "mlp")),
     "networks": Experiment(
         "networks",
         "networks.text",
@@ -67,9 +73,12 @@ class Command:
     NAME is `hybrid`: every way to execute a model, for inference and training, with what compiling costs
     and when it is earned back; `async`: a front end that queues work, what a task costs and what a queue
     holds; `parallel`: independent work at the same time, on devices, streams and threads; `overlap`:
-    copies that run while the device computes; `networks`: `plan="auto"` beside eager, `torch.compile`,
-    channels-last and graphs by hand, on everyday networks of many kinds, with every prediction beside its
-    measurement. It takes minutes (`networks`: hours) and keeps the machine busy.
+    copies that run while the device computes; `allreduce`: every exact algorithm beside the backend's own
+    all-reduce, by size; `sync`: training steps over links of several rates, ours beside
+    DistributedDataParallel and its communication hooks, with what was predicted; `networks`:
+    `plan="auto"` beside eager, `torch.compile`, channels-last and graphs by hand, on everyday networks of
+    many kinds, with every prediction beside its measurement. It takes minutes (`networks`: hours) and keeps
+    the machine busy.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -81,6 +90,14 @@ class Command:
             "--quick",
             action="store_true",
             help="fewer and smaller cases, one or two minutes on a CPU",
+        )
+        parser.add_argument(
+            "--rates",
+            type=words,
+            default=(),
+            metavar="RATES",
+            help="of sync: rates of the link between two hosts on this machine, made as network namespaces "
+            "(root, iproute2), none: unshaped (default: 100mbit,1gbit,none; quick: 1gbit,none)",
         )
         parts = (f"{name}: {','.join(one.parts)}" for name, one in EXPERIMENTS.items())
         parser.add_argument(
@@ -102,10 +119,16 @@ class Command:
             wanted = f"wanted some of {','.join(chosen.parts)}, got {unknown[0]!r} for --only"
             sys.stderr.write(f"ridgeline: {wanted} of {args.name}; name some of those\n")
             return USAGE
+        if args.rates and args.name != "sync":
+            sys.stderr.write(
+                f"ridgeline: wanted --rates with sync only, got it with {args.name}; leave it out\n"
+            )
+            return USAGE
+        rates = {"rates": args.rates} if args.rates else {}
         only = args.only or chosen.parts
         package = importlib.import_module(f"ridgeline.experiments.{chosen.package}")
         text = importlib.import_module(f"ridgeline.experiments.{chosen.text}")
-        experiment = package.run(quick=args.quick, only=only, progress=output.progress)
+        experiment = package.run(quick=args.quick, only=only, progress=output.progress, **rates)
         if args.output is not None:
             output.progress(f"wrote {experiment.save(args.output)}")
         output.result(experiment, text.experiment_text(experiment))

@@ -21,6 +21,8 @@ def take_turns(
     turns: int,
     limit_s: float | None = None,
     least: int = LEAST_TURNS,
+    each: Callable[[Samples], None] = lambda samples: None,
+    agree: Callable[[bool], bool] = bool,
 ) -> Samples:
     """Let every rival give one figure a turn; every second turn goes the other way round.
 
@@ -29,15 +31,19 @@ def take_turns(
         turns: Turns to take.
         limit_s: No turn begins after this many seconds, once there are `least`; None: no limit.
         least: Turns to take in any case.
+        each: Called after every turn with all figures so far.
+        agree: Makes one decision to stop of those of all who take these turns together.
     """
     names = list(rivals)
     samples: Samples = {name: [] for name in names}
     begin = time.perf_counter()
     for turn in range(turns):
-        if limit_s is not None and turn >= least and time.perf_counter() - begin > limit_s:
+        is_late = limit_s is not None and time.perf_counter() - begin > limit_s
+        if turn >= least and agree(is_late):
             break
         for name in names if turn % 2 == 0 else reversed(names):
             samples[name].append(rivals[name]())
+        each(samples)
     return samples
 
 

@@ -30,7 +30,7 @@ from ridgeline.planner.exchanges import (
     exchange_changes,
     exchanges,
 )
-from ridgeline.planner.pruning import Pruned, exchanging, fitting
+from ridgeline.planner.pruning import Pruned, exchanging, fitting, losing
 from ridgeline.simulator.fusion import blocks_of
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.workload import Workload
@@ -171,7 +171,9 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
         if not ways:
             reason = "has fewer workers than the exchange that is fixed takes"
             pruned.append(Pruned(found, reason, "use more workers, or fix another exchange"))
-        for sync in ways:
+        lost = losing(workload, plan, request.fixed, request.allow)
+        pruned += [one for one in lost.values() if one not in pruned]
+        for sync in (way for way in ways if way.compression not in lost):
             way = msgspec.structs.replace(found, sync=sync)
             for bucket_bytes in _bucket_choices(request, workload, way):
                 cut = msgspec.structs.replace(sync, bucket_bytes=bucket_bytes)

@@ -19,9 +19,16 @@ FULL_BYTES = tuple(1 << power for power in range(10, 29))
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 LEAST_ROUNDS = 4
+LATEST_SHARE = 3.0
+"""Of the wanted seconds, what the rounds that are taken in any case may take."""
 MOST_ROUNDS = 100
+LEAST_SIZES = 3
+"""Measured however slow the link is."""
 LAUNCH_CYCLES = 600_000
 """About 0.3 ms of GPU clock: longer than it takes to launch two collectives."""
+
+Calls = dict[tuple[Operation, int], Callable[[], None]]
+"""What is measured, by operation and bytes."""
 
 
 def measure_collectives(
@@ -30,16 +37,16 @@ def measure_collectives(
     """Seconds by size of the collectives that a step may need, in about `seconds` (default 2, in full 10).
 
     Sizes and operations are taken in turns, so that drift meets all alike. A sample is the time from
-    a common start until the last rank is done. Small sizes get more samples than large ones.
+    a common start until the last rank is done. Small sizes get more samples than large ones. What is too
+    large for a slow link is left out: the bandwidth of the largest size holds beyond it.
     """
     budget = seconds or (1.5 if quick else 10.0)
     sizes = QUICK_BYTES if quick else FULL_BYTES
     buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
     measured = operations(setting.device)
     calls = {(o, s): _CALLS[o](buffer[: s // 4], peers) for o in measured for s in sizes}
+    calls = _affordable(calls, peers, LATEST_SHARE * budget / len(measured))
     samples: dict[tuple[Operation, int], list[float]] = {key: [] for key in calls}
-    for call in calls.values():
-        call()
     end = time.perf_counter() + budget
     rounds = 0
     while peers.agree(
@@ -57,10 +64,35 @@ def measure_collectives(
             table=tuple(
                 SizePoint(num_bytes=size, seconds=_slowest(samples[operation, size], peers))
                 for size in sizes
+                if (operation, size) in samples
             ),
         )
         for operation in measured
     )
+
+
+def _affordable(calls: Calls, peers: Peers, limit_s: float) -> Calls:
+    """What is measured within the limit for each operation, warmed up; three sizes in any case.
+
+    A size is taken if the least rounds of it fit in, by the time that a call of the size before took.
+
+    Cost: One call of each, and one of each operation that is too large.
+    """
+    found: Calls = {}
+    for operation in dict.fromkeys(operation for operation, _ in calls):
+        sizes = [size for name, size in calls if name == operation]
+        left_s, each_s = limit_s, 0.0
+        for position, size in enumerate(sizes):
+            call = calls[operation, size]
+            growth = size / sizes[position - 1] if position else 1.0
+            is_taken = position < LEAST_SIZES or LEAST_ROUNDS * each_s * growth <= left_s
+            if not peers.agree(is_taken):
+                break
+            call()
+            each_s = _time(call, peers)
+            left_s -= LEAST_ROUNDS * each_s
+            found[operation, size] = call
+    return found
 
 
 def _all_reduce(tensor: Tensor, peers: Peers) -> Callable[[], None]:

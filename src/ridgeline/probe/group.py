@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -49,6 +49,7 @@ def run_in_group(
     first_gpu: int = 0,
     environment: Mapping[str, str] | None = None,
     hanging: Callable[[], int | None] | None = None,
+    prefixes: Sequence[Sequence[str]] = (),
 ) -> bytes:
     """The reply of rank 0 to `request`, computed by `workers` processes that run at once.
 
@@ -65,6 +66,8 @@ def run_in_group(
         first_gpu: The GPU of rank 0.
         environment: Variables to add to those of the workers.
         hanging: Asked about once a second for a rank that makes no progress; then the group is ended.
+        prefixes: What precedes the command of each worker, by rank, and runs it in its own process, e.g. in
+            another network namespace; empty for nothing.
 
     Raises:
         WorkerError: a worker failed, was killed or hangs, or the deadline passed. All others are ended first.
@@ -86,7 +89,8 @@ def run_in_group(
             log = stack.enter_context((directory / f"output.{rank}").open("wb"))
             command = [name, target, device, str(first_gpu)]
             variables = _environment(rank, workers, threads, deadline_s) | dict(environment or {})
-            processes.append(_started(command, variables, log))
+            prefix = prefixes[rank] if prefixes else ()
+            processes.append(_started(prefix, command, variables, log))
         _wait(processes, directory, target, deadline_s, hanging or (lambda: None))
         reply = directory / "reply"
         if not reply.exists():
@@ -98,11 +102,11 @@ def run_in_group(
 
 
 def _started(
-    arguments: list[str], environment: dict[str, str], log: BinaryIO
+    prefix: Sequence[str], arguments: list[str], environment: dict[str, str], log: BinaryIO
 ) -> "subprocess.Popen[bytes]":
     """A worker process; its standard input is its lifeline."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-u", "-m", "ridgeline.probe.group", *arguments],
+        [*prefix, sys.executable, "-P", "-u", "-m", "ridgeline.probe.group", *arguments],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,

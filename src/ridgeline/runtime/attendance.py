@@ -24,6 +24,7 @@ import torch.distributed as dist
 from ridgeline import units
 from ridgeline.errors import AbsentWorkerError, EngineError, RidgelineError, first_line
 from ridgeline.runtime import leaving
+from ridgeline.runtime.bounded import within
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.roll_call import Absence, Row, absence_text, absent
 from ridgeline.runtime.world import World
@@ -37,6 +38,7 @@ TOLD_AFTER_S = 30.0
 _POLL_S = 0.02
 _IN_STEP = "in a step"
 _GONE = "its process is gone"
+_STORE = "the store"
 _OF_GLOO = ("gloo", "Application timeout caused pair closure")
 """In its errors: the first to time out has the file where it did, what waited behind it only these words."""
 _STORE_TIMEOUT = timedelta(seconds=10)
@@ -191,8 +193,15 @@ class Attendance:
         )
 
     def publish(self) -> None:
-        """Write this worker's word to the store; one that cannot be written is left out."""
-        with self._lock, contextlib.suppress(RuntimeError):
+        """Write this worker's word to the store; one that cannot be written is left out.
+
+        Cost: Up to `PATIENCE_S` where the network to the store is gone.
+        """
+        with contextlib.suppress(RuntimeError):
+            within(PATIENCE_S, self._write, _STORE)
+
+    def _write(self) -> None:
+        with self._lock:
             self._serial += 1
             self._store.set(self._key(self._rank), msgspec.json.encode(self.row()).decode())
 
@@ -222,7 +231,8 @@ class Attendance:
     def _run(self) -> None:
         place, since_s, due_s = (-1, -1), 0.0, TOLD_AFTER_S
         while not self._is_over.wait(EVERY_S):
-            self.publish()
+            with contextlib.suppress(RuntimeError):
+                self._write()  # here, in a thread of its own, it may wait as long as it takes
             now_s, here = time.monotonic(), (self._rounds, self._calls)
             if here != place:
                 place, since_s, due_s = here, now_s, TOLD_AFTER_S
@@ -249,7 +259,7 @@ class Attendance:
         end_s, first = time.monotonic() + PATIENCE_S, None
         while True:
             try:
-                rows = self._read()
+                rows = within(PATIENCE_S, self._read, _STORE)
             except RuntimeError as error:
                 return {}, [_without_store(error)]
             first = rows if first is None else first

@@ -121,10 +121,10 @@ class PerturbedRuns(NamedTuple):
         """
         return self._run(self._tried, shift)
 
-    def with_other_draws(self, shift: int) -> Outcome:
-        """The step as written, with other random numbers."""
+    def with_other_draws(self, shift: int, number: int = 0) -> Outcome:
+        """The step as written, with other random numbers; other ones for each `number`."""
         with self.body.as_written():
-            return self._run(self._eager, shift, seed=_OTHER_DRAWS)
+            return self._run(self._eager, shift, seed=(1 + number) * _OTHER_DRAWS)
 
     def exact(self, shift: int) -> Outcome:
         """The step as written, without the plan's lower precision."""

@@ -34,6 +34,7 @@ from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.requirements import (
     check_calls,
     check_clip_norm,
+    check_momentum,
     check_optimizer,
     check_supported,
 )
@@ -137,6 +138,7 @@ class TrainStep(Closing):
         check_supported(self.plan, self.world)
         check_optimizer(optimizer)
         check_calls(optimizer, self.plan)
+        check_momentum(optimizer, self.plan)
         check_clip_norm(clip_norm)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer

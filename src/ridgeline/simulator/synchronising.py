@@ -16,9 +16,9 @@ from ridgeline.simulator.pieces import BucketCut, Piece, cut_workload, memory_pi
 from ridgeline.synchronisation import (
     codec_bytes,
     frame_names,
+    handed_bytes,
     outer_bytes,
     traffic_of,
-    wire_bytes,
 )
 from ridgeline.workload import Workload
 
@@ -32,18 +32,21 @@ class BucketPrices:
         self._setting = setting
         self._tables: dict[CollectiveOperation, CostTable] = {}
 
-    def cost(self, num_bytes: int, element_bytes: int) -> CommunicationCost:
+    def cost(
+        self, num_bytes: int, element_bytes: int, shapes: Sequence[tuple[int, ...]] = ()
+    ) -> CommunicationCost:
         """The cost of a bucket: its collectives, one after the other.
 
         Args:
             num_bytes: Gradients in it.
             element_bytes: Of one element of them.
+            shapes: Of the parameters in it, where they are known.
 
         Raises:
             MachineError: no table of a collective was measured.
         """
         num_elements = -(-num_bytes // element_bytes)
-        parts = traffic_of(self.sync, num_elements, element_bytes, self._setting.workers)
+        parts = traffic_of(self.sync, num_elements, element_bytes, self._setting.workers, shapes)
         costs = [table_cost(self._table(part.operation), part.num_bytes) for part in parts]
         notes = dict.fromkeys(cost.note for cost in costs if cost.note)
         return CommunicationCost(sum(cost.seconds for cost in costs), "; ".join(notes))
@@ -73,7 +76,7 @@ def communication_seconds(
     notes: dict[str, None] = {}
     bucket = BucketPrices(machine, plan.sync, setting)
     for name, cut in zip(frame_names(plan, len(cuts)), cuts, strict=True):
-        seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes)
+        seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
         notes[note] = None
     if buffer_bytes:
         cost = table_cost(find_table(machine, "broadcast", setting), buffer_bytes)
@@ -170,8 +173,6 @@ def sent_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
     if plan.workers == 1:
         return ()
     return tuple(
-        wire_bytes(
-            plan.sync, -(-cut.num_bytes // cut.element_bytes), cut.element_bytes, plan.workers
-        )
+        handed_bytes(plan.sync, cut.num_elements, cut.element_bytes, plan.workers, cut.shapes)
         for cut in cut_workload(workload, plan.sync.bucket_bytes)
     )

@@ -12,6 +12,7 @@ from ridgeline.synchronisation.tables import (
     offered,
     offered_compressions,
     options_of,
+    values_of,
 )
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     _check_entry("algorithm", algorithm, ALGORITHMS, offered(device), device)
     compression = COMPRESSIONS[sync.compression]
     _check_entry("compression", compression, COMPRESSIONS, offered_compressions(device), device)
+    if objection := compression.objection(workers, values_of(sync)):
+        raise PlanError(objection)
     check_rhythm(sync, workers)
     if 1 < workers < algorithm.least_workers:
         raise PlanError(

@@ -12,10 +12,12 @@ def nothing() -> None:
 
 
 class WayRemarks(NamedTuple):
-    """What a way says about itself after it has run: notes, and the most bytes alive at once."""
+    """What a way says about itself after it has run; see `WayRow`."""
 
     notes: tuple[str, ...] = ()
     peak_bytes: int | None = None
+    predicted_s: float | None = None
+    wire_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +28,16 @@ class Runner:
         run: Does the work once and returns its results, any nest of tensors and numbers; what it
             enqueued on GPUs may still be running.
         close: Ends threads and processes.
+        results: Warms up, and returns what is compared; None: what a second run returns.
+        units: How often a run does the work; figures are of once.
         remarks: What it says about itself.
         threads: For torch on the CPU while it runs; 0: those of the case.
     """
 
     run: Callable[[], Any]
     close: Callable[[], None] = nothing
+    results: Callable[[], Any] | None = None
+    units: int = 1
     remarks: Callable[[], WayRemarks] = WayRemarks
     threads: int = 0
 
@@ -99,6 +105,7 @@ class Case:
         calls: Runs in a turn; 0: as many as fill a turn.
         hides: Whether the two parts of the bound are to run at the same time.
         weight: Share of the time limit.
+        bus_bytes: What a unit sends over the slowest link, of collectives; 0 where nobody asks.
     """
 
     name: str
@@ -111,6 +118,7 @@ class Case:
     calls: int = 0
     hides: bool = False
     weight: float = 1.0
+    bus_bytes: float = 0.0
 
 
 def longest(*parts: str) -> Callable[[Mapping[str, float]], float]:

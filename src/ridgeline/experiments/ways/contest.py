@@ -1,6 +1,7 @@
 """One case held: every way made, its results checked, then all timed in turns beside the parts."""
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from ridgeline.experiments.hybrid.result import Limit
 from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way
 from ridgeline.experiments.ways.result import WayCase, WayRow, hidden_share
+from ridgeline.probe.peers import Peers
 from ridgeline.probe.timing import synchronize
 
 TURN_S = 0.05
@@ -34,19 +36,22 @@ CHECKED_ELEMENTS = 1 << 16
 Turn = Callable[[], float]
 
 
-def hold(case: Case, *, limit_s: float, progress: Progress) -> WayCase:
+def hold(case: Case, *, limit_s: float, progress: Progress, peers: Peers | None = None) -> WayCase:
     """Hold a case; nothing of it is left afterwards.
 
     Args:
         case: What is done.
         limit_s: What timing may take, about; at least three turns are taken.
         progress: Takes lines about what happens now.
+        peers: Workers that all hold this case, to do its work together; a run begins when all are there, and
+            takes as long as the slowest. None: it is held by this process alone.
 
     Cost: Keeps the machine busy for about `limit_s`, and synchronises the devices.
     """
     if case.lacking:
         return WayCase(name=case.name, title=case.title, unit=case.unit, skipped=case.lacking)
     begin = time.perf_counter()
+    together = peers or Peers(0, 1, torch.device("cpu"))
     with torch_threads(case.threads):
         try:
             contest = case.prepare()
@@ -56,7 +61,7 @@ def hold(case: Case, *, limit_s: float, progress: Progress) -> WayCase:
                 name=case.name, title=case.title, unit=case.unit, skipped=reason_of(error)
             )
         try:
-            return _Hold(case, contest, progress).result(begin, limit_s)
+            return _Hold(case, contest, progress, together).result(begin, limit_s)
         finally:
             contest.close()
             release_memory()
@@ -65,10 +70,11 @@ def hold(case: Case, *, limit_s: float, progress: Progress) -> WayCase:
 class _Hold:
     """The rows of one case as they come to be."""
 
-    def __init__(self, case: Case, contest: Contest, progress: Progress) -> None:
+    def __init__(self, case: Case, contest: Contest, progress: Progress, peers: Peers) -> None:
         self._case = case
         self._contest = contest
         self._progress = progress
+        self._peers = peers
         self._rows: dict[str, WayRow] = {}
         self._runners: dict[str, Runner] = {}
         self._wanted: list[Tensor] | None = None
@@ -90,49 +96,66 @@ class _Hold:
         if way.lacking:
             return msgspec.structs.replace(row, status="skipped", reason=way.lacking)
         runner: Runner | None = None
+        failure: Exception | None = None
+        gap = 0.0
         try:
             runner = way.make()
             with torch_threads(runner.threads):
-                runner.run()  # the first call warms up: caches, threads, worker processes
-                seen = observed(runner.run())
+                seen = observed(_results(runner))
             if self._wanted is None:
                 self._wanted = seen
             gap = difference(seen, self._wanted)
         except FAILURES as error:
+            failure = error
+        gaps = [gap for (gap,) in self._peers.gather([math.inf if failure else gap])]
+        if runner is None or failure is not None or math.inf in gaps:
             if runner is not None:
                 dismiss(runner.close)
-            return _failed(row, error)
+            return _failed(row, failure or RuntimeError("it failed on another worker"))
         self._runners[way.name] = runner
-        return msgspec.structs.replace(row, difference=gap)
+        return msgspec.structs.replace(row, difference=max(gaps))
 
     def _time(self, limit_s: float) -> tuple[Samples, int]:
         """Seconds of a run of everyone that runs and of every part, and the runs in a turn."""
         if not self._runners:
             return {}, 0
-        runs = {name: (one.run, one.threads) for name, one in self._runners.items()}
-        first = next(iter(runs.values()))
-        with torch_threads(first[1]):
-            once_s = min(wall_s(first[0], 1) for _ in range(2))
-        calls = self._case.calls or max(1, min(1000, round(TURN_S / once_s)))
+        runners = dict(self._runners)
+        calls = self._case.calls or self._calls(next(iter(runners.values())))
         bound = self._contest.bound
         for name, run in (bound.parts if bound else {}).items():
-            runs[name] = (run, 0)
+            runners[name] = Runner(run=run)
             self._rows[name] = WayRow(way=name, kind="part")
-        turns = {name: self._turn(name, *run, calls) for name, run in runs.items()}
-        samples = take_turns(turns, turns=MOST_TURNS, limit_s=limit_s)
+        turns = {name: self._turn(name, runner, calls) for name, runner in runners.items()}
+        samples = take_turns(turns, turns=MOST_TURNS, limit_s=limit_s, agree=self._peers.agree)
         is_failed = {name for name, row in self._rows.items() if row.status != "measured"}
         return {name: own for name, own in samples.items() if name not in is_failed}, calls
 
-    def _turn(self, name: str, run: Callable[[], Any], threads: int, calls: int) -> Turn:
+    def _calls(self, first: Runner) -> int:
+        """Runs that fill a turn, of the first way on the first worker."""
+        with torch_threads(first.threads):
+            once_s = min(wall_s(first.run, 1) for _ in range(2)) / first.units
+        calls = max(1, min(1000, round(TURN_S / once_s)))
+        return int(self._peers.gather([calls])[0][0])
+
+    def _turn(self, name: str, runner: Runner, calls: int) -> Turn:
         def turn() -> float:
             if self._rows[name].status != "measured":
                 return 0.0
+            self._peers.barrier()
+            failure: Exception | None = None
+            seconds = math.inf
             try:
-                with torch_threads(threads):
-                    return wall_s(run, calls)
+                with torch_threads(runner.threads):
+                    # A run of several units is no less a turn than several runs of one.
+                    seconds = wall_s(runner.run, -(-calls // runner.units)) / runner.units
             except FAILURES as error:
-                self._rows[name] = _failed(self._rows[name], error)
-                return 0.0
+                failure = error
+            slowest = max(own for (own,) in self._peers.gather([seconds]))
+            if math.isfinite(slowest):
+                return slowest
+            failure = failure or RuntimeError("it failed on another worker")
+            self._rows[name] = _failed(self._rows[name], failure)
+            return 0.0
 
         return turn
 
@@ -146,7 +169,8 @@ class _Hold:
         rows = dict(self._rows)
         for name, own in samples.items():
             seconds = spread([value / case.units for value in own])
-            rows[name] = msgspec.structs.replace(rows[name], seconds=seconds)
+            bus = case.bus_bytes / seconds.value if case.bus_bytes else None
+            rows[name] = msgspec.structs.replace(rows[name], seconds=seconds, bus_bytes_per_s=bus)
         for name in timed:
             rows[name] = msgspec.structs.replace(
                 rows[name],
@@ -172,10 +196,22 @@ class _Hold:
             with contextlib.suppress(*FAILURES):
                 remarks = runner.remarks()
                 self._rows[name] = msgspec.structs.replace(
-                    self._rows[name], notes=remarks.notes, peak_bytes=remarks.peak_bytes
+                    self._rows[name],
+                    notes=remarks.notes,
+                    peak_bytes=remarks.peak_bytes,
+                    predicted_s=remarks.predicted_s,
+                    wire_bytes=remarks.wire_bytes,
                 )
             dismiss(runner.close)
         self._runners.clear()
+
+
+def _results(runner: Runner) -> Any:
+    """What a way computes, when it has warmed up: caches, threads, worker processes."""
+    if runner.results is not None:
+        return runner.results()
+    runner.run()
+    return runner.run()
 
 
 def wall_s(run: Callable[[], Any], calls: int) -> float:

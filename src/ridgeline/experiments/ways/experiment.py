@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 
@@ -11,7 +10,7 @@ from ridgeline.errors import TaskError
 from ridgeline.experiments.contests import Progress
 from ridgeline.experiments.ways.case import Case
 from ridgeline.experiments.ways.contest import hold
-from ridgeline.experiments.ways.result import WayExperiment
+from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayName
 from ridgeline.probe.fingerprint import devices, driver, host
 
 LIMITS_S = {True: 60.0, False: 180.0}
@@ -24,7 +23,7 @@ MakeCases = Callable[[str, bool], Sequence[Case]]
 
 
 def run_cases(
-    name: Literal["async", "parallel", "overlap"],
+    name: WayName,
     make_cases: MakeCases,
     *,
     quick: bool = False,
@@ -51,13 +50,7 @@ def run_cases(
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     found = make_cases(kind, quick)
-    known = [case.name for case in found]
-    unknown = [case for case in only if case not in known]
-    if unknown:
-        raise TaskError(
-            f"wanted cases out of {', '.join(known)}, got {', '.join(unknown)} for the experiment {name}; "
-            "name some of those"
-        )
+    check_names(name, [case.name for case in found], only)
     chosen = [case for case in found if not only or case.name in only]
     limit = LIMITS_S[quick] if limit_s is None else limit_s
     end = time.perf_counter() + limit
@@ -68,14 +61,35 @@ def run_cases(
         share = case.weight / later_weight if later_weight else 0.0
         room_s = max(LEAST_S, share * (end - time.perf_counter()))
         results.append(hold(case, limit_s=room_s, progress=progress or _silent))
+    return experiment_of(name, results, quick=quick, limit_s=limit)
+
+
+def check_names(name: WayName, known: Sequence[str], only: Sequence[str]) -> None:
+    """Refuse cases that there are not.
+
+    Raises:
+        TaskError: there is no case of a name.
+    """
+    unknown = [case for case in only if case not in known]
+    if unknown:
+        raise TaskError(
+            f"wanted cases out of {', '.join(known)}, got {', '.join(unknown)} for the experiment {name}; "
+            "name some of those"
+        )
+
+
+def experiment_of(
+    name: WayName, cases: Sequence[WayCase], *, quick: bool, limit_s: float
+) -> WayExperiment:
+    """The experiment on this machine that consists of these cases."""
     return WayExperiment(
         name=name,
         host=host(),
         devices=devices(),
         versions=_versions(),
         is_quick=quick,
-        limit_s=limit,
-        cases=tuple(results),
+        limit_s=limit_s,
+        cases=tuple(cases),
     )
 
 

@@ -7,6 +7,8 @@ from ridgeline.codec import Noun, Value
 from ridgeline.experiments.hybrid.result import Limit, Status
 from ridgeline.machine import Device, Host, Quantity
 
+WayName = Literal["async", "parallel", "overlap", "allreduce", "sync"]
+"""The experiments that are made of ways."""
 WayKind = Literal["sequential", "peer", "ridgeline", "part"]
 """`part` is a piece of the work by itself (computing alone, copying alone): what the limit is made of."""
 WAY_KINDS: tuple[WayKind, ...] = ("sequential", "peer", "ridgeline", "part")
@@ -25,6 +27,10 @@ class WayRow(Value, frozen=True, kw_only=True):
         difference: Largest, from the results of the first way, over their largest value.
         hidden: Share of the shorter part that ran while the longer one did: 1.0 hides all of it.
         peak_bytes: Most bytes of items that were alive at once, where the case counts them.
+        predicted_s: Of one unit, before any was run.
+        wire_bytes: That a worker's link carried away in a unit, headers included, where that can be counted.
+        bus_bytes_per_s: Of collectives: their bandwidth as nccl-tests define it, which is that of the
+            slowest link, whatever the number of workers.
         reason: Why there are no figures.
         notes: What the way says about itself.
     """
@@ -38,6 +44,9 @@ class WayRow(Value, frozen=True, kw_only=True):
     difference: float | None = None
     hidden: float | None = None
     peak_bytes: int | None = None
+    predicted_s: float | None = None
+    wire_bytes: int | None = None
+    bus_bytes_per_s: float | None = None
     reason: str = ""
     notes: tuple[str, ...] = ()
 
@@ -91,11 +100,11 @@ class WayCase(Value, frozen=True, kw_only=True):
 
 
 class WayExperiment(Noun, frozen=True, kw_only=True):
-    """The experiment `async`, `parallel` or `overlap` on one machine; saved as JSON."""
+    """One of these experiments on one machine; saved as JSON."""
 
     kind: ClassVar[str] = "way-experiment"
 
-    name: Literal["async", "parallel", "overlap"]
+    name: WayName
     host: Host
     devices: tuple[Device, ...]
     versions: dict[str, str]

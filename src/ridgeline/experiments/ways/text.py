@@ -1,5 +1,7 @@
 """Such an experiment as text for the terminal: one table a case."""
 
+from collections.abc import Callable
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -11,6 +13,8 @@ HEADINGS = {
     "async": "Asynchronous execution",
     "parallel": "Automatic parallelism",
     "overlap": "Overlapped copies",
+    "allreduce": "All-reduce",
+    "sync": "Synchronised steps",
 }
 
 
@@ -35,20 +39,23 @@ def case_text(case: WayCase) -> RenderableType:
     of = f"per {case.unit}, " if case.unit != "run" else ""
     runs = "run" if case.calls == 1 else "runs"
     heading = title(case.name, f"{case.title}; {of}{case.turns} turns of {case.calls} {runs}")
-    has_peak = any(row.peak_bytes is not None for row in case.rows)
-    has_hidden = any(row.hidden is not None for row in case.rows)
-    extra = (*(("Hidden",) if has_hidden else ()), *(("Peak",) if has_peak else ()))
-    head = ("", "Time", "Quartiles", "x first", "Of limit", *extra, "Difference", "")
+    extra = [(name, cell) for name, cell in _EXTRA.items() if any(cell(row) for row in case.rows)]
+    head = (
+        "",
+        "Time",
+        "Quartiles",
+        "x first",
+        "Of limit",
+        *(n for n, _ in extra),
+        "Difference",
+        "",
+    )
     rows = table(head, right=range(1, len(head) - 1))
     best = case.fastest("ridgeline")
     for row in sorted(case.rows, key=lambda row: WAY_KINDS.index(row.kind)):
         if row.status == "skipped":
             continue
-        cells = list(_figures(row))
-        if has_hidden:
-            cells.append("" if row.hidden is None else units.percent(row.hidden))
-        if has_peak:
-            cells.append("" if row.peak_bytes is None else units.num_bytes(row.peak_bytes))
+        cells = [*_figures(row), *(cell(row) for _, cell in extra)]
         is_dim = row.seconds is None or row.kind == "part"
         style = "bold" if row is best else "dim" if is_dim else None
         rows.add_row(row.way, *cells, _gap(row), row.reason, style=style)
@@ -84,6 +91,26 @@ def _figures(row: WayRow) -> tuple[str, str, str, str]:
         "" if row.times_faster is None else f"{row.times_faster.value:.2f}",
         "" if row.of_limit is None else units.percent(row.of_limit),
     )
+
+
+def _shown(name: str, show: Callable[[float], str]) -> Callable[[WayRow], str]:
+    """A cell of a column that only some cases have."""
+
+    def cell(row: WayRow) -> str:
+        value = getattr(row, name)
+        return "" if value is None else show(value)
+
+    return cell
+
+
+_EXTRA = {
+    "Predicted": _shown("predicted_s", units.seconds),
+    "Bus": _shown("bus_bytes_per_s", lambda value: units.quantity(value, "B/s")),
+    "On the wire": _shown("wire_bytes", units.num_bytes),
+    "Hidden": _shown("hidden", units.percent),
+    "Peak": _shown("peak_bytes", units.num_bytes),
+}
+"""Columns that only some cases have."""
 
 
 def _gap(row: WayRow) -> str:

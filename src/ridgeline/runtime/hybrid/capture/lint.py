@@ -110,7 +110,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     seen.take_idle_draws()
     recorder = Recorder(HostClock())
     recorder.listener = functools.partial(setattr, seen.lines, "phase")
-    before = Snapshot(body.model, optimizer, body.loss_fn, body.synchronizer)
+    before = Snapshot(body.model, optimizer, body.loss_fn)
     outside = Undo(body.model, body.loss_fn, optimizer, spared=before.tensors())
     try:
         with random_state_kept(), buffers_attached(body.model), body.as_written():

@@ -1,0 +1,99 @@
+"""Gradient synchronisation: all-reduces by size, and steps over links of several rates, interleaved.
+
+    python benchmarks/synchronisation.py                                   # both
+    python benchmarks/synchronisation.py sync --only resnet18 --rates 100mbit   # two hosts, a slow link
+
+`allreduce` sets every exact algorithm beside the backend's own all-reduce. `sync` trains a model over two
+hosts on this machine (network namespaces, so it takes root and iproute2), ours beside
+DistributedDataParallel and its hooks. What they compute is compared; figures are medians over turns with
+quartiles, ratios are taken turn by turn. These are `ridgeline bench allreduce` and `sync` with the result
+kept; beside the table of `sync` it prints how far each step is from the limit, and from its prediction.
+"""
+
+import argparse
+import datetime
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ridgeline.experiments import allreduce, sync
+from ridgeline.experiments.ways.result import WayCase, WayExperiment
+from ridgeline.experiments.ways.text import experiment_text
+from ridgeline.reporting.text import console
+
+RESULTS = Path(__file__).parent / "results"
+EXPERIMENTS = {"allreduce": allreduce.run, "sync": sync.run}
+
+
+def file_name(experiment: WayExperiment) -> str:
+    """`<experiment>_<hardware>_<date>.json`."""
+    names = [device.name for device in experiment.devices if device.kind == "cuda"]
+    cpu = f"{experiment.host.cores}-core-CPU"
+    hardware = f"{len(names)}x{names[0].split()[-1]}" if len(names) > 1 else cpu
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
+    return f"{experiment.name}_{hardware}_{date}.json"
+
+
+def distances(case: WayCase) -> list[str]:
+    """Every measured way as a multiple of the case's limit, and of what was predicted."""
+    said = []
+    for row in case.rows:
+        if row.of_limit:
+            said.append(f"{row.way}: {1 / row.of_limit:.3f} x the limit")
+        if row.predicted_s is not None and row.seconds is not None:
+            said.append(f"{row.way}: {row.seconds.value / row.predicted_s:.3f} x its prediction")
+    return [f"{case.name}: {line}" for line in said]
+
+
+def with_load(experiment: WayExperiment, before: Sequence[float]) -> WayExperiment:
+    """The experiment, each case with a note on what else the cores did."""
+    cores = experiment.host.cores
+    note = (
+        f"load average of the {cores} cores over a minute: {before[0]:.1f} before, "
+        f"{os.getloadavg()[0]:.1f} after; the experiment itself is about {cores}"
+    )
+    cases = [msgspec.structs.replace(case, notes=(*case.notes, note)) for case in experiment.cases]
+    return msgspec.structs.replace(experiment, cases=tuple(cases))
+
+
+def main() -> int:
+    """Run the experiments, print their tables, write their results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=[*EXPERIMENTS], help="allreduce, sync")
+    parser.add_argument("--quick", action="store_true", help="a minute or two each")
+    parser.add_argument("--only", nargs="+", default=[], help="cases: sizes, or models")
+    parser.add_argument("--rates", nargs="+", default=[], help="of sync: 100mbit, 1gbit, none ...")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="what each may take, about")
+    parser.add_argument("--output", type=Path, help="directory; default: benchmarks/results/")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in EXPERIMENTS]
+    if unknown:
+        parser.error(f"wanted some of {', '.join(EXPERIMENTS)}, got {unknown[0]!r}")
+    for name in arguments.names:
+        more: dict[str, Any] = {"rates": arguments.rates} if name == "sync" else {}
+        before = os.getloadavg()
+        experiment = EXPERIMENTS[name](
+            quick=arguments.quick,
+            only=arguments.only,
+            limit_s=arguments.limit,
+            progress=lambda line: print(line, file=sys.stderr, flush=True),
+            **more,
+        )
+        experiment = with_load(experiment, before)
+        console().print(experiment_text(experiment))
+        for case in experiment.cases:
+            print(*distances(case), sep="\n")
+        directory = arguments.output or RESULTS
+        directory.mkdir(parents=True, exist_ok=True)
+        print(f"written to {experiment.save(directory / file_name(experiment))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

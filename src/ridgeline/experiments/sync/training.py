@@ -1,0 +1,122 @@
+"""What all ways train: the same model from the same state on the same batches; and what a way sent."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ridgeline import tasks
+from ridgeline.experiments.namespaces import INTERFACE
+from ridgeline.experiments.ways.case import Runner, WayRemarks, nothing
+from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.world import World
+
+BATCHES = 4
+CHECKED_STEPS = 4
+"""From the same state, after which all ways are compared: enough for a second cut of buckets, and for hooks
+that send everything at first."""
+
+Step = Callable[[Any], Tensor]
+
+
+class Training:
+    """A task of `rl.tasks`, its batches for this worker.
+
+    Args:
+        world: This worker's place.
+        name: Of the task.
+        batch: Samples of each worker.
+
+    Raises:
+        DataError: the data is missing.
+    """
+
+    def __init__(self, world: World, name: str, batch: int) -> None:
+        self.world = world
+        self.name = name
+        self._task = getattr(tasks, name)(batch_size=batch * world.size)
+        data = self._task.train_data
+        every = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+        self.batches = []
+        for index in range(BATCHES):
+            first = (index * world.size + world.rank) * batch
+            images, labels = data.batch(every[first : first + batch])
+            self.batches.append((images.to(world.device), labels.to(world.device)))
+
+    def made(self) -> nn.Module:
+        """The model, with the same parameters each time and on every worker."""
+        torch.manual_seed(0)
+        return self._task.model().to(self.world.device)
+
+    @property
+    def loss_fn(self) -> Callable[[nn.Module, Any], Tensor]:
+        """Of the task."""
+        return self._task.loss_fn
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Of the task."""
+        return self._task.optimizer(model)
+
+
+def make_runner(
+    training: Training,
+    make: Callable[[nn.Module], Step],
+    is_counted: bool,
+    units: int = 1,
+    predicted_s: float | None = None,
+    notes: tuple[str, ...] = (),
+) -> Runner:
+    """A way to train: one step a run, compared by what the first steps changed.
+
+    Args:
+        training: What is trained.
+        make: Makes the step of a model.
+        is_counted: Whether to read the counters of the link.
+        units: Steps of a run, where not all cost the same.
+        predicted_s: Of a step.
+        notes: About it.
+    """
+    model = training.made()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    step = make(model)
+    sent = [0, 0]  # bytes, steps
+    batches = training.batches
+
+    def run() -> None:
+        start = sent_bytes() if is_counted else 0
+        for index in range(units):
+            step(batches[index % len(batches)])
+        if is_counted:
+            sent[0] += sent_bytes() - start
+        sent[1] += units
+
+    def results() -> list[Tensor]:
+        for index in range(CHECKED_STEPS):
+            step(batches[index])
+        after = [parameter.detach() for parameter in model.parameters()]
+        changes = [(b - a).flatten() for a, b in zip(before, after, strict=True)]
+        before.clear()
+        return [torch.cat(changes)]
+
+    def remarks() -> WayRemarks:
+        is_known = is_counted and sent[1]
+        wire_bytes = sent[0] // sent[1] if is_known else None
+        return WayRemarks(notes=notes, predicted_s=predicted_s, wire_bytes=wire_bytes)
+
+    close = step.close if isinstance(step, TrainStep) else nothing
+    return Runner(run=run, results=results, units=units, remarks=remarks, close=close)
+
+
+def sent_bytes() -> int:
+    """Bytes that this host has sent over its link so far, headers included.
+
+    Source: the ninth number of an interface in /proc/net/dev is what it transmitted.
+    """
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(numbers.split()[8])
+    return 0

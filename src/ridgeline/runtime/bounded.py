@@ -1,0 +1,46 @@
+"""`within`: a call into a library that may never return, given up after a while.
+
+A store of torch waits for its server without end when the network between them is gone: its time-outs are
+kept by the server.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TypeVar
+
+from ridgeline import units
+
+T = TypeVar("T")
+
+
+def within(limit_s: float, call: Callable[[], T], what: str) -> T:
+    """The result of a call that gets so many seconds.
+
+    Args:
+        limit_s: Seconds to wait for it.
+        call: Runs in a thread of its own; one that does not return keeps that thread until the process ends.
+        what: Who is called, for the message.
+
+    Raises:
+        RuntimeError: it has not returned by then.
+        Exception: what the call raises.
+
+    Cost: Starts a thread.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="ridgeline-within", daemon=True).start()
+    try:
+        return done.result(limit_s)
+    except FutureTimeoutError:
+        if done.done():  # the call's own
+            raise
+    raise RuntimeError(f"no answer from {what} for {units.seconds(limit_s)}")

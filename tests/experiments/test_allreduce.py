@@ -1,0 +1,62 @@
+"""The experiment `allreduce`: every exact algorithm that is offered, and the bandwidth of the bus."""
+
+import pytest
+
+from ridgeline.errors import TaskError
+from ridgeline.experiments import allreduce
+from ridgeline.experiments.allreduce.sweep import CASES, SIZES
+from ridgeline.experiments.ways.result import WayExperiment
+from ridgeline.experiments.ways.text import experiment_text
+from ridgeline.reporting.text import as_text
+from ridgeline.synchronisation import ALGORITHMS, offered
+
+WORKERS = 3
+CHOSEN = ("1KiB", "256KiB", "256MiB")
+
+
+@pytest.fixture(scope="module")
+def found() -> WayExperiment:
+    """Three workers over gloo: a number that is no power of two is scaled and settled."""
+    return allreduce.run(quick=True, only=CHOSEN, limit_s=3.0, device="cpu", workers=WORKERS)
+
+
+def test_every_algorithm_is_there(found: WayExperiment) -> None:
+    """Those that are offered for the device and exact, after the backend's own; all compute the same."""
+    ours = [
+        f"ridgeline {ALGORITHMS[name].label}"
+        for name in offered("cpu")
+        if ALGORITHMS[name].is_exact
+    ]
+    assert ours
+    for case in found.cases[:2]:
+        assert [row.way for row in case.rows] == ["gloo all_reduce", *ours]
+        for row in case.rows:
+            if row.status == "skipped":
+                continue
+            assert (row.status, row.reason) == ("measured", "")
+            assert row.difference is not None
+            assert row.difference < 1e-6
+
+
+def test_the_bus_is_that_of_nccl_tests(found: WayExperiment) -> None:
+    """2 (n - 1) / n times the bytes, over the time."""
+    for case in found.cases[:2]:
+        for row in case.rows:
+            if row.seconds is not None:
+                wanted = SIZES[case.name] * 2 * (WORKERS - 1) / WORKERS / row.seconds.value
+                assert row.bus_bytes_per_s == pytest.approx(wanted)
+    assert "Bus" in as_text(experiment_text(found))
+
+
+def test_sizes_for_gpus_are_left_out(found: WayExperiment) -> None:
+    assert [case.name for case in found.cases] == list(CHOSEN)
+    assert [case.skipped for case in found.cases] == ["", "", "a size for GPUs"]
+
+
+def test_an_unknown_size_is_refused() -> None:
+    """Before any worker starts."""
+    with pytest.raises(TaskError) as refused:
+        allreduce.run(only=("2KiB",))
+    assert str(refused.value) == (
+        f"wanted cases out of {', '.join(CASES)}, got 2KiB for the experiment allreduce; name some of those"
+    )

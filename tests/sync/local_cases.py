@@ -22,6 +22,7 @@ from ridgeline.runtime.agree import gather_bytes
 from ridgeline.runtime.same_state import checksums
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
+from ridgeline.synchronisation import offered_compressions
 
 TOYS = (toy_transport, toy_codec)
 EVERY, ROUNDS = 4, 3
@@ -202,6 +203,12 @@ def laws(world: World) -> dict[str, Any]:
     return found
 
 
+def by_every_codec(world: World, wanted: list[list[Tensor]]) -> dict[str, Any]:
+    """Trainings with each compression, beside the plain one."""
+    ways = {name: planned(compression=name) for name in offered_compressions("cpu")}
+    return {name: told(trained(world, plan), wanted) for name, plan in ways.items()}
+
+
 def fed_back(world: World) -> dict[str, Any]:
     """What arrived of gradients that do not depend on the parameters, and what was left out."""
     model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 3))
@@ -319,6 +326,7 @@ def main() -> None:
     output = Path(sys.argv[1])
     found = {
         "laws": laws(world),
+        "codecs": by_every_codec(world, separately("sgd")),
         "fed back": fed_back(world),
         "all exchanged": all_exchanged(world),
         "fragments": in_fragments(world),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ridgeline.plan import Sync
 from ridgeline.runtime.sync.local_steps import cut_fragments
 from ridgeline.simulator.frames import step_frames
+from ridgeline.synchronisation import offered_compressions
 
 HERE = Path(__file__).parent
 LAWS = (
@@ -79,6 +80,14 @@ def test_a_codec_carries_the_differences(found: dict[str, Any]) -> None:
     fed_back = found["fed back"]
     assert fed_back["gap"] < 1e-3
     assert fed_back["late"] < 1.5 * fed_back["early"]
+
+
+def test_every_codec_carries_the_differences(found: dict[str, Any]) -> None:
+    """All workers have the same bits after each exchange, near those without a codec."""
+    assert set(found["codecs"]) == {*offered_compressions("cpu"), "coarse"}
+    for name, told in found["codecs"].items():
+        assert told["equal"] == [True] * 3, name
+        assert told["gap"] < 0.05, name
 
 
 def test_every_parameter_is_exchanged(found: dict[str, Any]) -> None:

@@ -165,6 +165,8 @@ def test_frames_and_replays_agree(options: dict[str, Any]) -> None:
     workload = make_workload(backward=[MS] * 4, gradient_bytes=[MIB] * 4)
     timeline = simulate(make_machine(), workload, plan, details=False)
     frames = step_frames(workers=2, num_buckets=1, sync=plan.sync)
+    names = ["input", "forward", "backward", "optimizer", "all_reduce/0", "wait"]
+    assert [frame.name for frame in frames] == names
     assert [(s.name, s.lane) for s in timeline.spans] == [(f.name, f.lane) for f in frames]
     assert replay(timeline).spans == timeline.spans
 

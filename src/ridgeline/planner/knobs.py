@@ -382,7 +382,7 @@ def _checked(name: str, value: object) -> Any:
         raise PlanError(f"wanted {name} as {words}, got {value!r}; correct it")
     if name == "bucket_bytes":
         limits = tuple(value) if isinstance(value, Sequence) else (value,)
-        if limits and all(_is_count(v, 1) for v in limits):
+        if limits and all(is_whole(v) and v >= 1 for v in limits):
             return limits
         raise PlanError(
             f"wanted bucket_bytes as bytes >= 1 or a tuple of them, got {value!r}; for example 4194304"
@@ -392,9 +392,5 @@ def _checked(name: str, value: object) -> Any:
 
 
 def _check_count(name: str, value: object, least: int) -> None:
-    if not _is_count(value, least):
+    if not (is_whole(value) and value >= least):
         raise PlanError(f"wanted {name} as a whole number >= {least}, got {value!r}; correct it")
-
-
-def _is_count(value: object, least: int) -> bool:
-    return is_whole(value) and value >= least

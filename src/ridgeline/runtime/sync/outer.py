@@ -51,7 +51,7 @@ class OuterOptimizer:
         """Fill a bucket with how far this worker's parameters are behind the common ones, scaled."""
         common = self._common[bucket.index]
         for position, parameter in enumerate(bucket.parameters):
-            torch.sub(_place(bucket, position, common), parameter, out=bucket.views[position])
+            torch.sub(bucket.place(position, common), parameter, out=bucket.views[position])
         if scale != 1.0:
             bucket.payload.mul_(scale)
 
@@ -65,7 +65,7 @@ class OuterOptimizer:
             change = change.add(speed, alpha=self._momentum)
         common.sub_(change, alpha=self._rate)
         for position, parameter in enumerate(bucket.parameters):
-            parameter.copy_(_place(bucket, position, common))
+            parameter.copy_(bucket.place(position, common))
 
     def common(self) -> Iterable[tuple[str, Tensor]]:
         """The common parameters by name: the same bits on all workers at any time."""
@@ -90,16 +90,10 @@ def _beside(bucket: Bucket) -> Tensor:
     return torch.zeros_like(bucket.payload, dtype=dtype)
 
 
-def _place(bucket: Bucket, position: int, flat: Tensor) -> Tensor:
-    """The place of a parameter in a tensor that is laid out like the payload."""
-    view = bucket.views[position]
-    return flat.as_strided(view.size(), view.stride(), view.storage_offset())
-
-
 def _members(
     buckets: Sequence[Bucket], flats: Sequence[Tensor]
 ) -> Iterable[tuple[str, Tensor, Tensor]]:
     """(name, parameter, its place in the flat tensor of its bucket)."""
     for bucket, flat in zip(buckets, flats, strict=False):
         for position, parameter in enumerate(bucket.parameters):
-            yield bucket.names[position], parameter, _place(bucket, position, flat)
+            yield bucket.names[position], parameter, bucket.place(position, flat)

@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ridgeline.experiments.plain_step import PlainStep
@@ -38,8 +37,8 @@ def fp16_step(training: Training, model: nn.Module) -> Step:
 def power_sgd_step(training: Training, model: nn.Module) -> Step:
     """Gradients are sent as two factors of rank 4, with error feedback and warm start.
 
-    Over gloo all in one bucket: the hook starts the second collective of a bucket when its first ends, so that
-    with several the order differs between workers, and gloo aborts the process.
+    Over gloo all in one bucket: the hook starts the second collective of a bucket when its first ends, so
+    that with several the order differs between workers, and gloo aborts the process.
     """
     is_gloo = training.world.kind == "cpu"
     ddp = _wrapped(training, model, bucket_cap_mb=ONE_BUCKET_MB if is_gloo else None)
@@ -52,6 +51,10 @@ def power_sgd_step(training: Training, model: nn.Module) -> Step:
 
 def local_sgd_step(training: Training, model: nn.Module) -> Step:
     """Workers train by themselves, and take the mean of their parameters every few steps."""
+    from torch.distributed.optim import (
+        PostLocalSGDOptimizer,
+    )  # compiles much, and warns of its ways
+
     group = training.world.group()
     own, _ = dist.new_subgroups(group_size=1, group=group)
     ddp = _wrapped(training, model)

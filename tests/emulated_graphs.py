@@ -20,7 +20,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ridgeline.runtime.graph  # noqa: F401 - it names parts of torch.cuda, which are others in an emulation
+# These name parts of what is another in an emulation, and would keep those if they were first imported in one.
+import ridgeline.runtime.graph
+import ridgeline.runtime.hybrid.calls.search  # noqa: F401
 from ridgeline.execution import MODES
 from ridgeline.reach.sparse import parts
 from ridgeline.runtime.hybrid.calls import graph as call_graphs

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Execution, Plan, Precision
-from ridgeline.synchronisation import check_sync
+from ridgeline.synchronisation import changing_options, check_sync, trains_apart
 
 Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
 Purpose = Literal["callable", "step"]
@@ -185,6 +185,11 @@ def check_alone(name: Execution, workers: int) -> None:
         )
 
 
+def may_train_apart(name: Execution, device: str) -> bool:
+    """Whether steps of a mode may exchange now and then only: a step that a GPU replays cannot tell."""
+    return not MODES[name].is_replayed_on(device)
+
+
 def check_plan(plan: Plan, device: str) -> None:
     """Refuse a plan for a training step that cannot be honoured, be it to run it or to predict it.
 
@@ -210,6 +215,12 @@ def check_plan(plan: Plan, device: str) -> None:
         )
     check_offered(plan.execution, "step", device)
     check_alone(plan.execution, plan.workers)
+    _check_shapes(plan, device)
+    if trains_apart(plan.sync) and not may_train_apart(plan.execution, device):
+        raise PlanError(
+            f"wanted sync.every=1 for execution={plan.execution!r}, got {plan.sync.every} in the plan; a "
+            "captured step is the same in every replay: exchange in every step, or use another mode"
+        )
     if MODES[plan.execution].replays_model and plan.accumulate > 1:
         raise PlanError(
             f"wanted accumulate=1 for execution={plan.execution!r}, got {plan.accumulate} in the plan; its "
@@ -219,4 +230,16 @@ def check_plan(plan: Plan, device: str) -> None:
         raise PlanError(
             f"wanted a CUDA device for precision={plan.precision!r}, got {device}; use precision='as-is' "
             "there"
+        )
+
+
+def _check_shapes(plan: Plan, device: str) -> None:
+    """A captured step sends the same shapes in every replay."""
+    if plan.workers == 1 or not MODES[plan.execution].is_replayed_on(device):
+        return
+    for name, value in changing_options(plan.sync).items():
+        raise PlanError(
+            f"wanted sync.options[{name!r}] left out for execution={plan.execution!r}, got {value!r} in the "
+            "plan; what is sent would change its shape, which a captured step cannot: use another mode, or "
+            "train the first steps under a plan of their own"
         )

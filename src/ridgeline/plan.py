@@ -185,6 +185,21 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+ALIGNMENT_BYTES = 64
+"""Start of every gradient in a bucket: a cache line, enough for the widest vector loads of fused kernels."""
+
+
+def aligned_elements(num_elements: int, element_bytes: int) -> int:
+    """Elements that a gradient takes in a bucket, whose next one starts at a multiple of `ALIGNMENT_BYTES`.
+
+    Args:
+        num_elements: Of the gradient.
+        element_bytes: Of one element.
+    """
+    step = max(1, ALIGNMENT_BYTES // element_bytes)
+    return -(-num_elements // step) * step
+
+
 def cut_buckets(
     gradients: Sequence[tuple[int, str]], bucket_bytes: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:

@@ -253,6 +253,14 @@ def test_hangs_and_crashes_are_failures() -> None:
         assert "KeyError: 'no such feature'" in verdict.detail
 
 
+def test_nothing_of_an_emulation_stays_in_a_process() -> None:
+    """What is imported first in an emulation would offer graphs on the CPU ever after."""
+    with Child(100.0, interprets=True) as child:
+        for mode in ("call:graph@emulated", "call:auto"):
+            verdict, _ = child.examine(PLAIN, mode, shrinks=False)
+            assert verdict.outcome == "equal", verdict.detail
+
+
 def test_a_refusal_that_leaves_no_device_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a failed capture, which fails all programs that come then; so does what breaks the judging."""
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import choice, recalling
-from ridgeline.errors import LaunchError, PlanError
+from ridgeline.decision import choice, compile_times, recalling
+from ridgeline.errors import LaunchError, OutOfTimeError, PlanError
 from ridgeline.machine import Machine
+from ridgeline.plan import Plan
 from ridgeline.planner.assumed import with_assumed_rates
+from ridgeline.planner.preparation import is_compiled
 from ridgeline.probe.measure import Known
 from strategies import make_machine
 
@@ -115,6 +117,22 @@ def test_few_seconds_leave_the_machine_unmeasured(
             "not measured: that takes about 20.0 s, and the choice may take 30.0 s"
         )
         assert any("s left)" in line for line in lines)
+        assert step.machine.warnings[0] in step.notes
+
+
+def test_what_was_not_timed_is_in_the_notes(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What measuring had to leave out is not for the profile alone; rates that are missing are assumed."""
+    left_out = "operators of model were not timed: a reason"
+    found = msgspec.structs.replace(make_machine(), ceilings=(), warnings=(left_out,))
+    monkeypatch.setattr(choice, "missing_seconds", lambda *_, **__: 0.0)
+    monkeypatch.setattr(choice, "measure", lambda **_: found)
+    with start(lines) as step:
+        assert left_out in step.notes
+        assert any(
+            "were not timed on this machine: predictions" in note for note in step.ranking.notes
+        )
 
 
 def test_compiling_is_announced_with_its_seconds(
@@ -177,3 +195,21 @@ def test_seconds_are_a_number_above_zero(seconds: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(PlanError, match="wanted seconds as a finite number above 0, or None, got "):
         rl.TrainStep(model, loss_fn, optimizer, device="cpu", seconds=seconds)
+
+
+def test_a_stopped_compiler_is_given_more_time_next(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a trial had taken when it was stopped over what was assumed of it; plain trials tell nothing."""
+    right = choice.run_trial
+
+    def stopped(make: Any, plan: Plan, *more: Any) -> Any:
+        if is_compiled(plan):
+            raise OutOfTimeError("time is up")
+        return right(make, plan, *more)
+
+    monkeypatch.setattr(choice, "run_trial", stopped)
+    monkeypatch.setattr(choice, "compile_seconds", lambda *_: 1e-9)
+    with start(lines, seconds=1e4) as step:
+        assert any("was not tried to the end" in note for note in step.ranking.notes)
+    assert compile_times.load(tmp_path).factor > 1.0

@@ -93,3 +93,13 @@ def test_what_was_learned_stays_where_it_holds(tmp_path: Path) -> None:
         learned = msgspec.structs.replace(ranking, candidates=(tried, *others))
         compile_times.learn(tmp_path, learned, factor)
         assert compile_times.load(tmp_path).factor == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("least", "factor"), [(0.5, 1.0), (4.0, 4.0)])
+def test_a_trial_that_was_stopped_tells_the_least(
+    least: float, factor: float, tmp_path: Path
+) -> None:
+    """Compiling takes longer than that: it raises what is expected, and never lowers it."""
+    ranking = choose(make_machine(), make_chain((2, 2)))
+    compile_times.learn(tmp_path, ranking, 1.0, least)
+    assert compile_times.load(tmp_path).factor == pytest.approx(factor)

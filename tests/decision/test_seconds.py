@@ -138,7 +138,7 @@ def test_further_formats_are_traced_in_half_the_seconds(
 def test_measuring_has_a_limit(
     is_late: bool, machine: Machine, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half as much again as its share; without seconds none."""
+    """Its share of the seconds; without seconds none."""
     limits: list[float] = []
 
     def measured(*, limit_s: float, **_: Any) -> Machine:
@@ -147,7 +147,7 @@ def test_measuring_has_a_limit(
 
     monkeypatch.setattr(choice, "measure", measured)
     start(lines, seconds=100.0 if is_late else None).close()
-    share = choice.MOST_MEASURING_SHARE * choice.MOST_OVER_ESTIMATE
+    share = choice.MOST_MEASURING_SHARE
     assert limits == [pytest.approx(100.0 * share) if is_late else math.inf]
 
 
@@ -157,7 +157,7 @@ def test_a_stale_profile_is_not_measured_again_without_time(
     """That would take as long as measuring all of it for the first time."""
     refreshed: list[bool] = []
     old = msgspec.structs.replace(machine, measured_at=OLD)
-    monkeypatch.setattr(choice, "missing_seconds", lambda *_, refresh: 1e3 if refresh else 0.0)
+    monkeypatch.setattr(choice, "missing_seconds", lambda *_, refresh, limit_s: 1e3 * refresh)
     monkeypatch.setattr(choice, "measure", lambda **how: refreshed.append(how["refresh"]) or old)
     start(lines, seconds=100.0).close()
     assert refreshed == [False]

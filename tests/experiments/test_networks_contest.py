@@ -16,7 +16,13 @@ from ridgeline.experiments.networks.experiment import run
 from ridgeline.experiments.networks.forms import Form, Runner, Subject, plain_forms
 from ridgeline.experiments.networks.process import Children, Reply, last_error
 from ridgeline.experiments.networks.request import Answer, Request
-from ridgeline.experiments.networks.result import AUTO, FormRow, NetworksExperiment, TriedPlan
+from ridgeline.experiments.networks.result import (
+    AUTO,
+    FormRow,
+    Headline,
+    NetworksExperiment,
+    TriedPlan,
+)
 from ridgeline.experiments.networks.settings import settings_for
 from ridgeline.experiments.turns import spread
 from ridgeline.machine import Quantity, Setting
@@ -86,7 +92,20 @@ def test_contest_has_a_row_for_every_form(name: str, profile: Path, tmp_path: Pa
     assert rows[AUTO].auto_over.value == 1.0
     told = answers[-1].headline
     assert told is not None
-    assert told.trained_s == rows[AUTO].step_s
+    assert told.trained_s is not None
+    assert told.trained_s.n == 2  # measured before there was any other form
+    early = next(one for one in answers if one.headline and one.headline.trained_s)
+    assert [row.form for row in early.forms] == [AUTO]
+    assert (early.headline, early.forms[0].step_s) == (told, None)
+    doing = list(dict.fromkeys(answer.doing for answer in answers))
+    assert doing == [
+        "choosing a plan",
+        "training the chosen plan alone",
+        "running the first step of eager",
+        "running the first step of torch.compile",
+        "taking turns",
+        "",
+    ]
     assert told.before_s is not None
     assert [plan.execution for plan in answers[-1].tried] == ["eager"]
     assert answers[-1].first_s is not None
@@ -115,6 +134,22 @@ def test_by_hand_the_slower_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "slower": "left out of the turns: roughly 3.00 times the time of fast",
     }
     assert best_by_hand(answers[-1]) == ("fast",)
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_turns_are_kept_one_by_one(profile: Path, tmp_path: Path) -> None:
+    """Whenever the contest ends, the turns that were taken count."""
+    answers: list[Answer] = []
+    request = request_for("contest", "small_mlp", tmp_path, machine=str(profile), turns=3)
+    contest.contest(request, subject_of("small_mlp"), answers.append)
+    counts = [
+        row.step_s.n
+        for answer in answers
+        if answer.doing == "taking turns"
+        for row in answer.forms
+        if row.form == AUTO and row.step_s is not None
+    ]
+    assert counts == [1, 2, 3]
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:
@@ -170,7 +205,7 @@ def test_training_is_repeated_by_its_seed() -> None:
         ("ends well", 60.0, ""),
         ("dies", 60.0, "ended with signal 9: nothing in its log"),
         ("raises", 60.0, "ended with status 1: RuntimeError: CUDA error: device-side assert"),
-        ("hangs", 5.0, "it was ended after 5 s"),
+        ("hangs", 5.0, "it was ended after 5 s while taking turns"),
     ],
 )
 def test_a_child_costs_itself_alone(
@@ -253,3 +288,24 @@ def test_answers_become_one_result() -> None:
     assert (alone.starts.plan_s, alone.starts.plan_again_s) == (2.0, None)
     lost = combined(network, {"contest": Reply(Answer(), "it died")}, 60.0)
     assert [(row.form, row.reason) for row in lost.forms] == [(AUTO, "it died")]
+
+
+def test_a_contest_that_was_ended_keeps_what_was_known() -> None:
+    """Forms that ran have the end of the contest as their reason; those that failed have their own."""
+    rows = (
+        FormRow(form=AUTO, kind="ridgeline", first_s=1.0),
+        FormRow(form="eager", kind="plain", step_s=spread([1.0])),
+        FormRow(form="torch.compile", kind="plain", reason="RuntimeError: no compiler here"),
+    )
+    told = Headline(plan="rl.Plan()", execution="eager", before_s=1.0, expected_s=2.0)
+    ended = "it was ended after 200 s while taking turns"
+    reply = Reply(Answer(forms=rows, headline=told), ended)
+    found = combined(catalog()["mlp"], {"contest": reply}, 200.0)
+    assert [row.reason for row in found.forms] == [
+        f"no turns: {ended}",
+        "",
+        "RuntimeError: no compiler here",
+    ]
+    assert [row.was_cut for row in found.forms] == [True, False, False]
+    assert found.headline == told
+    assert found.notes == (f"contest: {ended}",)

@@ -133,6 +133,30 @@ def test_it_is_read_again(tmp_path: Path) -> None:
     assert NetworksExperiment.load(EXPERIMENT.save(tmp_path / "n.json")) == EXPERIMENT
 
 
+def test_a_network_whose_turns_were_cut_has_not_failed() -> None:
+    """The plan that was chosen is told with what it took, and why there were no turns."""
+    ended = "no turns: it was ended after 200 s while running the first step of torch.compile"
+    cut = FormRow(form=AUTO, kind="ridgeline", first_s=1.0, reason=ended)
+    told = msgspec.structs.replace(RESNET.headline, trained_s=None)
+    result = msgspec.structs.replace(RESNET, forms=(cut,), headline=told)
+    assert network_line(result) == (
+        f"resnet50: auto chose compiled+graph, 20.2 ms in its trial; {ended}"
+    )
+    alone = msgspec.structs.replace(result, headline=RESNET.headline)
+    assert network_line(alone) == f"resnet50: auto chose compiled+graph, 20.0 ms alone; {ended}"
+    found = summarise([result])
+    assert (found.timed, found.failed, found.cut) == (0, (), ("resnet50",))
+    text = as_text(
+        experiment_text(msgspec.structs.replace(EXPERIMENT, networks=(result,))), width=200
+    )
+    assert "auto chose a plan, but the turns ended before it was timed, on: resnet50" in text
+    assert "failed on" not in text
+    assert f"resnet50: auto: {ended}" in text
+    assert "no turns were left, on | resnet50" in page(
+        [msgspec.structs.replace(EXPERIMENT, networks=(result,))]
+    )
+
+
 def test_summary() -> None:
     """Ratios against the best of each kind; errors by family, before over tried plans, after of headlines."""
     found = summarise(EXPERIMENT.networks)

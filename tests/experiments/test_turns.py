@@ -72,3 +72,11 @@ def test_plain_step_is_the_loop() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True)
     )
+
+
+def test_figures_are_told_after_every_turn() -> None:
+    """All rivals have as many of them then."""
+    told: list[list[int]] = []
+    rivals = {"a": lambda: 1.0, "b": lambda: 2.0}
+    take_turns(rivals, turns=3, each=lambda found: told.append([len(f) for f in found.values()]))
+    assert told == [[1, 1], [2, 2], [3, 3]]

@@ -300,3 +300,37 @@ def test_feed_delivers_host_batches_to_the_gpu() -> None:
         assert values.is_cuda
         assert index == wanted
         assert float(values.mean()) == wanted
+
+
+class LayerDrop(nn.Module):
+    """Draws on the host whether to leave out a layer, as transformers' models do, with a probability of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.layerdrop = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer in self.layers:
+            skips = torch.rand([]) < self.layerdrop
+            if not skips:
+                x = layer(x).relu()
+        return x
+
+
+@pytest.mark.parametrize("execution", ["graph", "compiled+graph"])
+def test_draws_on_the_host_that_decide_nothing(execution: Execution) -> None:
+    """The step is captured, equals eager, and leaves the host's generator where eager leaves it."""
+    found = []
+    for mode in ("eager", execution):
+        torch.manual_seed(0)
+        model = LayerDrop().cuda()
+        torch.manual_seed(1)
+        with TrainStep(model, loss_fn, sgd(model), Plan(execution=mode)) as step:  # type: ignore[arg-type]
+            losses = [float(step(batch_of(16, index))) for index in range(EAGER_STEPS + 5)]
+            replayed = step.timeline().counters.get("eager_steps", 0)
+        found.append((losses, torch.get_rng_state(), replayed))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
+    assert torch.equal(found[0][1], found[1][1])
+    assert not found[1][2]

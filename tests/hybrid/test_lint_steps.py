@@ -276,7 +276,7 @@ class Untouchable:
 def test_reducer_is_left_alone() -> None:
     """With a reducer only loss and gradients are computed: no hook runs, no gradient is accumulated."""
     body = make_body(Masked())
-    body.reducer = Untouchable()
+    body.synchronizer = Untouchable()
     fired = []
     for parameter in body.model.parameters():
         parameter.register_post_accumulate_grad_hook(fired.append)

@@ -23,7 +23,7 @@ from ridgeline.machine import (
     Setting,
     SizePoint,
 )
-from ridgeline.probe import attempts, fingerprint
+from ridgeline.probe import attempts, fingerprint, fitting
 from ridgeline.probe import measure as probe
 from ridgeline.probe.group import run_in_group
 from ridgeline.probe.survey import Findings, Request
@@ -344,7 +344,7 @@ def test_transfers_between_hosts_are_measured_every_time(tmp_path: Path) -> None
 def test_a_limit_ends_the_processes(
     asked: list[Request], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Their deadline is the limit, where that is shorter."""
+    """Half as much again as the limit is their deadline, where that is shorter."""
     right, deadlines = attempts.run_in_group, list[float]()
 
     def answer(*arguments: object, deadline_s: float, **how: object) -> bytes:
@@ -354,19 +354,32 @@ def test_a_limit_ends_the_processes(
     monkeypatch.setattr(attempts, "run_in_group", answer)
     probe.measure(settings=[ONE], limit_s=12.0)
     probe.measure(settings=[ONE], refresh=True)
-    assert deadlines[0] <= 12.0
-    assert 12.0 < deadlines[1] <= 300.0
+    assert 12.0 < deadlines[0] <= 12.0 * probe.MOST_OVER_ESTIMATE
+    assert 18.0 < deadlines[1] <= 300.0
 
 
-def test_long_steps_take_longer_to_time(asked: list[Request]) -> None:
-    """Some passes are made however long one takes; and measuring again takes as long as at first."""
+def test_measuring_again_takes_as_long_as_at_first(asked: list[Request]) -> None:
+    """And nothing where nothing is missing."""
     workload = workload_of()
-    ops = tuple(msgspec.structs.replace(op, flops=10**12) for op in workload.ops)
-    long = msgspec.structs.replace(workload, ops=ops)
-    short_s, long_s = (probe.missing_seconds(load, (ONE,)) for load in (workload, long))
-    assert long_s - short_s == pytest.approx(
-        probe.TIMED_PASSES * len(ops) * 1e12 / probe.FLOPS["cpu"], rel=1e-3
-    )
+    first_s = probe.missing_seconds(workload, (ONE,))
     probe.measure(settings=[ONE], workload=workload)
     assert probe.missing_seconds(workload, (ONE,)) == 0.0
-    assert probe.missing_seconds(workload, (ONE,), refresh=True) == pytest.approx(short_s)
+    assert probe.missing_seconds(workload, (ONE,), refresh=True) == pytest.approx(first_s)
+
+
+def test_short_seconds_measure_less_and_say_so(asked: list[Request]) -> None:
+    """The step itself keeps its timings: other memory formats go first, with a warning."""
+    workload = workload_of()
+    other = msgspec.structs.replace(workload, memory_format="channels_last")
+    both = msgspec.structs.replace(workload, variants=(other,))
+    machine = probe.measure(settings=[ONE], workload=both, limit_s=6.0)
+    (request,) = asked
+    assert request.timings == (ONE,)
+    assert request.traces == (workload,)
+    assert request.samples_s == fitting.LEAST_SAMPLES_S
+    assert [line for line in machine.warnings if "not timed" in line] == [
+        (
+            "operators of test were not timed as they are in other plans (as-is in channels_last memory): that "
+            "takes about 6.69 s, and measuring may take 6.00 s"
+        )
+    ]

@@ -9,13 +9,13 @@ import torch
 from test_replay import op, spec, workload_of
 
 from ridgeline.errors import LaunchError
-from ridgeline.machine import Setting
+from ridgeline.machine import Setting, StepCheck
 from ridgeline.probe import apart, attempts
 from ridgeline.probe.attempts import survey_in_group
 from ridgeline.probe.group import WorkerError
-from ridgeline.probe.journal import Entry, Journal, Reader, journal_path
+from ridgeline.probe.journal import DIRECTORY, Entry, Journal, Reader, journal_path
 from ridgeline.probe.operators import time_operators
-from ridgeline.probe.survey import Findings, Request
+from ridgeline.probe.survey import Findings, Request, partial_path
 from ridgeline.workload import Op, Workload
 
 ONE = Setting(device="cpu", workers=1, threads=1)
@@ -83,6 +83,38 @@ def test_what_was_found_before_a_fault_is_not_measured_again() -> None:
     assert [line for line in found.warnings if leave.key in line] == [
         f"operator {leave.key} could not be timed: exit code 7"
     ]
+
+
+@pytest.mark.parametrize("has_found", [True, False])
+def test_a_deadline_leaves_what_was_found_before(
+    has_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for each trace and each rate that is missing; where nothing was found, an error."""
+    workload, _ = faulty()
+    other = msgspec.structs.replace(workload, precision="bf16")
+    check = StepCheck(setting=ONE, workload="test", precision="as-is", ops_s=1.0)
+
+    def late(*_: object, environment: dict[str, str], **how: object) -> bytes:
+        directory = Path(environment[DIRECTORY])
+        if has_found:
+            partial_path(directory).write_bytes(msgspec.json.encode(Findings(checks=(check,))))
+        raise WorkerError("late", rank=0, how="no end within 3.00 s", is_late=True)
+
+    monkeypatch.setattr(attempts, "run_in_group", late)
+    both = msgspec.structs.replace(workload, variants=(other,))
+    if not has_found:
+        with pytest.raises(WorkerError, match="late"):
+            survey_of(both, ceilings=(ONE,))
+        return
+    found = survey_of(both, ceilings=(ONE,))
+    assert found.checks == (check,)
+    assert found.warnings == (
+        (
+            "operators of test (bf16, as-is memory) were not timed at 1 x 1 cpu threads: measuring had no end "
+            "within 3.00 s"
+        ),
+        "rates of 1 x 1 cpu threads were not measured: measuring had no end within 3.00 s",
+    )
 
 
 def test_too_many_faults_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

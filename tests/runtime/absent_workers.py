@@ -51,6 +51,14 @@ def ends_early(rank: int, wait: Callable[[], None]) -> None:
         wait()
 
 
+def ends_a_round_early(rank: int, wait: Callable[[], None]) -> None:
+    """Workers that exchange parameters every second step miss each other in the next exchange."""
+    with make(plan=rl.Plan(workers=2, sync=rl.Sync(every=2))) as step:
+        for _ in range(4 if rank else 7):
+            step(batch())
+        wait()
+
+
 def closes_early(rank: int, wait: Callable[[], None]) -> None:
     """Where a step is several micro-batches."""
     with make(plan=rl.Plan(workers=2, accumulate=2)) as step:
@@ -124,6 +132,7 @@ def is_killed(rank: int, wait: Callable[[], None]) -> None:
 
 CASES = (
     ends_early,
+    ends_a_round_early,
     closes_early,
     raises,
     hangs,

@@ -39,6 +39,7 @@ class Captured:
         *,
         has_stamps: bool,
         has_optimizer: bool,
+        idle_draws: object,
     ) -> None:
         name = "capture" if has_stamps else "capture without stamps"
         self.log.append(name if has_optimizer else f"{name} without optimizer")
@@ -86,7 +87,7 @@ def install(setattr: Callable[[Any, str, Any], None], log: list[str]) -> None:
     setattr(Captured, "log", log)
     setattr(graph, "CapturedStep", Captured)
     setattr(graph, "check_replay", lambda *_, **__: None)
-    setattr(graph, "clear_for_capture", lambda *_: None)
+    setattr(graph, "clear_for_capture", lambda *_: ())
     eagerly = GraphRunner._run_eagerly
 
     def logged(self: GraphRunner, batch: Any) -> Tensor:

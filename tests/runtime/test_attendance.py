@@ -30,6 +30,10 @@ WANTED = {
         f"wanted all 2 workers in all_reduce/0 of step 4, got none from rank 1: {RUNS}between two steps. "
         f"Completed: 3 steps on ranks 0 and 1. {BATCHES}{LOOK}"
     ),
+    "ends_a_round_early": (
+        f"wanted all 2 workers in all_reduce/0 of step 6, got none from rank 1: {RUNS}between two steps. "
+        f"Completed: 5 steps on rank 0; 4 steps on rank 1. {BATCHES}{LOOK}"
+    ),
     "closes_early": (
         f"wanted all 2 workers in all_reduce/0 of step 4, got none from rank 1: {RUNS}after closing its "
         f"TrainStep 'step'. Completed: 3 steps on ranks 0 and 1. {BATCHES}{LOOK}"

@@ -120,7 +120,7 @@ def test_a_loss_that_backward_cannot_start_from_is_refused(returned: str, messag
             Plan(sync=Sync(algorithm="ring")),
             "wanted sync.algorithm to be one of 'all_reduce', got 'ring'",
         ),
-        (Plan(sync=Sync(every=4)), "wanted sync.every to be one of 1, got 4"),
+        (Plan(sync=Sync(every=4)), "wanted sync.every=1 for workers=1, got 4"),
         (
             Plan(workers=2, layout=Layout(tensor=2)),
             "wanted all workers along the data axis, got Layout",

@@ -1,5 +1,8 @@
 """A check of a step holds what the step writes besides parameters: buffers, averages, teachers."""
 
+import math
+import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -47,8 +50,10 @@ def mean_square(model: nn.Module, batch: Tensor) -> Tensor:
     return (model(batch) - batch[:, :4]).square().mean()
 
 
-def checked(wrong: Loss, plain: Loss = mean_square) -> list[str]:
-    """Notes of the check of a step whose loss is another one."""
+def checked(
+    wrong: Loss, plain: Loss = mean_square, *, capture: Callable[[Any], Any] = lambda _: None
+) -> list[str]:
+    """Notes of the check of a step whose loss is another one; `capture` comes right before."""
     torch.manual_seed(0)
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -60,6 +65,7 @@ def checked(wrong: Loss, plain: Loss = mean_square) -> list[str]:
     batch, notes = torch.randn(64, 8), list[str]()
     body(batch, Recorder(HostClock()))
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    capture(optimizer)
 
     def replay() -> Tensor:
         return other(batch, Recorder(HostClock()))
@@ -146,6 +152,66 @@ def test_a_teacher_is_held() -> None:
         checked(following(0.11), following(0.1))
 
 
+@pytest.mark.parametrize("more", [{}, {"lock": threading.Lock()}])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_tensor_that_a_step_replaces_is_left_out(more: dict[str, Any], hooked: bool) -> None:
+    """A graph writes what it shows where its capture has put it, which eager steps give up.
+
+    Also where it is found in its place again, since a hook of the optimizer leads there.
+    """
+    captured = torch.zeros(64, 4)
+    holder = types.SimpleNamespace(shown=None, **more)
+
+    def showing(model: nn.Module, batch: Tensor) -> Tensor:
+        found = model(batch)
+        holder.shown = (found.detach().clone(),)
+        return (found - batch[:, :4]).square().mean()
+
+    def replaying(model: nn.Module, batch: Tensor) -> Tensor:
+        found = model(batch)
+        captured.copy_(found.detach())
+        return (found - batch[:, :4]).square().mean()
+
+    def capture(optimizer: torch.optim.Optimizer) -> None:
+        holder.shown = (captured,)
+        if hooked:
+            optimizer.register_step_post_hook(lambda *_: holder)
+
+    checked(replaying, showing, capture=capture)
+    assert more or holder.shown[0] is captured
+
+
+def test_gradients_of_what_is_trained_outside_of_the_model_are_left_out() -> None:
+    """They are what the update is made of, and each step makes them anew; a graph where its capture did."""
+    torch.manual_seed(0)
+    model, proxy = nn.Linear(8, 4), nn.Parameter(torch.ones(4))
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        return (model(batch) * proxy - batch[:, :4]).square().mean()
+
+    optimizer = torch.optim.SGD([*model.parameters(), proxy], 0.1)
+    world, batch = World.join(device="cpu"), torch.randn(16, 8)
+    body = StepBody(model, loss_fn, optimizer, Plan(), None, clip_norm=None, device=world.device)
+    body(batch, Recorder(HostClock()))
+    captured = proxy.grad
+
+    def replay(weight_of_proxy: float = 1.0) -> Tensor:
+        loss = body(batch, Recorder(HostClock()))
+        with torch.no_grad():
+            proxy.add_(proxy.grad, alpha=0.1 * (1.0 - weight_of_proxy))  # type: ignore[arg-type]
+            captured.copy_(proxy.grad)  # type: ignore[union-attr, arg-type]
+        proxy.grad = captured
+        return loss
+
+    rates, notes = LearningRates(optimizer), list[str]()
+    check_replay(body, batch, [batch], rates, replay, world=world, notes=notes)
+    assert "equals the eager step within" in notes[-1]
+    body(batch, Recorder(HostClock()))
+    captured = proxy.grad
+    with pytest.raises(EquivalenceError, match=r"of the change of tensor \d+ of shape \(4,\)"):
+        check_replay(body, batch, [batch], rates, lambda: replay(1.1), world=world, notes=notes)
+
+
 def test_what_chance_decides_is_left_out_by_name() -> None:
     """A buffer that holds noise which no seed of torch sets."""
 
@@ -184,6 +250,24 @@ def test_a_compiled_program_that_loses_a_count_is_refused_or_right() -> None:
         assert "of the change of count" in str(error)  # noqa: PT017 - both outcomes are right
     finally:
         step.close()
+
+
+@pytest.mark.parametrize("start", [float("nan"), float("inf"), -float("inf")])
+def test_what_begins_without_a_number_is_held(start: float) -> None:
+    """Minima begin at infinity, what is not measured yet as NaN; neither hides other elements, nor itself."""
+    before = torch.tensor([start, 1.0, start], dtype=torch.float64)
+    now = torch.tensor([3.0, 5.0, start], dtype=torch.float64)
+    for index, wrong, share in (
+        (0, 2.5, 0.1),
+        (1, 4.5, 0.1),
+        (0, start, math.inf),
+        (2, 1.0, math.inf),
+    ):
+        got = now.clone()
+        got[index] = wrong
+        outcomes = [Outcome(0.0, [], [], {"b": Written(before, value)}) for value in (now, got)]
+        assert written_apart(*outcomes)["b"] == pytest.approx(share)
+        assert written_apart(outcomes[0], outcomes[0]) == {"b": 0.0}
 
 
 @given(st.integers(0, 1000), st.floats(1e-6, 1e6), st.floats(0.02, 0.5))

@@ -16,7 +16,7 @@ from parity_cases import results_of
 from refused_cases import messages_of
 from state_cases import told_of
 
-from ridgeline.runtime import step as step_module
+from ridgeline.runtime.sync import joining
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.world import World
 
@@ -25,7 +25,7 @@ def main() -> None:
     world = World.join(threads=1, device="cpu")
     found = {}
     for listens in ("each", "last"):
-        step_module.Reducer = partial(Reducer, listens=listens)  # type: ignore[misc,assignment]
+        joining.Reducer = partial(Reducer, listens=listens)  # type: ignore[misc,assignment]
         found[listens] = {
             "results": results_of(world, "eager"),
             "messages": messages_of(world),

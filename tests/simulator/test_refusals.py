@@ -34,10 +34,11 @@ from strategies import make_machine, make_workload
             ),
         ),
         (
-            Plan(sync=Sync(compression="fp16")),
+            Plan(workers=2, sync=Sync(compression="topk", options={"density": 0.5})),
             (
-                "wanted sync.compression to be one of 'none', got 'fp16' in the plan; this release runs no "
-                "other"
+                "wanted sync.options['density'] < 1/2 = 0.5 with 2 workers, got 0.5 in the plan: each worker "
+                "would receive 4 bytes for an element of a gradient, where 4 do without compression; lower it, "
+                "or leave the compression out"
             ),
         ),
         (
@@ -49,7 +50,10 @@ from strategies import make_machine, make_workload
         ),
         (
             Plan(sync=Sync(every=4)),
-            "wanted sync.every to be one of 1, got 4 in the plan; this release runs no other",
+            (
+                "wanted sync.every=1 for workers=1, got 4 in the plan; a worker alone exchanges nothing: leave it "
+                "out, or use more workers"
+            ),
         ),
         (
             Plan(workers=2, layout=Layout(tensor=2)),

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import toy_codec
-import toy_transport
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -25,7 +23,6 @@ from ridgeline.runtime.training_state import model_state
 from ridgeline.runtime.world import World
 
 STEPS = 12
-TOYS = (toy_transport, toy_codec)
 
 
 class Net(nn.Module):
@@ -102,7 +99,7 @@ class StopHereError(RidgelineError):
     """Stands for a kill in the middle of a run."""
 
 
-def resumed(world: World, folder: Path) -> dict[str, Any]:
+def resumed(world: World, folder: Path, plan: Plan) -> dict[str, Any]:
     """Whether a run that was stopped and taken up again ends with the bits of one that was not."""
     generator = torch.Generator().manual_seed(3)
     x, y = torch.randn(48, 6, generator=generator), torch.randint(0, 3, (48,), generator=generator)
@@ -127,7 +124,6 @@ def resumed(world: World, folder: Path) -> dict[str, Any]:
     )
 
     def run(name: str, *, resume: bool = False) -> None:
-        plan = planned(compression="coarse")
         options = {"epochs": 2, "seed": 5, "resume": resume, "checkpoint_every": 2}
         train(task, plan, world, run_dir=folder / name, **options)  # type: ignore[arg-type]
 
@@ -178,6 +174,9 @@ def put_back(world: World) -> dict[str, bool]:
 
 
 def main() -> None:
+    import toy_codec  # noqa: F401 - registers its entry, here alone
+    import toy_transport  # noqa: F401 - likewise
+
     world = World.join(threads=1, device="cpu")
     output = Path(sys.argv[1])
     found = {
@@ -189,7 +188,7 @@ def main() -> None:
         "codec over toy": trained(world, planned(algorithm="gather_all", compression="coarse")),
         "fed back": fed_back(world),
         "put back": put_back(world),
-        "resumed": resumed(world, output.parent),
+        "resumed": resumed(world, output.parent, planned(compression="coarse")),
     }
     if world.rank == 0:
         output.write_text(json.dumps(found))

@@ -8,7 +8,13 @@ from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, PlanError
 from ridgeline.execution import check_plan
 from ridgeline.plan import Plan, Sync
-from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, Algorithm, check_sync
+from ridgeline.synchronisation import (
+    ALGORITHMS,
+    COMPRESSIONS,
+    Algorithm,
+    Compression,
+    check_sync,
+)
 
 KNOWN = {
     "algorithm": ", ".join(repr(word) for word in ALGORITHMS),
@@ -52,8 +58,8 @@ PLAIN = "with algorithm='all_reduce' and compression='none'"
         (
             {"compression": "topk", "options": {"rank": 4}},
             (
-                "wanted sync.options to be one of 'density' with algorithm='all_reduce' and compression='topk', "
-                "got 'rank' in the plan; leave it out"
+                "wanted sync.options to be one of 'density', 'momentum', 'warmup_steps' with "
+                "algorithm='all_reduce' and compression='topk', got 'rank' in the plan; leave it out"
             ),
         ),
         (
@@ -119,17 +125,21 @@ def test_options_survive_their_file(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_known_words_that_do_not_run_are_refused_by_name(device: str, workers: int) -> None:
+def test_known_words_that_do_not_run_are_refused_by_name(
+    device: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The refusal lists what runs, whatever the device and the number of workers."""
+    monkeypatch.setitem(COMPRESSIONS, "bits", Compression("bits", "bits", lambda *_: 0))
     for field, table in (("algorithm", ALGORITHMS), ("compression", COMPRESSIONS)):
-        running, *others = table
+        running = ", ".join(repr(name) for name, entry in table.items() if entry.runs)
+        others = [name for name, entry in table.items() if not entry.runs]
         assert others
         for word in others:
             with pytest.raises(PlanError) as error:
                 check_plan(Plan(workers=workers, sync=Sync(**{field: word})), device)
             assert str(error.value) == (
-                f"wanted sync.{field} to be one of {running!r}, got {word!r} in the plan; this release runs no "
-                "other"
+                f"wanted sync.{field} to be one of {running}, got {word!r} in the plan; this release runs "
+                "no other"
             )
 
 
@@ -152,3 +162,33 @@ def test_refusals_of_a_device_and_of_a_number_of_workers(monkeypatch: pytest.Mon
     )
     check_sync(sync, 1, "cuda")
     check_sync(sync, 4, "cuda")
+
+
+@pytest.mark.parametrize(("workers", "density"), [(8, 0.125), (8, 1), (64, 0.5), (128, 0.01)])
+def test_a_density_that_sends_more_than_a_ring(workers: int, density: float) -> None:
+    """Refused with the bytes of both, whoever names it; half of it is taken."""
+    sync = Sync(compression="topk", options={"density": density})
+    sent, plain = 8 * (workers - 1) * density, 8 * (workers - 1) / workers
+    with pytest.raises(PlanError) as error:
+        check_sync(sync, workers, "cpu")
+    assert str(error.value) == (
+        f"wanted sync.options['density'] < 1/{workers} = {1 / workers:.4g} with {workers} workers, got "
+        f"{density!r} in the plan: each worker would receive {sent:.4g} bytes for an element of a gradient, "
+        f"where {plain:.4g} do without compression; lower it, or leave the compression out"
+    )
+    check_sync(sync, 1, "cpu")
+    check_sync(Sync(compression="topk", options={"density": 0.5 / workers}), workers, "cpu")
+
+
+def test_a_warm_up_of_density_cannot_be_captured() -> None:
+    """Its shapes change: modes that replay the step refuse it, others and one worker do not."""
+    sync = Sync(compression="topk", options={"warmup_steps": 100})
+    with pytest.raises(PlanError) as error:
+        check_plan(Plan(workers=2, execution="compiled+graph", sync=sync), "cuda")
+    assert str(error.value) == (
+        "wanted sync.options['warmup_steps'] left out for execution='compiled+graph', got 100 in the plan; "
+        "what is sent would change its shape, which a captured step cannot: use another mode, or train the "
+        "first steps under a plan of their own"
+    )
+    check_plan(Plan(workers=2, execution="compiled", sync=sync), "cuda")
+    check_plan(Plan(workers=1, execution="graph", sync=sync), "cuda")

@@ -12,7 +12,7 @@ from ridgeline.planner.knobs import num_changes, value_of
 from ridgeline.planner.labels import label
 from ridgeline.planner.trials import differences
 from ridgeline.simulator.step import simulate
-from ridgeline.synchronisation import ALGORITHMS, Traffic
+from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, Traffic
 from ridgeline.timeline import Timeline
 from strategies import make_machine, make_workload
 
@@ -116,6 +116,30 @@ def test_fixed_fields_stay() -> None:
     assert values["every"] == ("1", "user")
 
 
+def test_an_interval_is_never_searched() -> None:
+    """Workers train alone only where the user says so, whatever is allowed, and then in every plan of several."""
+    loads = {n: make_workload(samples=64 // n) for n in (1, 2)}
+    free = choose(make_machine(), loads, allow=("compression",))
+    assert {c.plan.sync.every for c in free.candidates} == {1}
+    fixed = choose(make_machine(), loads, fixed={"every": 10})
+    assert {(c.plan.workers, c.plan.sync.every) for c in fixed.candidates} == {(2, 10)}
+    assert not fixed.best.plan.exact
+    assert any("has fewer workers than the exchange that is fixed takes" in n for n in fixed.notes)
+
+
+def test_an_interval_leaves_out_what_a_gpu_replays() -> None:
+    """A captured step is the same in every replay; where the user fixes both, the refusal names the mode."""
+    machine, workload = make_machine(device="cuda"), make_workload(device="cuda")
+    ranking = choose(machine, workload, world_size=2, fixed={"every": 10})
+    assert {c.plan.execution for c in ranking.candidates} == {"eager", "compiled"}
+    with pytest.raises(PlanError) as error:
+        choose(machine, workload, world_size=2, fixed={"every": 10, "execution": "graph"})
+    assert str(error.value) == (
+        "wanted sync.every=1 for execution='graph', got 10 in the plan; a captured step is the same in every "
+        "replay: exchange in every step, or use another mode"
+    )
+
+
 def test_options_choose_what_has_them() -> None:
     """Where the algorithm is left open, only those are compared that have the option."""
     ranking = fixed_ranking(options={"hops": 2})
@@ -133,8 +157,11 @@ def test_options_choose_what_has_them() -> None:
             ),
         ),
         (
-            {"every": 4},
-            "wanted sync.every to be one of 1, got 4 in the plan; this release runs no other",
+            {"every": 4, "options": {"fragments": 5}},
+            (
+                "wanted sync.options['fragments'] <= sync.every=4, got 5 in the plan; a step exchanges one "
+                "fragment at most: use fewer"
+            ),
         ),
         ({"every": 0}, "wanted every as a whole number >= 1, got 0; correct it"),
         (
@@ -161,7 +188,9 @@ def test_numbers_of_workers_that_are_too_few_are_left_out() -> None:
     loads = {n: make_workload(samples=64 // n) for n in (1, 2, 4)}
     ranking = choose(make_machine(cores=4), loads, fixed={"algorithm": "gossip"})
     assert {c.plan.workers for c in ranking.candidates} == {1, 4}
-    assert any("has fewer workers than the algorithm takes" in note for note in ranking.notes)
+    assert any(
+        "has fewer workers than the exchange that is fixed takes" in note for note in ranking.notes
+    )
     with pytest.raises(
         PlanError, match=r"^wanted workers >= 4 for sync.algorithm='gossip', got workers=2"
     ):
@@ -179,3 +208,22 @@ def test_another_exchange_is_another_plan() -> None:
     assert label(other) == (
         "2 workers x 1 thread, eager, gossip protocol (hops 2), halved gradients, buckets 1.00 MiB"
     )
+
+
+def test_compressions_that_send_no_less_are_left_out_with_the_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By arithmetic, before anything is simulated; whoever names one gets it."""
+    half = COMPRESSIONS["half"]
+    monkeypatch.setitem(
+        COMPRESSIONS, "half", half._replace(wire_bytes=lambda n, size, *_: n * size)
+    )
+    machine = make_machine(latency_s=1e-3, bandwidth=1e7)
+    workload = make_workload(backward=[MS] * 4, gradient_bytes=[MIB] * 4)
+    ranking = choose(machine, workload, world_size=2, allow=("compression",))
+    assert {c.plan.sync.compression for c in ranking.candidates} == {"none"}
+    (note,) = [note for note in ranking.notes if "halved" in note]
+    assert note.endswith(
+        "moves 4.00 MiB through each worker's link as halved gradients, and no more than 4.00 MiB uncompressed"
+    )
+    assert losses(fixed={"compression": "half"}) == {"half"}

@@ -13,11 +13,11 @@ from ridgeline.synchronisation import (
     ALGORITHMS,
     COMPRESSIONS,
     DEFAULT_ALGORITHM,
-    UNCOMPRESSED,
     algorithm_of,
     bucket_of,
     codec_bytes,
     frame_names,
+    handed_bytes,
     is_bucket_frame,
     is_exact,
     offered,
@@ -25,6 +25,7 @@ from ridgeline.synchronisation import (
     operations,
     state_bytes,
     traffic_of,
+    why_losing,
     wire_bytes,
     words_of,
 )
@@ -93,29 +94,33 @@ def test_what_is_lossy_sends_less(name: str) -> None:
     ("name", "num_bytes"),
     [
         ("none", 4000),
-        ("fp16", 2000),
+        ("fp16", 2000 + 2 * 4),
         ("bf16", 2000),
-        ("fp8", 1004),
-        ("int8", 1004),
+        ("fp8", 1000 + 2 * 4),
+        ("int8", 1000 + 2 * 4),
         ("topk", 10 * (4 + 4)),
         ("powersgd", 2 * 32 * 4 * 4),
         ("sign", 125 + 4),
     ],
 )
 def test_payloads_of_a_thousand_elements(name: str, num_bytes: int) -> None:
-    """Worked out by hand: 1 % of them, rank 4 of 32 by 32, one bit each, and scales of four bytes."""
+    """Worked out by hand: 1 % of them, rank 4 of 32 by 32, one bit each, and a scale for each of two shares."""
     assert wire_bytes(Sync(compression=name), 1000, 4, 2) == num_bytes
 
 
 def test_payloads_are_exchanged_as_the_entry_says() -> None:
     """Added up by the algorithm; scattered, added up and gathered; or gathered and decoded each."""
     scattered, gathered, added = (Sync(compression=c) for c in ("int8", "sign", "powersgd"))
-    assert traffic_of(scattered, 1000, 4, 4) == (("all_to_all", 1004), ("all_gather", 1004))
-    assert codec_bytes(scattered, 4000, 4) == (9000 + 2250, 3 * 5000)
+    passes = {name: COMPRESSIONS[name].codec_passes for name in ("int8", "sign", "powersgd")}
+    assert traffic_of(scattered, 1000, 4, 4) == (("all_to_all", 1016), ("all_gather", 1016))
+    each = passes["int8"]
+    assert codec_bytes(scattered, 4000, 4) == (5000 * each.encode, 3 * 4000 * each.decode)
     assert traffic_of(gathered, 1000, 4, 4) == (("all_gather", 4 * 129),)
-    assert codec_bytes(gathered, 4000, 4) == (16000, 4 * 4000)
-    assert [part.operation for part in traffic_of(added, 1000, 4, 4)] == ["all_reduce"]
-    assert codec_bytes(added, 4000, 4) == (20000, 4000)
+    each = passes["sign"]
+    assert codec_bytes(gathered, 4000, 4) == (4000 * each.encode, 4 * 4000 * each.decode)
+    assert traffic_of(added, 1024, 4, 4) == (("all_reduce", 2 * 32 * 4 * 4 // 2),) * 2
+    each = passes["powersgd"]
+    assert codec_bytes(added, 4000, 4) == (4000 * each.encode, 4000 * each.decode)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +159,61 @@ def test_entries_stand_under_their_names_with_heads_of_their_own() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_offered_now(device: str) -> None:
-    """One algorithm and one compression run everywhere, and need two collectives."""
+    """One algorithm and every compression run everywhere, and need four collectives."""
     assert offered(device) == (DEFAULT_ALGORITHM,)
-    assert offered_compressions(device) == (UNCOMPRESSED,)
-    assert operations(device) == ("all_reduce", "broadcast")
+    assert offered_compressions(device) == tuple(COMPRESSIONS)
+    assert operations(device) == ("all_reduce", "all_to_all", "all_gather", "broadcast")
+
+
+def test_payloads_by_shape() -> None:
+    """Factors of the matrices that they are smaller than, and a scale for each parameter."""
+    shapes = ((64, 32), (64,), (16, 4, 3, 3), (3, 4))
+    num_elements = 64 * 32 + 64 + 16 * 36 + 16  # 12 of the last, aligned
+    low = Sync(compression="powersgd", options={"rank": 2})
+    wanted = 4 * (2 * (64 + 32) + 64 + 2 * (16 + 36) + 12)
+    assert wire_bytes(low, num_elements, 4, 2, shapes) == wanted
+    assert handed_bytes(low, num_elements, 4, 2, shapes) == wanted
+    signs = Sync(compression="sign")
+    assert wire_bytes(signs, num_elements, 4, 2, shapes) == num_elements // 8 + 4 * 4
+
+
+def test_what_is_scattered_hands_over_its_share_as_well() -> None:
+    """A worker alone sends nothing; others the payload, and the mean of their share."""
+    sync = Sync(compression="int8", options={"block": 256})
+    assert wire_bytes(sync, 4096, 4, 4) == 4096 + 4 * 4 * 4
+    assert handed_bytes(sync, 4096, 4, 4) == 4160 + 4160 // 4
+    assert handed_bytes(sync, 4096, 4, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "element_bytes", "workers", "loses"),
+    [
+        ("bf16", 4, 64, False),
+        ("bf16", 2, 64, True),
+        ("int8", 4, 64, False),
+        ("int8", 2, 64, False),
+        ("topk", 4, 99, False),
+        ("topk", 4, 100, True),
+        ("topk", 2, 50, True),
+        ("sign", 4, 63, False),
+        ("sign", 4, 64, True),
+        ("powersgd", 4, 64, False),
+        ("none", 4, 64, False),
+    ],
+)
+def test_where_arithmetic_says_that_a_compression_loses(
+    name: str, element_bytes: int, workers: int, loses: bool
+) -> None:
+    """What all gather grows with the workers; 16 bits are no fewer than 16. Never for a worker alone."""
+    sync = Sync(compression=name)
+    reason = why_losing(sync, 1 << 22, element_bytes, workers)
+    assert bool(reason) == loses
+    if name == "sign" and loses:
+        assert reason == (
+            "moves 31.5 MiB through each worker's link as sign gradients, and no more than 31.5 MiB uncompressed"
+        )
+    assert why_losing(sync, 1 << 22, element_bytes, 1) == ""
+    assert why_losing(sync, 0, element_bytes, workers) == ""
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)

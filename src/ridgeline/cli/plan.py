@@ -11,8 +11,15 @@ from ridgeline.cli.inputs import (
     positive,
 )
 from ridgeline.decision import compile_times
-from ridgeline.planner import choose
+from ridgeline.plan import Plan
+from ridgeline.planner import Ranking, choose
+from ridgeline.planner.exchange_table import exchange_table
+from ridgeline.planner.labels import label
 from ridgeline.reporting.text import choices_text, ranking_text, title
+from ridgeline.reporting.text_exchanges import exchanges_text
+
+EXCHANGES = "sync"
+"""What `--explain` calls all ways to exchange gradients."""
 
 
 class Command:
@@ -31,7 +38,11 @@ class Command:
         parser.add_argument(
             "--steps", type=positive, metavar="N", help="steps of the run, if known"
         )
-        parser.add_argument("--explain", metavar="KNOB", help="why one knob has its value")
+        parser.add_argument(
+            "--explain",
+            metavar="KNOB",
+            help="why one knob has its value; sync: every way to exchange gradients beside each other",
+        )
         parser.add_argument(
             "-o", "--output", type=Path, metavar="FILE", help="also write the best plan here"
         )
@@ -49,13 +60,23 @@ class Command:
         )
         if args.output is not None:
             output.progress(f"wrote {ranking.best.plan.save(args.output)}")
-        if args.explain is not None:
+        if args.explain == EXCHANGES:
+            plan = _of_several(ranking)
+            rows = exchange_table(machine, workloads, plan, error=ranking.error)
+            output.result({"plan": plan, "ways": rows}, exchanges_text(rows, label(plan)))
+        elif args.explain is not None:
             choice = ranking.choice(args.explain)
             text = title(f"{choice.knob} = {choice.value}", f"set by {choice.origin}")
             output.result({"choice": choice}, text, choices_text([choice]))
         else:
             output.result(ranking, ranking_text(ranking))
         return FINE
+
+
+def _of_several(ranking: Ranking) -> Plan:
+    """The best plan, or the best one of several workers where there is one."""
+    plans = [candidate.plan for candidate in ranking.candidates]
+    return next((plan for plan in plans if plan.workers > 1), plans[0])
 
 
 def _compile_factor() -> float:

@@ -1,6 +1,7 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Setting
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, deferred_compiling, staleness
@@ -42,9 +43,7 @@ if TYPE_CHECKING:
     from ridgeline.runtime.body import LossFunction
 
 MOST_MEASURING_SHARE = 0.35
-"""Of the seconds that were given; where measuring takes more, rates are assumed, and trials decide."""
-MOST_OVER_ESTIMATE = 1.5
-"""Measuring that takes more than this multiple of its share is ended; what it has found by then is used."""
+"""Of the seconds that were given; where the least takes more, rates are assumed, and trials decide."""
 
 
 @dataclass(kw_only=True)
@@ -83,6 +82,7 @@ class PlanChoice:
     notes: list[str] = field(default_factory=list)
     _examples: Sequence[Any] = field(default=(), init=False)
     _compile_factor: float = field(default=1.0, init=False)
+    _stopped_factor: float = field(default=0.0, init=False)
     _spare_s: float | None = field(default=None, init=False)
     _kept: tuple[Path, str] | None = field(default=None, init=False)
 
@@ -187,7 +187,7 @@ class PlanChoice:
         if self.world.rank or self._kept is None:
             return
         directory, key = self._kept
-        compile_times.learn(directory, ranking, self._compile_factor)
+        compile_times.learn(directory, ranking, self._compile_factor, self._stopped_factor)
         if ranking.best.measured is not None:
             problem = remembered.keep(directory, key, ranking)
             self.notes += [problem] if problem else []
@@ -256,18 +256,18 @@ class PlanChoice:
         """This machine, measured where its saved profile has gaps, assumed where that cannot be."""
         workload = self._to_measure()
         setting = self.world.setting
-        missing_s = missing_seconds(workload, (setting,), refresh=refresh)
-        wanted_s = float(share_text(repr(missing_s), self.world))
         limit_s = math.inf
         if self.seconds is not None:
             limit_s = min(MOST_MEASURING_SHARE * self.seconds, self._budget.left())
+        missing_s = missing_seconds(workload, (setting,), refresh=refresh, limit_s=limit_s)
+        wanted_s = float(share_text(repr(missing_s), self.world))
         if wanted_s > limit_s:
             why = (
                 f"not measured: that takes about {units.seconds(wanted_s)}, and the choice may take "
                 f"{units.seconds(self.seconds or 0.0)}; rates that nobody measured are assumed"
             )
-            self._tell(why)
-            return with_assumed_rates(known_machine().machine, setting, why)
+            return self._assumed(setting, why)
+        before = () if refresh else known_machine().machine.warnings
         try:
             with self._heartbeat.during("measuring", wanted_s):
                 machine = measure(
@@ -276,15 +276,26 @@ class PlanChoice:
                     refresh=refresh,
                     progress=self._tell,
                     here=True,
-                    limit_s=MOST_OVER_ESTIMATE * limit_s,
+                    limit_s=limit_s,
                     process_group=self.world.process_group,
                 )
         except (LaunchError, MachineError) as error:
             why = f"the machine could not be measured ({error}); rates are assumed"
-            self._tell(why)
-            machine = known_machine().machine
-            return with_assumed_rates(machine, setting, why)
-        return machine
+            return self._assumed(setting, why)
+        self._note([line for line in machine.warnings if line not in before])
+        if any(entry.setting.device == setting.device for entry in machine.ceilings):
+            return machine
+        return with_assumed_rates(machine, setting, "rates that nobody measured are assumed")
+
+    def _assumed(self, setting: Setting, why: str) -> Machine:
+        """What is known of this machine, with assumed rates for the rest, and a note that says why."""
+        self._tell(why)
+        self._note([why])
+        return with_assumed_rates(known_machine().machine, setting, why)
+
+    def _note(self, lines: Sequence[str]) -> None:
+        """Keep what went otherwise than planned, each line once."""
+        self.notes += [line for line in lines if line not in self.notes]
 
     def _described(self) -> Workload:
         with self._heartbeat.during("tracing the step"):
@@ -324,17 +335,24 @@ class PlanChoice:
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
         watch = ProgramWatch()
         rehearsed_s = self._rehearse(plan, self._examples[0])
-        measured = run_trial(
-            self.make,
-            plan,
-            self.model,
-            self.loss_fn,
-            self.optimizer,
-            self._examples,
-            self.world,
-            self._left,
-            watch,
-        )
+        begin = time.monotonic()
+        try:
+            measured = run_trial(
+                self.make,
+                plan,
+                self.model,
+                self.loss_fn,
+                self.optimizer,
+                self._examples,
+                self.world,
+                self._left,
+                watch,
+            )
+        except OutOfTimeError:
+            assumed_s = compile_seconds(self._described(), plan.execution)
+            if assumed_s:  # it takes longer still, which the next choice is to know
+                self._stopped_factor = (time.monotonic() - begin) / assumed_s
+            raise
         rehearsed_s = largest_of_workers(rehearsed_s, self.world)
         if not rehearsed_s:
             return measured

@@ -36,13 +36,15 @@ def load(directory: Path) -> CompileTimes:
         return CompileTimes()
 
 
-def learn(directory: Path, ranking: Ranking, factor: float) -> None:
+def learn(directory: Path, ranking: Ranking, factor: float, least: float = 0.0) -> None:
     """Add what the trials of a choice took; a directory that cannot be written keeps nothing.
 
     Args:
         directory: The cache.
         ranking: With trials.
         factor: By which the expectations in it were multiplied.
+        least: Seconds over those assumed of a trial that was stopped: compiling takes longer than that. It
+            tells something only where that is more than what is known.
     """
     ratios = [
         factor * c.compile_s / c.timeline.counters["compile_s"]
@@ -52,6 +54,7 @@ def learn(directory: Path, ranking: Ranking, factor: float) -> None:
         and c.timeline.counters.get("compile_s")
         and c.compile_s > LEAST * c.timeline.counters["compile_s"]
     ]
+    ratios += [least] if least > factor else []
     if not ratios:
         return
     known = (*load(directory).ratios, max(ratios))[-MOST_KEPT:]

@@ -21,6 +21,7 @@ def take_turns(
     turns: int,
     limit_s: float | None = None,
     least: int = LEAST_TURNS,
+    each: Callable[[Samples], None] = lambda samples: None,
     agree: Callable[[bool], bool] = bool,
 ) -> Samples:
     """Let every rival give one figure a turn; every second turn goes the other way round.
@@ -30,6 +31,7 @@ def take_turns(
         turns: Turns to take.
         limit_s: No turn begins after this many seconds, once there are `least`; None: no limit.
         least: Turns to take in any case.
+        each: Called after every turn with all figures so far.
         agree: Makes one decision to stop of those of all who take these turns together.
     """
     names = list(rivals)
@@ -41,6 +43,7 @@ def take_turns(
             break
         for name in names if turn % 2 == 0 else reversed(names):
             samples[name].append(rivals[name]())
+        each(samples)
     return samples
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from ridgeline.errors import MachineError, PlanError
-from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered
+from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered, may_train_apart
 from ridgeline.machine import Machine
 from ridgeline.plan import (
     DEFAULT_BUCKET_BYTES,
@@ -30,7 +30,7 @@ from ridgeline.planner.exchanges import (
     exchange_changes,
     exchanges,
 )
-from ridgeline.planner.pruning import Pruned, exchanging, fitting
+from ridgeline.planner.pruning import Pruned, exchanging, fitting, losing
 from ridgeline.simulator.fusion import blocks_of
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.workload import Workload
@@ -169,9 +169,11 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
             continue
         ways = exchanges(request.fixed, request.allow, request.device, plan.workers)
         if not ways:
-            reason = "has fewer workers than the algorithm takes"
-            pruned.append(Pruned(found, reason, "use more workers, or fix another algorithm"))
-        for sync in ways:
+            reason = "has fewer workers than the exchange that is fixed takes"
+            pruned.append(Pruned(found, reason, "use more workers, or fix another exchange"))
+        lost = losing(workload, plan, request.fixed, request.allow)
+        pruned += [one for one in lost.values() if one not in pruned]
+        for sync in (way for way in ways if way.compression not in lost):
             way = msgspec.structs.replace(found, sync=sync)
             for bucket_bytes in _bucket_choices(request, workload, way):
                 cut = msgspec.structs.replace(sync, bucket_bytes=bucket_bytes)
@@ -235,6 +237,8 @@ def _frames(request: Request) -> Iterator[Plan]:
     executions: tuple[Execution, ...] = EXECUTIONS[request.device]
     if "execution" in fixed:
         executions = (fixed["execution"],)
+    elif fixed.get("every", 1) > 1:
+        executions = tuple(e for e in executions if may_train_apart(e, request.device))
     precisions: tuple[Precision, ...] = (
         "as-is",
         *(p for p in PRECISIONS[request.device] if p in request.allow),
@@ -335,7 +339,7 @@ def _threads(request: Request, workers: int) -> tuple[int, ...]:
 def _bucket_choices(request: Request, workload: Workload, plan: Plan) -> list[tuple[int, ...]]:
     if "bucket_bytes" in request.fixed:
         return [request.fixed["bucket_bytes"]]
-    if plan.workers == 1:
+    if plan.workers == 1 or plan.sync.every > 1:  # no backward pass to hide behind
         return [DEFAULT_BUCKET_BYTES]
     total = sum(p.num_bytes for p in bucket_gradients(workload))
     choices: list[tuple[int, ...]] = [DEFAULT_BUCKET_BYTES]

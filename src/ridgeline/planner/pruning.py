@@ -1,13 +1,17 @@
 """What rules a plan out before it is simulated: too little memory, gradients that nobody can exchange."""
 
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ridgeline import units
 from ridgeline.machine import Machine
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
+from ridgeline.planner.exchanges import PERMISSION
+from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
+from ridgeline.synchronisation import offered_compressions, why_losing
 from ridgeline.workload import Parameter, Workload
 
 
@@ -56,6 +60,34 @@ def exchanging(workload: Workload, plan: Plan) -> Pruned | None:
                 "make its layer with sparse=False, or use one worker",
             )
     return None
+
+
+def losing(
+    workload: Workload, plan: Plan, fixed: Mapping[str, Any], allow: Collection[str]
+) -> dict[str, Pruned]:
+    """Compressions that send no fewer bytes of these gradients, whatever else the plan says, by their words.
+
+    None where the user named one.
+
+    Args:
+        workload: Its gradients count as one bucket, which compressions favour.
+        plan: Its workers count.
+        fixed: Knobs that the user set.
+        allow: Changes of the maths that may be made.
+    """
+    if "compression" in fixed or PERMISSION not in allow:
+        return {}
+    parameters = [p for p in workload.parameters if p.is_trainable]
+    each = max((element_bytes(p.dtype) for p in parameters), default=1)
+    num_elements = sum(p.num_bytes for p in parameters) // each
+    shapes = [p.shape for p in parameters]
+    found = {}
+    for name in offered_compressions(workload.device):
+        way = Plan(workers=plan.workers, sync=Sync(compression=name))
+        reason = why_losing(way.sync, num_elements, each, plan.workers, shapes)
+        if reason:
+            found[name] = Pruned(way, reason, f"fix compression={name!r}")
+    return found
 
 
 def _is_sparse(workload: Workload, parameter: Parameter) -> bool:

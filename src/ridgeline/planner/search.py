@@ -33,6 +33,7 @@ from ridgeline.planner.trials import (
     MOST_TRIAL_SHARE,
     num_tries,
 )
+from ridgeline.planner.untimed import with_doubt
 from ridgeline.simulator.step import simulate
 from ridgeline.verdict import step_spread, verify
 from ridgeline.workload import Workload
@@ -116,7 +117,8 @@ def choose(
             candidates, told = _settled(request, candidates, allowance, retrial)
             notes += told
         error = _largest_miss(candidates)
-    return _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
+    ranking = _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
+    return with_doubt(request, ranking)
 
 
 def _settled(

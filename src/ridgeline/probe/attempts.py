@@ -31,10 +31,11 @@ def survey_in_group(
     """The findings of a group of fresh processes; see `run_in_group` for the arguments.
 
     Where an operator of the workload ends a process (an assertion in a kernel, a signal), hangs or exhausts
-    the memory, a warning says so, what was found before is kept, and the rest is measured without it.
+    the memory, a warning says so, what was found before is kept, and the rest is measured without it. Where
+    the deadline ends them, what was found before is kept, and a warning says what is missing.
 
     Raises:
-        LaunchError: the processes ended in something else than an operator.
+        LaunchError: the processes ended in something else than an operator, or before anything was found.
 
     Cost: Each start takes seconds: interpreters, torch, a GPU's context.
     """
@@ -59,9 +60,11 @@ def survey_in_group(
                 return found + msgspec.json.decode(reply, type=Findings)
             except WorkerError as error:
                 entry = reader.entry(error.rank) or reader.any_entry(workers)
+                done = _partial(directory)
+                if error.is_late and found + done != Findings():
+                    return found + done + Findings(warnings=_unmeasured(request, done, error.how))
                 if entry is None or request.workload is None:
                     raise
-                done = _partial(directory)
                 found += done
                 fault = fault_path(directory, error.rank)
                 reason = fault.read_text() if fault.exists() else error.how
@@ -96,6 +99,25 @@ def remainder(request: Request, done: Findings, key: str) -> Request:
             *((check.setting, check.precision, check.memory_format) for check in done.checks),
         ),
     )
+
+
+def _unmeasured(request: Request, done: Findings, how: str) -> tuple[str, ...]:
+    """What a group that was ended for being late did not come to, a line each."""
+    rated = {entry.setting for entry in done.ceilings}
+    checked = {(check.setting, check.precision, check.memory_format) for check in done.checks}
+    lines = [
+        f"operators of {load.name} ({load.precision}, {load.memory_format} memory) were not timed at "
+        f"{setting}: measuring had {how}"
+        for setting in request.timings
+        for load in request.traces
+        if (setting, load.precision, load.memory_format) not in (*checked, *request.timed)
+    ]
+    lines += [
+        f"rates of {setting} were not measured: measuring had {how}"
+        for setting in request.ceilings
+        if setting not in rated
+    ]
+    return tuple(lines)
 
 
 def _partial(directory: Path) -> Findings:

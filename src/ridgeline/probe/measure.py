@@ -18,11 +18,11 @@ from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, MachineError
 from ridgeline.execution import waiting_as_here
 from ridgeline.machine import Machine, Setting
-from ridgeline.planner.assumed import BYTES_PER_S, FLOPS
 from ridgeline.probe import fingerprint as identity
 from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import survey_in_group
 from ridgeline.probe.doubts import doubts
+from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.links import every_link
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.survey import Findings, Request, measure_here
@@ -33,8 +33,8 @@ MOST_TIMINGS = 20_000
 """Operator timings kept in the cache; the oldest go first."""
 
 MOST_CHECKS = 200
-TIMED_PASSES = 4
-"""Passes over a step that are made however long it takes: two to warm up, one as a whole, and samples."""
+MOST_OVER_ESTIMATE = 1.5
+"""Measuring that takes more than this multiple of its limit is ended; what it has found by then is used."""
 
 BUSY_SHARE = 0.25
 """Share of the processors in use by others from which a measurement gets a warning."""
@@ -69,8 +69,10 @@ def measure(
         refresh: Measure again whatever the cache says.
         progress: Called with one line before each part.
         here: The step will run in this very process, and not in one that Ridgeline starts for it.
-        limit_s: Seconds after which processes that still measure are ended; what they had found is kept, and
-            a warning says what is missing. Does not end what a process group measures in place.
+        limit_s: Seconds that it may take. Where they are short, operators get fewer samples, and none in
+            other precisions and memory formats (`fitting`). Processes that still measure after half as long
+            again are ended; what they had found is kept, and a warning says what is missing. Does not end
+            what a process group measures in place.
         process_group: Its workers measure, and all of them call this; None for those of the whole job.
 
     Raises:
@@ -88,17 +90,18 @@ def measure(
     wanted = tuple(settings) if settings is not None else default_settings(blank)
     _check(blank, wanted)
     machine = _cached(blank, quick, refresh)
-    end = time.monotonic() + limit_s
-    for request in requests(machine, wanted, quick=quick, workload=workload):
+    end, over = (time.monotonic() + share * limit_s for share in (1.0, MOST_OVER_ESTIMATE))
+    for asked in requests(machine, wanted, quick=quick, workload=workload):
+        request, left_out = fitted(asked, end - time.monotonic())
         say(_describe(request))
-        machine = merge(machine, Findings(warnings=_busy(machine)))
+        machine = merge(machine, Findings(warnings=(*_busy(machine), *left_out)))
         largest = request.settings[-1]
         findings = survey_in_group(
             request,
             workers=largest.workers,
             threads=0 if largest.device == "cuda" else machine.host.cores,
             device=largest.device,
-            deadline_s=min(300.0 if quick else 1800.0, max(1.0, end - time.monotonic())),
+            deadline_s=min(300.0 if quick else 1800.0, max(1.0, over - time.monotonic())),
             environment=waiting_as_here(os.environ) if here else None,
         )
         machine = _kept(merge(machine, findings))
@@ -123,12 +126,23 @@ def known_machine() -> Known:
 
 
 def missing_seconds(
-    workload: Workload | None, settings: Sequence[Setting], *, refresh: bool = False
+    workload: Workload | None,
+    settings: Sequence[Setting],
+    *,
+    refresh: bool = False,
+    limit_s: float = math.inf,
 ) -> float:
-    """About how long `measure` would take for what the cache lacks; 0 where it lacks nothing."""
+    """About how long `measure` would take for what the cache lacks; 0 where it lacks nothing.
+
+    Args:
+        workload: See `measure`.
+        settings: See `measure`.
+        refresh: See `measure`.
+        limit_s: See `measure`; more than that is told where not even the least fits.
+    """
     known = _blank() if refresh else known_machine().machine
     missing = requests(known, settings, quick=True, workload=workload)
-    return sum(_expected(request) for request in missing)
+    return sum(expected_s(fitted(request, limit_s).request) for request in missing)
 
 
 def default_settings(machine: Machine) -> tuple[Setting, ...]:
@@ -328,9 +342,11 @@ def _measure_in_place(
     machine = _cached(blank, quick, refresh, hosts)
     if hosts > 1:
         machine = msgspec.structs.replace(machine, collectives=(), overlaps=())
-    end = time.monotonic() + limit_s
+    over = time.monotonic() + MOST_OVER_ESTIMATE * limit_s
     machine = _share(machine, peers)  # caches may differ between hosts, but all must measure alike
-    for request in requests(machine, wanted, quick=quick, workload=workload):
+    for asked in requests(machine, wanted, quick=quick, workload=workload):
+        request, left_out = fitted(asked, limit_s)  # by the clock alone workers would differ
+        machine = merge(machine, Findings(warnings=left_out))
         is_first = peers.rank == 0
         if is_first:
             say(_describe(request))
@@ -340,7 +356,7 @@ def _measure_in_place(
             machine = _share(merge(machine, found), peers)
         if apart is not None:
             if is_first:
-                found = time_apart(apart, max(1.0, end - time.monotonic()))
+                found = time_apart(apart, max(1.0, over - time.monotonic()))
                 machine = merge(machine, found)
             machine = _share(machine, peers)
         if is_first:
@@ -362,23 +378,9 @@ def _describe(request: Request) -> str:
         *(["links"] if request.links else []),
     ]
     if request.workload is not None:
-        loads = (request.workload, *request.workload.variants)
-        keys = len({op.key for load in loads for op in load.ops})
+        keys = len({op.key for load in request.traces for op in load.ops})
         parts.append(f"{keys} distinct operators of {request.workload.name}")
     settings = ", ".join(str(setting) for setting in request.settings)
-    return f"measuring {', '.join(parts)} at {settings} (about {units.seconds(_expected(request))})"
-
-
-def _expected(request: Request) -> float:
-    """Rough seconds that a request takes."""
-    scale = 1.0 if request.quick else 5.0
-    each = 1.5 * len(request.ceilings) + 3.5 * len(request.collectives)
-    loads = (request.workload, *request.workload.variants) if request.workload else ()
-    timing_s = sum(4.5 + TIMED_PASSES * _pass_seconds(load) for load in loads)
-    return 4.0 + scale * each + timing_s * len(request.timings)
-
-
-def _pass_seconds(workload: Workload) -> float:
-    """Rough seconds of all operators of a step, one after the other, by rates that are assumed."""
-    flops, rate = FLOPS[workload.device], BYTES_PER_S[workload.device]
-    return sum(max(op.flops / flops, op.bytes_moved / rate) for op in workload.ops)
+    return (
+        f"measuring {', '.join(parts)} at {settings} (about {units.seconds(expected_s(request))})"
+    )

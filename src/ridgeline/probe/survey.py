@@ -4,6 +4,7 @@ The parent asks once for all settings, because starting workers costs seconds. A
 workers than the group is measured by its first ranks while the others wait.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,7 +45,8 @@ TraceKey = tuple[Setting, str, str]
 class Request(Value, frozen=True, kw_only=True):
     """What to measure, and at which settings.
 
-    `skip` are keys of operators that are not to be issued; `timed` are the traces whose operators are known.
+    `skip` are keys of operators that are not to be issued; `timed` are the traces whose operators are known;
+    `samples_s` are seconds of samples for each trace, None for as many as are usual.
     """
 
     quick: bool
@@ -56,6 +58,12 @@ class Request(Value, frozen=True, kw_only=True):
     workload: Workload | None = None
     skip: tuple[str, ...] = ()
     timed: tuple[TraceKey, ...] = ()
+    samples_s: float | None = None
+
+    @property
+    def traces(self) -> tuple[Workload, ...]:
+        """The step as it was written, then in other precisions and memory formats."""
+        return (self.workload, *self.workload.variants) if self.workload is not None else ()
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -194,7 +202,11 @@ def _alone(request: Request, device: torch.device) -> Findings:
 
 
 def _at(setting: Setting, peers: Peers, request: Request) -> Iterator[Findings]:
-    """What is wanted at one setting, part by part."""
+    """What is wanted at one setting, part by part: what tells most about the step first."""
+    timings: Iterator[Findings] = iter(())
+    if setting in request.timings and request.workload is not None:
+        timings = _all_timings(request, setting, peers)
+    yield from itertools.islice(timings, 1)
     if setting in request.ceilings:
         yield Findings(ceilings=measure_ceilings(setting, peers, quick=request.quick))
     if setting in request.collectives and peers.size > 1:
@@ -202,29 +214,25 @@ def _at(setting: Setting, peers: Peers, request: Request) -> Iterator[Findings]:
             collectives=measure_collectives(setting, peers, quick=request.quick),
             overlaps=measure_overlap(setting, peers, quick=request.quick),
         )
-    if setting in request.timings and request.workload is not None:
-        yield from _all_timings(request, request.workload, setting, peers)
+    yield from timings
 
 
-def _all_timings(
-    request: Request, workload: Workload, setting: Setting, peers: Peers
-) -> Iterator[Findings]:
+def _all_timings(request: Request, setting: Setting, peers: Peers) -> Iterator[Findings]:
     """The operators of all traces of the step; those of an earlier trace keep their timings."""
     known: set[str] = set()
-    for variant, load in enumerate((workload, *workload.variants)):
+    for variant, load in enumerate(request.traces):
         is_timed = (setting, load.precision, load.memory_format) in request.timed
         if is_timed or known.issuperset(op.key for op in load.ops):
             continue
-        found = _timings(load, setting, peers, request.skip, variant)
+        found = _timings(request, variant, setting, peers)
         fresh = tuple(timing for timing in found.timings if timing.key not in known)
         known.update(timing.key for timing in fresh)
         yield msgspec.structs.replace(found, timings=fresh)
 
 
-def _timings(
-    workload: Workload, setting: Setting, peers: Peers, skip: tuple[str, ...], variant: int
-) -> Findings:
+def _timings(request: Request, variant: int, setting: Setting, peers: Peers) -> Findings:
     """The operators of one trace of the step, with tensors of its own."""
+    workload, skip, budget_s = request.traces[variant], request.skip, request.samples_s
     needed = workload.peak_memory_bytes * (setting.workers if setting.device == "cpu" else 1)
     if setting.device == "cpu":
         free = psutil.virtual_memory().available
@@ -236,9 +244,11 @@ def _timings(
         return Findings(warnings=(warning,))
     directory = scratch()
     if directory is None:
-        timed = time_operators(workload, setting, peers, skip=skip)
+        timed = time_operators(workload, setting, peers, skip=skip, budget_s=budget_s)
     else:
         with Journal(journal_path(directory, _rank()), variant) as journal:
             clock = Clock(peers.device, before=journal.note)
-            timed = time_operators(workload, setting, peers, skip=skip, clock=clock)
+            timed = time_operators(
+                workload, setting, peers, skip=skip, budget_s=budget_s, clock=clock
+            )
     return Findings(timings=timed.timings, warnings=timed.warnings, checks=(timed.check,))

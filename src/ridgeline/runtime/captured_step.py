@@ -1,5 +1,6 @@
 """One training step that was captured as a CUDA graph."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturing import capturing
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.copies import copy_into
+from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
 from ridgeline.timeline import Span
 
@@ -26,6 +28,7 @@ class CapturedStep:
         pool: Memory shared with other captures of the same step; None for its own.
         has_stamps: Whether the graph records when its frames begin.
         has_optimizer: Whether the optimizer is part of the graph; else it steps after each replay.
+        idle_draws: Random numbers that each replay draws on the host.
 
     Raises:
         CaptureError: something in the step cannot be captured.
@@ -40,7 +43,9 @@ class CapturedStep:
         *,
         has_stamps: bool = True,
         has_optimizer: bool = True,
+        idle_draws: Sequence[IdleDraw] = (),
     ) -> None:
+        self._idle_draws = idle_draws
         flat, structure = pytree.tree_flatten(batch)
         self.strides = [strides_of(leaf) for leaf in flat if isinstance(leaf, Tensor)]
         self.inputs = [leaf.clone() for leaf in flat if isinstance(leaf, Tensor)]
@@ -100,6 +105,8 @@ class CapturedStep:
             elif parameter.grad is not gradient:
                 gradient.copy_(parameter.grad)
         self.graph.replay()
+        for draw in self._idle_draws:
+            draw.repeat()
         self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
         if self._outside is not None:
             self._outside.step()

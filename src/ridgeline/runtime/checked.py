@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils import _pytree as pytree
 
+from ridgeline.errors import CaptureError, first_line
 from ridgeline.execution import MODES
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
@@ -44,11 +46,12 @@ class CheckedRunner:
 
         Raises:
             EquivalenceError: the compiled step differs from the eager one.
+            CaptureError: the compiler fails where the step is compiled again; nothing of it has run.
         """
         replays_model = MODES[self._body.plan.execution].replays_model
         if not self._is_checked and not (replays_model and finds_anomalies()):
             self._check(batch)
-        loss = self._body(batch, self._recorder)
+        loss = self._run(batch)
         if _num_graphs() != self._num_graphs:
             self._count_recompilation()
         return loss
@@ -56,6 +59,15 @@ class CheckedRunner:
     def close(self) -> None:
         """Drop the graphs of the model, if there are any."""
         self._body.form.close()
+
+    def _run(self, batch: Any) -> Tensor:
+        try:
+            return self._body(batch, self._recorder)
+        except BackendCompilerFailed as error:
+            raise CaptureError(
+                f"wanted execution={self._body.plan.execution!r} to compile the step anew for what is "
+                f"another since its check, got {first_line(error)}; use execution='eager'"
+            ) from error
 
     def _check(self, batch: Any) -> None:
         """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""

@@ -10,6 +10,7 @@ from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.hybrid.capture.child_trial import check_trial, try_step_in_child
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
+from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.hybrid.capture.lint import (
     Finding,
     check_capturable,
@@ -24,7 +25,9 @@ _CLEARED: set[type] = set()
 """Classes of optimizers that stepped beside a graph in a child of this process."""
 
 
-def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]) -> None:
+def clear_for_capture(
+    body: StepBody, batch: Any, world: World, notes: list[str]
+) -> tuple[IdleDraw, ...]:
     """Look for what cannot be captured, and try in a child process what looking cannot judge.
 
     A failed capture can leave the device unusable, so neither happens in this process.
@@ -34,6 +37,9 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
         batch: An example, on the device.
         world: If one worker's step cannot be captured, none goes on.
         notes: Receives how a doubt was settled.
+
+    Returns:
+        Random numbers to draw on the host beside each replay, as the step as written does.
 
     Raises:
         CaptureError: names each operator and line that cannot be captured, or what the child met.
@@ -54,12 +60,13 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
     if lint.optimizer:
         _clear_optimizer(body, batch, world, lint.optimizer, notes)
     if not is_doubtful(lint):
-        return
+        return lint.idle_draws
     if world.size == 1:
         notes.append(check_trial(try_step_in_child(body, batch, body.plan), lint.doubts))
-        return
+        return lint.idle_draws
     doubts = "; ".join(str(doubt) for doubt in lint.doubts)
     notes.append(f"captured without a trial, since there are {world.size} workers: {doubts}")
+    return lint.idle_draws
 
 
 def check_gradient_hooks(body: StepBody) -> None:

@@ -27,6 +27,7 @@ from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import ANOMALIES, finds_anomalies, on_stream
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
 from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.recorder import Recorder
@@ -75,6 +76,7 @@ class GraphRunner:
         self._num_replays = 0
         self._reads: StepReads | None = None
         self._watch: CaptureWatch | None = None
+        self._idle_draws: tuple[IdleDraw, ...] = ()
         self._make_capturable()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -100,7 +102,7 @@ class GraphRunner:
             self._step_eagerly_if_changed()
         if self._num_eager < EAGER_STEPS:
             if self._num_eager == 0:
-                clear_for_capture(self._body, batch, self._world, self._notes)
+                self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
             self._num_eager += 1
             cleared = time.perf_counter_ns()
             loss = self._run_eagerly(batch)
@@ -268,7 +270,14 @@ class GraphRunner:
         """
         try:
             kind = self._world.device.type
-            self._reads = refused_unread(StepReads, self._body, step.batch, kind, is_lifted=False)
+            self._reads = refused_unread(
+                StepReads,
+                self._body,
+                step.batch,
+                kind,
+                is_lifted=False,
+                has_idle_draws=bool(self._idle_draws),
+            )
         except RidgelineError:
             self.close()
             raise
@@ -277,6 +286,9 @@ class GraphRunner:
         self, signature: batches.Signature, batch: Any, pool: Any, *, has_stamps: bool
     ) -> CapturedStep:
         """A capture that was found to equal the eager step."""
+        random_state = (
+            torch.get_rng_state()
+        )  # of the host, which a capture draws from as a step does
         try:
             step = CapturedStep(
                 self._body,
@@ -285,10 +297,13 @@ class GraphRunner:
                 pool,
                 has_stamps=has_stamps,
                 has_optimizer=self._has_optimizer,
+                idle_draws=self._idle_draws,
             )
         except CaptureError as error:
             World.abandon(str(error))
             raise
+        finally:
+            torch.set_rng_state(random_state)
         self._captured[signature] = step
         try:
             check_replay(

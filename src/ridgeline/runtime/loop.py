@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ridgeline.errors import CheckpointError, NonFiniteError
 from ridgeline.history import History
 from ridgeline.plan import Plan
 from ridgeline.runtime import checkpoint_directory, random_state, schedule, training_state
-from ridgeline.runtime.agree import gather_bytes, share_bytes
+from ridgeline.runtime.agree import gather_bytes, largest_of_workers, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.evaluate import evaluate
@@ -32,8 +32,9 @@ from ridgeline.runtime.round import Round
 from ridgeline.runtime.sampler import Sampler
 from ridgeline.runtime.saver import Saver
 from ridgeline.runtime.step import TrainStep, move
+from ridgeline.runtime.sync.checkpointing import take_own
 from ridgeline.runtime.task import Task
-from ridgeline.runtime.training_state import Identity, Trained
+from ridgeline.runtime.training_state import Identity, Resumed, Trained
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
@@ -147,7 +148,7 @@ class _Run:
             scheduler=scheduler,
             total_steps=self.journal.total_steps,
         )
-        remembered = self._take_up() if resume else {}
+        resumed = self._take_up() if resume else None
         self.step = TrainStep(
             model,
             self.task.loss_fn,
@@ -159,21 +160,25 @@ class _Run:
             name=self.task.name,
         )
         self._stack.callback(self.step.close)
-        if self.step.synchronizer is not None and remembered:
-            self.step.synchronizer.load_state_dict(remembered)
+        synchronizer = self.step.synchronizer
+        if synchronizer is not None and resumed is not None:
+            if synchronizer.trains_apart:  # the step has given all workers what the first one has
+                take_own(resumed.own, resumed.own_tensors, model, optimizer)
+            if resumed.remembered:
+                synchronizer.load_state_dict(resumed.remembered)
         self.round = Round(self.step, self.reader, self.box, scheduler)
 
-    def _take_up(self) -> dict[str, Tensor]:
-        """Go on from the newest whole checkpoint, if there is any; what the synchronizer is to remember."""
+    def _take_up(self) -> Resumed | None:
+        """Go on from the newest whole checkpoint, if there is any."""
         resumed = training_state.load(self.directory, self.trained, self.identity, self.world)
         if resumed is None:
-            return {}
+            return None
         self.journal.take_up(resumed.course)
         if self.saver is not None and resumed.found is not None:
             self.saver.take_up(resumed.found.path, resumed.found.skipped)
             for line in resumed.found.lines:
                 self.say(line)
-        return resumed.remembered
+        return resumed
 
     def train_epoch(self) -> None:
         """Train to the end of the current epoch, evaluate, and save."""
@@ -211,8 +216,10 @@ class _Run:
         """
         self.settle(wait=True)
         parameters = [p.detach() for p in self.trained.model.parameters()]
-        if parameters and not math.isfinite(nn.utils.get_total_norm(parameters, math.inf)):
-            self._stop_non_finite(self.journal.step, math.nan, of="parameters")
+        largest = float(nn.utils.get_total_norm(parameters, math.inf)) if parameters else 0.0
+        # Workers may hold different parameters: all stop for one of them.
+        if largest_of_workers(float(not math.isfinite(largest)), self.world):
+            self._stop_non_finite(self.journal.step, largest, of="parameters")
         self.box.frame("checkpoint")
         training_state.save(
             self.saver,
@@ -287,7 +294,7 @@ class _Run:
             last = self.saver.last
         last_good = share_bytes(str(last or "").encode(), self.world).decode()
         text = ""
-        if of == "parameters" or not math.isfinite(mine):
+        if not math.isfinite(mine):
             text = explain(
                 self.task,
                 self.trained.model,

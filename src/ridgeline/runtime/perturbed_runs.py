@@ -43,7 +43,10 @@ class Start:
 
     def __init__(self, body: StepBody, inputs: Sequence[Tensor], *, repeats_python: bool) -> None:
         self._snapshot = Snapshot(body.model, body.optimizer, body.loss_fn, body.synchronizer)
-        spared = (*self._snapshot.tensors(), *inputs)
+        held = (p for group in body.optimizer.param_groups for p in group["params"])
+        # Each step begins without these gradients, whoever holds the parameters.
+        gradients = (p.grad for p in held if p.grad is not None)
+        spared = (*self._snapshot.tensors(), *inputs, *gradients)
         self._outside = Undo(body.model, body.loss_fn, spared=spared)
         self._optimizer = Undo(body.optimizer, spared=spared)
         self._repeats_python = repeats_python
@@ -118,10 +121,10 @@ class PerturbedRuns(NamedTuple):
         """
         return self._run(self._tried, shift)
 
-    def with_other_draws(self, shift: int) -> Outcome:
-        """The step as written, with other random numbers."""
+    def with_other_draws(self, shift: int, number: int = 0) -> Outcome:
+        """The step as written, with other random numbers; other ones for each `number`."""
         with self.body.as_written():
-            return self._run(self._eager, shift, seed=_OTHER_DRAWS)
+            return self._run(self._eager, shift, seed=(1 + number) * _OTHER_DRAWS)
 
     def exact(self, shift: int) -> Outcome:
         """The step as written, without the plan's lower precision."""

@@ -10,6 +10,7 @@ from ridgeline.execution import CALLED, check_plan
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
 from ridgeline.runtime.world import World
+from ridgeline.synchronisation import values_of
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -53,6 +54,26 @@ def check_calls(optimizer: Optimizer, plan: Plan) -> None:
             f"wanted workers=1 for {name}, which decides by its own worker's loss how often it calls it, got "
             f"{plan.workers} in the plan; train on one worker (--workers 1)"
         )
+
+
+def check_momentum(optimizer: Optimizer, plan: Plan) -> None:
+    """A compression that accumulates momentum before it sends wants an optimizer that adds none after.
+
+    Raises:
+        PlanError: the plan's compression has the option `momentum` above 0, and a group of the optimizer a
+            momentum, or betas, of its own.
+    """
+    if plan.workers == 1 or not values_of(plan.sync).get("momentum"):
+        return
+    name = type(optimizer).__name__
+    for number, group in enumerate(optimizer.param_groups):
+        own = {key: group[key] for key in ("momentum", "betas") if group.get(key)}
+        for key, value in own.items():
+            raise PlanError(
+                f"wanted an optimizer without momentum for compression={plan.sync.compression!r} with "
+                f"momentum={plan.sync.options['momentum']!r}, got {name} with {key}={value!r} in group "
+                f"{number}: it would be added twice; use SGD with momentum=0, or leave the option out"
+            )
 
 
 def check_gradients(model: nn.Module, optimizer: Optimizer) -> None:

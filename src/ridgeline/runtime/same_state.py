@@ -51,13 +51,29 @@ def check_same_state(
 
     Cost: Reads everything once, at the rate of the memory; one small exchange. Waits for the device.
     """
-    if world.size == 1:
-        return
     names = dict(known or {})
     if model is not None:
         names |= {id(p): name for name, p in model.named_parameters()}
     # Once a step is done what differs above makes what is below differ, too: the first is the cause.
     found = [*_optimizer_entries(optimizer, names), *_model_entries(model, has_buffers)]
+    check_same_entries(found, world, when=when)
+
+
+def check_same_entries(found: Sequence[tuple[str, Any]], world: World, *, when: str) -> None:
+    """Every worker must have the same entries, with the same bits.
+
+    Args:
+        found: (name, tensor or setting), causes before what follows from them.
+        world: This worker's place.
+        when: See `check_same_state`.
+
+    Raises:
+        WorkloadError: on all workers, with the first entry that differs, and where.
+
+    Cost: Reads all tensors once; one small exchange. Waits for the device.
+    """
+    if world.size == 1:
+        return
     told = [(name, _text(value)) for name, value in found if not isinstance(value, Tensor)]
     tensors = [(name, value) for name, value in found if isinstance(value, Tensor)]
     sums = checksums([tensor for _, tensor in tensors])
@@ -172,13 +188,18 @@ def _model_entries(model: nn.Module | None, has_buffers: bool) -> Iterator[tuple
             yield f"buffer {name}", buffer
 
 
-def _optimizer_entries(optimizer: Optimizer, names: dict[int, str]) -> Iterator[tuple[str, Any]]:
-    if type(optimizer).__module__.startswith("torch.distributed."):
-        return  # it parts its state among the workers on purpose
+def setting_entries(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
+    """(name, value) of an optimizer's settings, group by group, such as the learning rate."""
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key != "params":
                 yield f"setting {key} of group {number}", value
+
+
+def _optimizer_entries(optimizer: Optimizer, names: dict[int, str]) -> Iterator[tuple[str, Any]]:
+    if type(optimizer).__module__.startswith("torch.distributed."):
+        return  # it parts its state among the workers on purpose
+    yield from setting_entries(optimizer)
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             whose = names.get(id(parameter), f"parameter {place} of group {number}")

@@ -6,7 +6,6 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,31 +21,25 @@ from ridgeline.plan import Plan
 from ridgeline.runtime import attendance
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
-from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.capturable import make_fused
 from ridgeline.runtime.checked import CheckedRunner
 from ridgeline.runtime.clocks import DeviceClock, HostClock
 from ridgeline.runtime.closing import Closing
-from ridgeline.runtime.engine import Engine
-from ridgeline.runtime.engine.lanes import Finish, LaneRunner, WorkLane
-from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.gaps import TALLY
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.layout.apply import apply_layout
 from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.memory_format import ChannelsLast
-from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.requirements import (
     check_calls,
     check_clip_norm,
+    check_momentum,
     check_optimizer,
     check_supported,
 )
-from ridgeline.runtime.sync.loading import make_transport
-from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.synchronizer import Synchronizer
-from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
@@ -145,6 +138,7 @@ class TrainStep(Closing):
         check_supported(self.plan, self.world)
         check_optimizer(optimizer)
         check_calls(optimizer, self.plan)
+        check_momentum(optimizer, self.plan)
         check_clip_norm(clip_norm)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
@@ -163,12 +157,13 @@ class TrainStep(Closing):
         self._attendance = attendance.of(self.world)
         self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
         apply_layout(self.model, self.plan.layout, self.world)
-        self._engine: Engine | None = None
         self.synchronizer: Synchronizer | None = None
-        self._writes: OutsideWrites | None = None
+        self._watch: StateWatch | None = None
         self._watching_ns = 0
         if self.world.size > 1:
-            self._join_others(order)
+            self.synchronizer, self._watch = join_others(
+                self.plan, self.model, optimizer, self.world, order=order, notes=self.notes
+            )
         self._body = StepBody(
             self.model,
             loss_fn,
@@ -210,7 +205,7 @@ class TrainStep(Closing):
         recorder.begin_step()
         batch = self._laid_out(batches.to_device(batch, self.world.device))
         overhead = time.perf_counter_ns() - begin
-        loss = self._runner(batch) if self._writes is None else self._run_among_others(batch)
+        loss = self._runner(batch) if self._watch is None else self._run_among_others(batch)
         begin = time.perf_counter_ns()
         is_warmup = self.num_steps < self._num_warmup
         self.num_steps += 1
@@ -224,17 +219,17 @@ class TrainStep(Closing):
 
     def _run_among_others(self, batch: Any) -> Tensor:
         """The step, where others wait for this worker: they learn what keeps it from coming."""
-        present, writes = self._attendance, self._writes
+        present, watch = self._attendance, self._watch
         assert present is not None
-        assert writes is not None
+        assert watch is not None
         present.begin_step(self._enrolled, self.recorder)
         begin = time.perf_counter_ns()
         try:
-            writes.before_step()
+            watch.before_step()
             spent_ns = time.perf_counter_ns() - begin
             loss = self._runner(batch)
             begin = time.perf_counter_ns()
-            writes.after_step()
+            watch.after_step()
         except BaseException as error:
             present.stopped(error)
             raise
@@ -295,8 +290,6 @@ class TrainStep(Closing):
         self._runner.close()
         if self.synchronizer is not None:
             self.synchronizer.close()
-        if self._engine is not None:
-            self._engine.close()
         if self._channels_last is not None:
             self._channels_last.close()
 
@@ -320,30 +313,6 @@ class TrainStep(Closing):
         if mode.is_compiled or mode.replays_model:
             return CheckedRunner(self._body, self.recorder, self.world, self.notes)
         return EagerRunner(self._body, self.recorder)
-
-    def _join_others(self, order: tuple[str, ...] | None) -> None:
-        """Make what exchanges gradients with the other workers."""
-        transport = make_transport(self.plan.sync, self.world)
-        self._engine = Engine(lanes=self._lanes_for(transport))
-        reducer = Reducer(
-            list(self.model.named_parameters()),
-            FlatBuffers(self.model),
-            world=self.world,
-            engine=self._engine,
-            sync=self.plan.sync,
-            transport=transport,
-            order=order,
-        )
-        self.synchronizer = reducer
-        reducer.check_covers(self.optimizer.param_groups)
-        self._writes = OutsideWrites(self.model, self.optimizer, reducer, self.world)
-
-    def _lanes_for(self, transport: Transport) -> dict[str, Callable[[Finish], LaneRunner]]:
-        """Where exchanges run: on a stream; started here and awaited; or in a thread, if they block."""
-        if self.world.device.type == "cuda":
-            stream = torch.cuda.Stream(priority=-1)
-            return {"communication": lambda finish: StreamLane(finish, stream)}
-        return {} if transport.blocks else {"communication": WorkLane}
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:

@@ -170,7 +170,8 @@ def difference(
 def written_apart(wanted: Outcome, got: Outcome) -> dict[str, float]:
     """The gap over the change of each tensor that a step wrote besides; NaN equals NaN.
 
-    What is no module's counts where the reference wrote it.
+    What is no module's counts where the reference wrote it. Never NaN itself: infinite where one is a number
+    and the other is none.
     """
     found = {}
     names = [name for name, one in got.written.items() if not one.is_shown]
@@ -191,8 +192,11 @@ def _values_apart(before: Tensor, wanted: Tensor, got: Tensor) -> float:
     if not distance:
         return 0.0
     old = before.to(wide) if before.shape == wanted.shape else torch.zeros_like(mine)
-    change = torch.where(mine == old, 0.0, mine - old)
-    size = max(float(change.abs().norm()), RESOLUTION * float(mine.abs().norm()))
+    # From infinity, or no number, to a number: what is written is the change.
+    change = torch.where(old.isfinite(), mine - old, mine)
+    sizes = (torch.where(values.isfinite(), values, 0.0) for values in (change, mine))
+    changed, whole = (float(values.abs().norm()) for values in sizes)
+    size = max(changed, RESOLUTION * whole)
     return distance / size if size and math.isfinite(distance) else math.inf
 
 

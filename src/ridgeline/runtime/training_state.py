@@ -24,7 +24,7 @@ from ridgeline.runtime import checkpoint, random_state, resuming, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes, share_tensors
 from ridgeline.runtime.saver import Saver
 from ridgeline.runtime.state_tree import flatten, like_parameters, restore
-from ridgeline.runtime.sync.checkpointing import gathered, of_worker
+from ridgeline.runtime.sync.checkpointing import OWN, gathered, gathered_own, of_worker
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.world import World
 
@@ -76,11 +76,15 @@ class Resumed(NamedTuple):
         course: As it was saved.
         found: On rank 0 what was found in the run's directory.
         remembered: For this worker's synchronizer; nothing where the checkpoint is of other workers.
+        own: The JSON form of what else was this worker's own, for `take_own`; None: nothing, or the same.
+        own_tensors: The tensors of it.
     """
 
     course: Course
     found: resuming.Found | None
     remembered: dict[str, Tensor]
+    own: Any
+    own_tensors: dict[str, Tensor]
 
 
 def save(
@@ -94,7 +98,8 @@ def save(
 ) -> None:
     """Stage the state of all workers and start writing it; `saver` is None but on rank 0.
 
-    Each worker's random state is saved, and what its synchronizer remembers.
+    Each worker's random state is saved, what its synchronizer remembers, and where workers train alone
+    between two exchanges, what each has come to.
 
     Raises:
         CheckpointError: some state is not plain, or the checkpoint before could not be written.
@@ -104,6 +109,7 @@ def save(
     begun = time.perf_counter()
     random_states = gather_bytes(random_state.capture(world), world)
     tensors = gathered(synchronizer, world)
+    own = gathered_own(synchronizer, trained.model, trained.optimizer, world)
     if saver is None:
         return
     state: dict[str, Any] = {
@@ -113,6 +119,9 @@ def save(
         "model": flatten(dict(trained.model.state_dict()), "model", tensors),
         "optimizer": flatten(trained.optimizer.state_dict(), "optimizer", tensors),
     }
+    if own.trees:
+        state["own"] = own.trees
+        tensors |= own.tensors
     if trained.scheduler is not None:
         state["scheduler"] = flatten(trained.scheduler.state_dict(), "scheduler", tensors)
         state["total_steps"] = trained.total_steps
@@ -180,8 +189,16 @@ def load(directory: Path, trained: Trained, identity: Identity, world: World) ->
         random_state.seed_worker(identity.seed, world.rank, step=course.position.step)
     # What one of another number of workers remembers of its gradients fits none of these.
     same_workers = f"random.{world.size - 1}" in tensors and f"random.{world.size}" not in tensors
-    remembered = of_worker(tensors, world.rank) if same_workers else {}
-    return Resumed(course, found, remembered)
+    if not same_workers:
+        return Resumed(course, found, {}, None, {})
+    trees = header.state.get("own")
+    return Resumed(
+        course,
+        found,
+        of_worker(tensors, world.rank),
+        None if trees is None else trees[world.rank],
+        of_worker(tensors, world.rank, OWN),
+    )
 
 
 def _differing(one: Identity, other: Identity) -> str:

@@ -9,15 +9,21 @@ from ridgeline.simulator.costs import Identity
 from ridgeline.simulator.fusion import blocks_of, parts_of
 from ridgeline.workload import Op, Workload
 
-START_S = 5.0
-"""Seconds that the first compilation of a process takes whatever its size: imports, compilers warming up."""
+START_S = {"cuda": 5.0, "cpu": 25.0}
+"""Seconds that the first compilation of a process takes whatever its size, by device: imports, compilers
+warming up, and for a CPU the headers that its C++ compiler reads.
+
+Source: measured; for a CPU see `OP_S`, between both hosts there.
+"""
 OP_S = {"cuda": 0.08, "cpu": 0.2}
 """Seconds for each operator that is not a view, by device.
 
 Source: both assumed from what was measured with an empty cache. On the host of an H200 (torch 2.11): ViT-B/16
 25 to 50 s, BERT-base 46 s, GPT-2 35 to 48 s, VGG-16 15 to 36 s, ResNet-50 45 to 70 s, EfficientNet-B0 86 to
 99 s, an LSTM 6 s. On two busy CPU cores (torch 2.13): a ResNet-18 with some 210 operators 86 s, small
-networks with 20 operators 10 to 30 s. What was measured on a host scales them there, see `choose`.
+networks with 20 operators 10 to 30 s. On two cores of an Intel Xeon (torch 2.11): 20 networks of up to 450
+operators 50 to 153 s, about 50 s and 0.17 to 0.47 s an operator. What was measured on a host scales them
+there, see `choose`.
 """
 
 
@@ -31,7 +37,7 @@ def compile_seconds(workload: Workload, execution: Execution) -> float:
         workload: The step of one worker; all workers compile at once.
         execution: The mode.
 
-    Source: `START_S + OP_S[device] x operators`, see there.
+    Source: `START_S[device] + OP_S[device] x operators`, see there.
     """
     return _compile_seconds(Identity(workload), MODES[execution].form)
 
@@ -42,8 +48,8 @@ def _compile_seconds(workload: Identity[Workload], form: Form) -> float:
     ops = [op for op in workload.value.ops if part(op) is not None]
     if form == "regional":
         ops = _of_distinct_blocks(workload.value)
-    each_s = OP_S[workload.value.device]
-    return START_S + each_s * _num_translated(ops) if ops else 0.0
+    device = workload.value.device
+    return START_S[device] + OP_S[device] * _num_translated(ops) if ops else 0.0
 
 
 def _of_distinct_blocks(workload: Workload) -> list[Op]:

@@ -13,7 +13,13 @@ A frame reads and writes variables and runs on one lane; frames on one lane run 
     wait               compute        exposed communication: computing is done, gradients are not
     optimizer          compute        clipping and the optimizer
 
-A worker alone has `backward` undivided and neither communication nor `wait`. Where the whole step is one
+A worker alone has `backward` undivided and neither communication nor `wait`. So has one of several that train
+alone for some steps (`Sync.every` > 1), and behind the optimizer, in every step, with or without an exchange
+
+    all_reduce/0       communication  exchange of parameters and buffers, and the outer optimizer
+    wait               compute        until that is over
+
+Where the whole step is one
 program (`step-graph`, `packaged`) there is only `input` and
 
     step               compute        forward, backward and optimizer of all micro-batches
@@ -24,7 +30,7 @@ from collections.abc import Sequence
 from ridgeline.codec import Value
 from ridgeline.execution import MODES, check_alone
 from ridgeline.plan import Execution, Sync
-from ridgeline.synchronisation import frame_names
+from ridgeline.synchronisation import frame_names, trains_apart
 from ridgeline.timeline import Lane
 
 WHOLE_STEP = "step"
@@ -57,7 +63,8 @@ def step_frames(
         accumulate: Micro-batches per step.
         has_buffers: Whether the model has buffers that must follow worker 0.
         execution: How the step runs; one program is one frame.
-        sync: Names the frames of the buckets; None takes the default.
+        sync: Names the frames of the buckets, and says whether parameters are exchanged instead; None takes
+            the default.
 
     Raises:
         PlanError: several workers, and a step that is one program.
@@ -89,15 +96,19 @@ def step_frames(
             writes=("activations", "buffers"),
         )
     )
-    if workers == 1:
-        frames.append(
-            Frame(name="backward", lane="compute", reads=("activations",), writes=("gradients",))
-        )
-        frames.append(
-            Frame(name="optimizer", lane="compute", reads=("gradients",), writes=("parameters",))
-        )
+    rhythm = sync or Sync()
+    if workers > 1 and not trains_apart(rhythm):
+        frames += _synchronised(frame_names(rhythm, num_buckets), has_buffers=has_buffers)
         return tuple(frames)
-    frames += _synchronised(frame_names(sync or Sync(), num_buckets), has_buffers=has_buffers)
+    frames += [
+        Frame(name="backward", lane="compute", reads=("activations",), writes=("gradients",)),
+        Frame(name="optimizer", lane="compute", reads=("gradients",), writes=("parameters",)),
+    ]
+    if workers > 1:
+        common = ("parameters", "buffers")
+        (name,) = frame_names(rhythm, 1)
+        frames.append(Frame(name=name, lane="communication", reads=common, writes=common))
+        frames.append(Frame(name="wait", lane="compute", reads=common))
     return tuple(frames)
 
 

@@ -13,7 +13,7 @@ from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import MODES, check_plan
 from ridgeline.machine import Machine, Setting
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.communication import overlap_slowdown
 from ridgeline.simulator.compiled import price_execution
 from ridgeline.simulator.costs import prices
@@ -32,7 +32,9 @@ from ridgeline.simulator.synchronising import (
     communication_seconds,
     decoding_pieces,
     encoding_pieces,
+    local_steps_seconds,
 )
+from ridgeline.synchronisation import trains_apart
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
@@ -64,10 +66,15 @@ class StepModel(NamedTuple):
 def resized(plan: Plan, workers: int) -> Plan:
     """The plan for another number of workers; CPU threads are left to follow from the cores.
 
+    A worker alone has no exchange to leave out of a step.
+
     Raises:
         PlanError: `workers` is below 1.
     """
-    return msgspec.structs.replace(plan, workers=workers, threads=0, layout=None, choices=())
+    sync = Sync() if workers == 1 and trains_apart(plan.sync) else plan.sync
+    return msgspec.structs.replace(
+        plan, workers=workers, threads=0, layout=None, sync=sync, choices=()
+    )
 
 
 def setting_of(machine: Machine, workload: Workload, plan: Plan) -> Setting:
@@ -113,20 +120,13 @@ def model_step(
     )
     notes = [*_untraced(workload, plan), *priced.notes]
     pieces = _held(machine, plan, setting, priced, cuts)
-    if cuts and gradients_come_at_end(plan, setting):
-        notes.append(GRADIENTS_AT_END)
-    communication_s: dict[str, float] = {}
-    slowdown: dict[Lane, float] = {}
-    if plan.workers > 1:
+    if "backward/0" in pieces:
         buffers = buffer_pieces(machine, setting, workload.buffer_bytes)
         pieces["backward/0"] = (*buffers, *pieces["backward/0"])
-        communication_s, assumed = communication_seconds(
-            machine, plan, setting, cuts, workload.buffer_bytes
-        )
-        notes += assumed
-        kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
-        slowdown, note = overlap_slowdown(machine, setting, kernels_s)
-        notes += [note] if note else []
+    communication_s, slowdown, assumed = _communication(
+        machine, workload, plan, setting, priced, cuts
+    )
+    notes += assumed
     gap_s = replay_s = 0.0
     if MODES[plan.execution].is_replayed_on(setting.device):
         list_ = prices(machine, setting)
@@ -148,6 +148,27 @@ def model_step(
         priced.own_kernels,
         priced.own_bytes,
     )
+
+
+def _communication(
+    machine: Machine,
+    workload: Workload,
+    plan: Plan,
+    setting: Setting,
+    priced: PricedStep,
+    cuts: Sequence[BucketCut],
+) -> tuple[dict[str, float], dict[Lane, float], list[str]]:
+    """Seconds of each frame on the communication lane, which lanes hinder which, and what was assumed."""
+    if plan.workers == 1:
+        return {}, {}, []
+    if exchanges_parameters(plan):
+        seconds, assumed = local_steps_seconds(machine, plan, setting, cuts, workload.buffer_bytes)
+        return seconds, {}, list(assumed)
+    notes = [GRADIENTS_AT_END] if cuts and gradients_come_at_end(plan, setting) else []
+    seconds, assumed = communication_seconds(machine, plan, setting, cuts, workload.buffer_bytes)
+    kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
+    slowdown, note = overlap_slowdown(machine, setting, kernels_s)
+    return seconds, slowdown, [*notes, *assumed, *([note] if note else [])]
 
 
 def as_run(workload: Workload, plan: Plan) -> Workload:
@@ -175,6 +196,11 @@ def _untraced(workload: Workload, plan: Plan) -> list[str]:
     return [note]
 
 
+def exchanges_parameters(plan: Plan) -> bool:
+    """Whether workers train alone for some steps, so that no step exchanges gradients."""
+    return plan.workers > 1 and trains_apart(plan.sync)
+
+
 def gradients_come_at_end(plan: Plan, setting: Setting) -> bool:
     """Whether no gradient is there before all are; see `GRADIENTS_AT_END`."""
     mode = MODES[plan.execution]
@@ -196,7 +222,7 @@ def _held(
         return {WHOLE_STEP: (forward + backward) * plan.accumulate + priced.optimizer}
     pieces = {f"micro/{index}": forward + backward for index in range(plan.accumulate - 1)}
     pieces |= {"forward": forward, "optimizer": priced.optimizer}
-    if plan.workers == 1:
+    if plan.workers == 1 or exchanges_parameters(plan):
         return pieces | {"backward": backward}
     pieces["optimizer"] = (*decoding_pieces(machine, plan, setting, cuts), *priced.optimizer)
     copies = [

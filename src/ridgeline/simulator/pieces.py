@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ridgeline.machine import Machine, Setting
-from ridgeline.plan import Precision, cut_buckets
+from ridgeline.plan import Precision, aligned_elements, cut_buckets
 from ridgeline.simulator.costs import Identity, Prices, prices
 from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.workload import Op, Parameter, Workload
@@ -112,13 +112,16 @@ class PricedStep(NamedTuple):
 class BucketCut(NamedTuple):
     """Gradients that travel together: bytes, the op after which they may, and (op, bytes) of each.
 
-    They are of one dtype, whose elements have `element_bytes`.
+    They are of one dtype, whose elements have `element_bytes`. In memory they are `num_elements`, with what
+    aligns them, of parameters of these `shapes`.
     """
 
     num_bytes: int
     closing_op: int
     members: tuple[tuple[int, int], ...]
     element_bytes: int
+    num_elements: int
+    shapes: tuple[tuple[int, ...], ...]
 
 
 def price_step(
@@ -222,7 +225,10 @@ def cut_workload(workload: Workload, bucket_bytes: Sequence[int]) -> tuple[Bucke
         )
         reached = max(reached, *(op for op, _ in members))
         num_bytes = sum(size for _, size in members)
-        cuts.append(BucketCut(num_bytes, reached, members, element_bytes(gradients[cut[0]].dtype)))
+        each = element_bytes(gradients[cut[0]].dtype)
+        num_elements = sum(aligned_elements(gradients[i].num_bytes // each, each) for i in cut)
+        shapes = tuple(gradients[i].shape for i in cut)
+        cuts.append(BucketCut(num_bytes, reached, members, each, num_elements, shapes))
     return tuple(cuts)
 
 

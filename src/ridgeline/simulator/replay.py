@@ -11,6 +11,9 @@ from ridgeline.simulator.schedule import contiguous
 from ridgeline.synchronisation import algorithm_of
 from ridgeline.timeline import Span, Timeline
 
+_SOME = 2
+"""Steps between exchanges that are not in every step: how many of them makes no other frames."""
+
 
 def replay(timeline: Timeline) -> Timeline:
     """The timeline that the clock makes of another one's frame durations.
@@ -25,13 +28,15 @@ def replay(timeline: Timeline) -> Timeline:
     """
     recorded = {span.name: span for span in timeline.frames}
     algorithms = [entry for entry in map(algorithm_of, recorded) if entry is not None]
+    # Of workers that train alone for some steps backward is undivided.
+    every = _SOME if "backward" in recorded else 1
     frames = step_frames(
         workers=timeline.workers,
         num_buckets=len(algorithms),
         accumulate=1 + sum(name.startswith("micro/") for name in recorded),
         has_buffers="broadcast_buffers" in recorded,
         execution="step-graph" if WHOLE_STEP in recorded else "eager",
-        sync=Sync(algorithm=algorithms[0].name) if algorithms else None,
+        sync=Sync(algorithm=algorithms[0].name, every=every) if algorithms else None,
     )
     tasks = tuple(
         SimTask(

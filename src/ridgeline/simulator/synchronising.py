@@ -6,13 +6,20 @@ the machine's size tables and its memory bandwidth.
 
 from collections.abc import Sequence
 
+from ridgeline import units
 from ridgeline.laws.collectives import CollectiveOperation
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.communication import CommunicationCost, CostTable, find_table, table_cost
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.pieces import BucketCut, Piece, cut_workload, memory_piece
-from ridgeline.synchronisation import codec_bytes, frame_names, traffic_of, wire_bytes
+from ridgeline.synchronisation import (
+    codec_bytes,
+    frame_names,
+    handed_bytes,
+    outer_bytes,
+    traffic_of,
+)
 from ridgeline.workload import Workload
 
 
@@ -25,18 +32,21 @@ class BucketPrices:
         self._setting = setting
         self._tables: dict[CollectiveOperation, CostTable] = {}
 
-    def cost(self, num_bytes: int, element_bytes: int) -> CommunicationCost:
+    def cost(
+        self, num_bytes: int, element_bytes: int, shapes: Sequence[tuple[int, ...]] = ()
+    ) -> CommunicationCost:
         """The cost of a bucket: its collectives, one after the other.
 
         Args:
             num_bytes: Gradients in it.
             element_bytes: Of one element of them.
+            shapes: Of the parameters in it, where they are known.
 
         Raises:
             MachineError: no table of a collective was measured.
         """
         num_elements = -(-num_bytes // element_bytes)
-        parts = traffic_of(self.sync, num_elements, element_bytes, self._setting.workers)
+        parts = traffic_of(self.sync, num_elements, element_bytes, self._setting.workers, shapes)
         costs = [table_cost(self._table(part.operation), part.num_bytes) for part in parts]
         notes = dict.fromkeys(cost.note for cost in costs if cost.note)
         return CommunicationCost(sum(cost.seconds for cost in costs), "; ".join(notes))
@@ -66,13 +76,46 @@ def communication_seconds(
     notes: dict[str, None] = {}
     bucket = BucketPrices(machine, plan.sync, setting)
     for name, cut in zip(frame_names(plan, len(cuts)), cuts, strict=True):
-        seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes)
+        seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
         notes[note] = None
     if buffer_bytes:
         cost = table_cost(find_table(machine, "broadcast", setting), buffer_bytes)
         seconds["broadcast_buffers"] = cost.seconds
         notes[cost.note] = None
     return seconds, tuple(note for note in notes if note)
+
+
+def local_steps_seconds(
+    machine: Machine, plan: Plan, setting: Setting, cuts: Sequence[BucketCut], buffer_bytes: int
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Seconds of a step for the exchange of parameters every `every` steps, and what that is a share of.
+
+    Args:
+        machine: Its size tables and its memory bandwidth are read.
+        plan: How parameters are exchanged, and how often.
+        setting: Workers, several.
+        cuts: The parameters as they travel.
+        buffer_bytes: Of the model's buffers, which follow worker 0 at each exchange.
+
+    Raises:
+        MachineError: no table of a collective, or no ceiling in bytes per second, was measured.
+
+    Source: collectives by their tables, the codec and the outer optimizer by the bytes that they move.
+    """
+    seconds, assumed = communication_seconds(machine, plan, setting, cuts, buffer_bytes)
+    moved = sum(
+        outer_bytes(plan.sync, cut.num_bytes)
+        + sum(codec_bytes(plan.sync, cut.num_bytes, plan.workers))
+        for cut in cuts
+    )
+    whole_s = sum(seconds.values()) + prices(machine, setting).copy_seconds(moved)
+    (name,) = frame_names(plan, 1)
+    every = plan.sync.every
+    note = (
+        f"parameters are exchanged every {every} steps, which takes {units.seconds(whole_s)}: each step "
+        f"is given 1/{every} of it, while a measured median step has none of it"
+    )
+    return {name: whole_s / every}, (*assumed, note)
 
 
 def encoding_pieces(
@@ -119,7 +162,9 @@ def _codec_piece(
 
 
 def sent_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
-    """Bytes that a worker hands to the collectives in a step, by bucket, to be held against a run's count.
+    """Bytes that a worker hands to the collectives at once, by bucket, to be held against a run's count.
+
+    In a step, or where parameters are exchanged, in an exchange of all of them.
 
     Args:
         workload: The step of one worker.
@@ -128,8 +173,6 @@ def sent_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
     if plan.workers == 1:
         return ()
     return tuple(
-        wire_bytes(
-            plan.sync, -(-cut.num_bytes // cut.element_bytes), cut.element_bytes, plan.workers
-        )
+        handed_bytes(plan.sync, cut.num_elements, cut.element_bytes, plan.workers, cut.shapes)
         for cut in cut_workload(workload, plan.sync.bucket_bytes)
     )

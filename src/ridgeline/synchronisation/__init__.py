@@ -16,9 +16,12 @@ from ridgeline.synchronisation.checks import check_sync, check_words
 from ridgeline.synchronisation.costs import (
     bucket_operations,
     codec_bytes,
+    handed_bytes,
+    link_bytes,
     operations,
     state_bytes,
     traffic_of,
+    why_losing,
     wire_bytes,
 )
 from ridgeline.synchronisation.entries import (
@@ -36,11 +39,23 @@ from ridgeline.synchronisation.names import (
     is_bucket_frame,
     words_of,
 )
+from ridgeline.synchronisation.payloads import (
+    factor_rank,
+    kept_elements,
+    share_elements,
+)
+from ridgeline.synchronisation.rhythm import (
+    due_fragment,
+    outer_bytes,
+    outer_values,
+    trains_apart,
+)
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
     DEFAULT_ALGORITHM,
     UNCOMPRESSED,
+    changing_options,
     is_exact,
     offered,
     offered_compressions,
@@ -61,18 +76,29 @@ __all__ = [
     "algorithm_of",
     "bucket_of",
     "bucket_operations",
+    "changing_options",
     "check_sync",
     "check_words",
     "codec_bytes",
+    "due_fragment",
+    "factor_rank",
     "frame_names",
+    "handed_bytes",
     "is_bucket_frame",
     "is_exact",
+    "kept_elements",
+    "link_bytes",
     "offered",
     "offered_compressions",
     "operations",
+    "outer_bytes",
+    "outer_values",
+    "share_elements",
     "state_bytes",
     "traffic_of",
+    "trains_apart",
     "values_of",
+    "why_losing",
     "wire_bytes",
     "words_of",
 ]

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 
 from ridgeline.errors import PlanError
 from ridgeline.synchronisation.entries import Algorithm, Compression, Option
+from ridgeline.synchronisation.rhythm import check_option_of_rhythm, check_rhythm
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
     offered,
     offered_compressions,
     options_of,
+    values_of,
 )
 
 if TYPE_CHECKING:
     from ridgeline.plan import Sync
 
-EVERY = (1,)
-"""Steps between two synchronisations that this release runs."""
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -43,6 +43,7 @@ def check_words(sync: "Sync") -> None:
     options = {option.name: option for option in options_of(sync)}
     for name, value in sync.options.items():
         if name not in options:
+            check_option_of_rhythm(sync, name)
             words = f"one of {_listed(tuple(options))}" if options else "empty"
             raise PlanError(
                 f"wanted sync.options to be {words} with algorithm={sync.algorithm!r} and "
@@ -60,6 +61,11 @@ def _check_option(option: Option, value: object) -> None:
         raise PlanError(
             f"wanted {field} as {_KINDS[option.kind]}, got {value!r} in the plan; for example "
             f"{option.default!r}"
+        )
+    if option.among and value not in option.among:
+        raise PlanError(
+            f"wanted {field} to be one of {_listed(option.among)}, got {value!r} in the plan; choose one of "
+            "those"
         )
     if isinstance(value, int | float):
         if option.least is not None and not value >= option.least:
@@ -89,12 +95,9 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     _check_entry("algorithm", algorithm, ALGORITHMS, offered(device), device)
     compression = COMPRESSIONS[sync.compression]
     _check_entry("compression", compression, COMPRESSIONS, offered_compressions(device), device)
-    if sync.every not in EVERY:
-        words = _listed(EVERY)
-        raise PlanError(
-            f"wanted sync.every to be one of {words}, got {sync.every!r} in the plan; this release runs no "
-            "other"
-        )
+    if objection := compression.objection(workers, values_of(sync)):
+        raise PlanError(objection)
+    check_rhythm(sync, workers)
     if 1 < workers < algorithm.least_workers:
         raise PlanError(
             f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "

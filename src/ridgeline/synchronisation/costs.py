@@ -1,12 +1,19 @@
 """What synchronising costs: collectives and bytes of a bucket, memory traffic of its codec, and state."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from ridgeline import units
+from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.machine import Operation
-from ridgeline.synchronisation.entries import Traffic
+from ridgeline.synchronisation.entries import Shape, Traffic
+from ridgeline.synchronisation.rhythm import outer_state_bytes
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
+    UNCOMPRESSED,
     offered,
     offered_compressions,
     values_of,
@@ -21,25 +28,88 @@ _SAMPLE_BYTES, _SAMPLE_WORKERS = 1 << 20, 4
 """A payload and workers of which an entry is asked which collectives it needs."""
 
 
-def wire_bytes(sync: "Sync", num_elements: int, element_bytes: int, workers: int) -> int:
-    """Bytes that a worker hands to the algorithm for one bucket, encoded.
-
-    What a run counts of a bucket can be compared with it. A worker alone sends nothing.
+def wire_bytes(
+    sync: "Sync",
+    num_elements: int,
+    element_bytes: int,
+    workers: int,
+    shapes: Sequence[Shape] = (),
+) -> int:
+    """Bytes of what a worker sends of one bucket, encoded; a worker alone sends nothing.
 
     Args:
         sync: Names the compression and its options.
         num_elements: Of the bucket, on each worker.
         element_bytes: Of one element as gradients hold it.
         workers: Data-parallel workers.
+        shapes: Of the parameters in it, where they are known.
     """
     if workers == 1:
         return 0
-    compression = COMPRESSIONS[sync.compression]
-    return compression.wire_bytes(num_elements, element_bytes, workers, values_of(sync))
+    compression, options = COMPRESSIONS[sync.compression], values_of(sync)
+    if compression.shaped_bytes is not None and shapes:
+        return compression.shaped_bytes(shapes, num_elements, options)
+    return compression.wire_bytes(num_elements, element_bytes, workers, options)
+
+
+def handed_bytes(
+    sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
+) -> int:
+    """Bytes that a worker hands to collectives for one bucket: exactly what a run counts.
+
+    Args:
+        sync: Names the compression and its options.
+        num_elements: Of the bucket, with what aligns its gradients; see `plan.aligned_elements`.
+        element_bytes: Of one element as gradients hold it.
+        workers: Data-parallel workers.
+        shapes: Of all parameters in it.
+    """
+    encoded = wire_bytes(sync, num_elements, element_bytes, workers, shapes)
+    # Where payloads are scattered, the mean of a worker's share is encoded and handed over as well.
+    is_scattered = COMPRESSIONS[sync.compression].exchange == "scatter"
+    return encoded + (encoded // workers if is_scattered else 0)
+
+
+def link_bytes(
+    sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
+) -> float:
+    """Bytes that cross each worker's link for one bucket, in one direction; arguments as in `traffic_of`."""
+    parts = traffic_of(sync, num_elements, element_bytes, workers, shapes)
+    return sum(bus_bandwidth_factor(p.operation, workers) * p.num_bytes for p in parts)
+
+
+def why_losing(
+    sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
+) -> str:
+    """Why a compression cannot pay: it moves no fewer bytes than none; empty where it does, or is none.
+
+    Args:
+        sync: Names algorithm, compression and options.
+        num_elements: Of all gradients.
+        element_bytes: Of one element as gradients hold it.
+        workers: Data-parallel workers.
+        shapes: Of all parameters.
+    """
+    if not COMPRESSIONS[sync.compression].encodes or workers == 1 or not num_elements:
+        return ""
+    plain = msgspec.structs.replace(sync, compression=UNCOMPRESSED, options={})
+    mine = link_bytes(sync, num_elements, element_bytes, workers, shapes)
+    others = link_bytes(plain, num_elements, element_bytes, workers, shapes)
+    if mine < others:
+        return ""
+    label = COMPRESSIONS[sync.compression].label
+    return (
+        f"moves {units.num_bytes(round(mine))} through each worker's link as {label} gradients, and no more "
+        f"than {units.num_bytes(round(others))} uncompressed"
+    )
 
 
 def traffic_of(
-    sync: "Sync", num_elements: int, element_bytes: int, workers: int
+    sync: "Sync",
+    num_elements: int,
+    element_bytes: int,
+    workers: int,
+    shapes: Sequence[Shape] = (),
 ) -> tuple[Traffic, ...]:
     """The collectives that one bucket costs: the algorithm's, of what the compression leaves.
 
@@ -51,16 +121,20 @@ def traffic_of(
         num_elements: Of the bucket, on each worker.
         element_bytes: Of one element as gradients hold it.
         workers: Data-parallel workers; one alone costs nothing.
+        shapes: Of the parameters in it, where they are known.
     """
     if workers == 1:
         return ()
-    payload_bytes = wire_bytes(sync, num_elements, element_bytes, workers)
-    exchange = COMPRESSIONS[sync.compression].exchange
+    payload_bytes = wire_bytes(sync, num_elements, element_bytes, workers, shapes)
+    exchange, rounds = (
+        COMPRESSIONS[sync.compression].exchange,
+        COMPRESSIONS[sync.compression].rounds,
+    )
     if exchange == "gather":
         return (Traffic("all_gather", payload_bytes * workers),)
     if exchange == "scatter":
         return Traffic("all_to_all", payload_bytes), Traffic("all_gather", payload_bytes)
-    return ALGORITHMS[sync.algorithm].traffic(payload_bytes, workers)
+    return ALGORITHMS[sync.algorithm].traffic(-(-payload_bytes // rounds), workers) * rounds
 
 
 def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
@@ -81,9 +155,16 @@ def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
 
 
 def state_bytes(sync: "Sync", num_elements: int, element_bytes: int) -> int:
-    """Bytes that a worker's compression keeps from step to step, for gradients of so many elements."""
+    """Bytes that a worker keeps from step to step for its compression and its rhythm.
+
+    Args:
+        sync: Names both.
+        num_elements: Of the gradients.
+        element_bytes: Of one element of them.
+    """
     compression = COMPRESSIONS[sync.compression]
-    return compression.state_bytes(num_elements, element_bytes, values_of(sync))
+    kept = compression.state_bytes(num_elements, element_bytes, values_of(sync))
+    return kept + outer_state_bytes(sync, num_elements, element_bytes)
 
 
 def bucket_operations(device: str) -> tuple[Operation, ...]:

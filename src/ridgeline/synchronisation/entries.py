@@ -1,6 +1,6 @@
 """What an entry of the tables says: the types of algorithms, compressions, options and traffic."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ridgeline.machine import Operation
@@ -8,7 +8,9 @@ from ridgeline.machine import Operation
 OptionValue = bool | int | float | str
 Options = Mapping[str, OptionValue]
 ExchangeKind = Literal["sum", "scatter", "gather"]
+Shape = tuple[int, ...]
 WireBytes = Callable[[int, int, int, Options], int]
+ShapedBytes = Callable[[Sequence[Shape], int, Options], int]
 
 
 class Option(NamedTuple):
@@ -21,6 +23,9 @@ class Option(NamedTuple):
         least: Smallest number; None for no limit.
         most: Largest number; None for no limit.
         is_exact: Whether values other than the default keep the maths.
+        changes_shapes: Whether with other values than the default what is sent changes its shape now and
+            then, which a captured step cannot follow.
+        among: The words that a text may be; empty for any.
     """
 
     name: str
@@ -29,6 +34,8 @@ class Option(NamedTuple):
     least: float | None = None
     most: float | None = None
     is_exact: bool = True
+    changes_shapes: bool = False
+    among: tuple[str, ...] = ()
 
 
 class Traffic(NamedTuple):
@@ -58,6 +65,11 @@ def one_all_reduce(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
 def no_state(num_elements: int, element_bytes: int, options: Options) -> int:
     """The state of what remembers nothing from one step to the next."""
     return 0
+
+
+def no_objection(workers: int, options: Options) -> str:
+    """What works with any number of workers and any options."""
+    return ""
 
 
 class Algorithm(NamedTuple):
@@ -102,6 +114,8 @@ class Compression(NamedTuple):
         label: Words for people, to precede "gradients".
         wire_bytes: (elements of a bucket, bytes of each, workers, options) to the bytes of one worker's
             encoded payload.
+        shaped_bytes: (shapes of the parameters in a bucket, its elements with what aligns them, options) to
+            the same, where it depends on the shapes; `wire_bytes` is then for one parameter, or a guess.
         codec: `"package.module:Class"` of the runtime's class that encodes and decodes; empty where this
             release knows the word and does not run it, or where nothing is encoded.
         devices: Kinds of device on which it is offered.
@@ -113,11 +127,14 @@ class Compression(NamedTuple):
         has_state: Whether it remembers something from one step to the next, such as what it left out.
         state_bytes: (elements, bytes of each, options) to the bytes that it remembers.
         options: What `Sync.options` may set.
+        rounds: Collectives, one after the other, among which `sum` divides a payload.
+        objection: (several workers, options) to why these options could never pay; empty where they can.
     """
 
     name: str
     label: str
     wire_bytes: WireBytes
+    shaped_bytes: ShapedBytes | None = None
     codec: str = ""
     devices: tuple[str, ...] = ()
     codec_passes: Passes = Passes(0.0, 0.0)
@@ -126,6 +143,8 @@ class Compression(NamedTuple):
     has_state: bool = False
     state_bytes: Callable[[int, int, Options], int] = no_state
     options: tuple[Option, ...] = ()
+    rounds: int = 1
+    objection: Callable[[int, Options], str] = no_objection
 
     @property
     def encodes(self) -> bool:

@@ -1,9 +1,10 @@
 """The names of buckets' frames, and the words for people: all that spells an entry."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.synchronisation.entries import Algorithm, Compression
+from ridgeline.synchronisation.entries import Algorithm, Option
+from ridgeline.synchronisation.rhythm import rhythm_options
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -54,15 +55,17 @@ def words_of(sync: "Sync") -> dict[str, str]:
     set_ = {name: str(value) for name, value in sync.options.items()}
     words: dict[str, str] = {}
     if sync.algorithm != DEFAULT_ALGORITHM:
-        words["algorithm"] = algorithm.label + _in_brackets(algorithm, set_)
+        words["algorithm"] = algorithm.label + _in_brackets(algorithm.options, set_)
     if sync.compression != UNCOMPRESSED:
-        words["compression"] = f"{compression.label} gradients{_in_brackets(compression, set_)}"
+        words["compression"] = (
+            f"{compression.label} gradients{_in_brackets(compression.options, set_)}"
+        )
     if sync.every > 1:
-        words["interval"] = f"every {sync.every} steps"
+        words["interval"] = f"every {sync.every} steps{_in_brackets(rhythm_options(sync), set_)}"
     return words
 
 
-def _in_brackets(entry: Algorithm | Compression, values: Mapping[str, str]) -> str:
-    """The entry's options that a plan sets, after its label."""
-    own = [f"{o.name} {values[o.name]}" for o in entry.options if o.name in values]
+def _in_brackets(options: Sequence[Option], values: Mapping[str, str]) -> str:
+    """Those of the options that a plan sets, to stand after a label."""
+    own = [f"{o.name} {values[o.name]}" for o in options if o.name in values]
     return f" ({', '.join(own)})" if own else ""

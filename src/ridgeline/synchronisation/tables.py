@@ -6,9 +6,9 @@ measured for, run and labelled. A word without transport or codec is known and r
 What is said of words that do not run holds by definition; it is settled when they run.
 """
 
-import math
 from typing import TYPE_CHECKING
 
+from ridgeline.synchronisation import payloads
 from ridgeline.synchronisation.entries import (
     Algorithm,
     Compression,
@@ -17,19 +17,16 @@ from ridgeline.synchronisation.entries import (
     OptionValue,
     Passes,
     Traffic,
-    WireBytes,
 )
+from ridgeline.synchronisation.rhythm import rhythm_options
 
 if TYPE_CHECKING:
     from ridgeline.plan import Sync
 
 DEFAULT_ALGORITHM = "all_reduce"
 UNCOMPRESSED = "none"
-
-SCALE_BYTES = 4
-"""One float32 scale beside the elements of a bucket."""
-INDEX_BYTES = 4
-"""The position of an element of a bucket."""
+STATE_BYTES = 4
+"""An element of what is remembered, in float32 whatever the gradients are."""
 
 
 def _in_two_halves(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
@@ -40,40 +37,38 @@ def _in_two_halves(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
     return Traffic("reduce_scatter", payload_bytes), Traffic("all_gather", payload_bytes)
 
 
-def _bits_per_element(bits: int, scale_bytes: int = 0) -> WireBytes:
-    """The payload of codecs that keep every element, in so many bits, and perhaps a scale a bucket."""
-
-    def wire_bytes(num_elements: int, element_bytes: int, workers: int, options: Options) -> int:
-        return -(-num_elements * bits // 8) + (scale_bytes if num_elements else 0)
-
-    return wire_bytes
-
-
-def _unchanged(num_elements: int, element_bytes: int, workers: int, options: Options) -> int:
-    return num_elements * element_bytes
-
-
-def _top_k(num_elements: int, element_bytes: int, workers: int, options: Options) -> int:
-    """The largest elements, and where they stand.
-
-    Source: Lin et al., "Deep gradient compression", ICLR 2018.
-    """
-    kept = math.ceil(float(options["density"]) * num_elements)
-    return kept * (element_bytes + INDEX_BYTES)
-
-
-def _power_sgd(num_elements: int, element_bytes: int, workers: int, options: Options) -> int:
-    """Two factors of a matrix, taken to be square, and never more than the matrix.
-
-    Source: Vogels et al., "PowerSGD", NeurIPS 2019: rank (rows + columns) elements.
-    """
-    side = math.isqrt(max(0, num_elements - 1)) + 1 if num_elements else 0
-    return min(2 * side * int(options["rank"]), num_elements) * element_bytes
-
-
 def _residual(num_elements: int, element_bytes: int, options: Options) -> int:
     """What was left out of a step and is added in the next: error feedback, Karimireddy et al., ICML 2019."""
-    return num_elements * element_bytes
+    return num_elements * STATE_BYTES
+
+
+def _residual_and_momentum(num_elements: int, element_bytes: int, options: Options) -> int:
+    return num_elements * STATE_BYTES * (2 if options["momentum"] else 1)
+
+
+def _residual_and_factor(num_elements: int, element_bytes: int, options: Options) -> int:
+    """The factor of a step is where the next one starts from."""
+    return (
+        num_elements * STATE_BYTES + payloads.factors(num_elements, element_bytes, 2, options) // 2
+    )
+
+
+def _too_dense(workers: int, options: Options) -> str:
+    """Why a density moves no fewer bytes than a ring does, of gradients in float32.
+
+    Source: all gather (n - 1) times 8 bytes of each element that is kept; a ring moves 2 (n - 1) / n times 4
+    bytes of every element.
+    """
+    density = float(options["density"])
+    if workers < 2 or density * workers < 1.0:
+        return ""
+    sent = (workers - 1) * (payloads.VALUE_BYTES + payloads.INDEX_BYTES) * density
+    plain = 2 * (workers - 1) / workers * STATE_BYTES
+    return (
+        f"wanted sync.options['density'] < 1/{workers} = {1 / workers:.4g} with {workers} workers, got "
+        f"{options['density']!r} in the plan: each worker would receive {sent:.4g} bytes for an element of a "
+        f"gradient, where {plain:.4g} do without compression; lower it, or leave the compression out"
+    )
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -102,65 +97,104 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 """Word in `Sync.algorithm` to what it means, in the order in which plans with them are compared."""
 
+_EVERYWHERE = ("cpu", "cuda")
+_CODECS = "ridgeline.runtime.sync.codecs."
+_BLOCK = Option("block", int, 1024, least=256, most=2048)
+
 COMPRESSIONS: dict[str, Compression] = {
     entry.name: entry
     for entry in (
         Compression(
             name=UNCOMPRESSED,
             label="uncompressed",
-            wire_bytes=_unchanged,
-            devices=("cpu", "cuda"),
+            wire_bytes=payloads.unchanged,
+            devices=_EVERYWHERE,
             is_exact=True,
         ),
         Compression(
             name="fp16",
             label="fp16",
-            wire_bytes=_bits_per_element(16),
-            codec_passes=Passes(1.5, 1.5),
+            wire_bytes=payloads.scattered(2, in_blocks=True),
+            codec=f"{_CODECS}blocks:Float16",
+            devices=_EVERYWHERE,
+            codec_passes=Passes(8.0, 1.5),
+            exchange="scatter",
+            has_state=True,
+            state_bytes=_residual,
+            options=(_BLOCK,),
         ),
         Compression(
             name="bf16",
             label="bf16",
-            wire_bytes=_bits_per_element(16),
-            codec_passes=Passes(1.5, 1.5),
+            wire_bytes=payloads.scattered(2, in_blocks=False),
+            codec=f"{_CODECS}bfloat16:BFloat16",
+            devices=_EVERYWHERE,
+            codec_passes=Passes(5.5, 1.5),
+            exchange="scatter",
+            has_state=True,
+            state_bytes=_residual,
         ),
         Compression(
             name="fp8",
             label="fp8",
-            wire_bytes=_bits_per_element(8, SCALE_BYTES),
-            codec_passes=Passes(2.25, 1.25),
+            wire_bytes=payloads.scattered(1, in_blocks=True),
+            codec=f"{_CODECS}blocks:Float8",
+            devices=_EVERYWHERE,
+            codec_passes=Passes(8.0, 1.25),
             exchange="scatter",
+            has_state=True,
+            state_bytes=_residual,
+            options=(_BLOCK,),
         ),
         Compression(
             name="int8",
             label="int8",
-            wire_bytes=_bits_per_element(8, SCALE_BYTES),
-            codec_passes=Passes(2.25, 1.25),
+            wire_bytes=payloads.scattered(1, in_blocks=True),
+            codec=f"{_CODECS}blocks:Int8",
+            devices=_EVERYWHERE,
+            codec_passes=Passes(8.0, 1.25),
             exchange="scatter",
+            has_state=True,
+            state_bytes=_residual,
+            options=(_BLOCK,),
         ),
         Compression(
             name="topk",
             label="top-k",
-            wire_bytes=_top_k,
+            wire_bytes=payloads.largest,
+            codec=f"{_CODECS}topk:TopK",
+            devices=_EVERYWHERE,
             codec_passes=Passes(4.0, 1.0),
             exchange="gather",
             has_state=True,
-            state_bytes=_residual,
-            options=(Option("density", float, 0.01, least=0.0, most=1.0),),
+            state_bytes=_residual_and_momentum,
+            options=(
+                Option("density", float, 0.01, least=0.0, most=1.0),
+                Option("momentum", float, 0.0, least=0.0, most=1.0),
+                Option("warmup_steps", int, 0, least=0, changes_shapes=True),
+            ),
+            objection=_too_dense,
         ),
         Compression(
             name="powersgd",
             label="PowerSGD",
-            wire_bytes=_power_sgd,
+            wire_bytes=payloads.factors,
+            shaped_bytes=payloads.factors_of_shapes,
+            codec=f"{_CODECS}powersgd:PowerSGD",
+            devices=_EVERYWHERE,
             codec_passes=Passes(5.0, 1.0),
             has_state=True,
-            state_bytes=_residual,
+            state_bytes=_residual_and_factor,
             options=(Option("rank", int, 4, least=1),),
+            rounds=2,
         ),
         Compression(
             name="sign",
             label="sign",
-            wire_bytes=_bits_per_element(1, SCALE_BYTES),
+            wire_bytes=payloads.signs,
+            shaped_bytes=payloads.signs_of_shapes,
+            codec=f"{_CODECS}sign:Sign",
+            devices=_EVERYWHERE,
             codec_passes=Passes(4.0, 1.0),
             exchange="gather",
             has_state=True,
@@ -190,14 +224,25 @@ def offered_compressions(device: str) -> tuple[str, ...]:
 
 
 def options_of(sync: "Sync") -> tuple[Option, ...]:
-    """The options that a plan's algorithm and its compression have."""
-    return (*ALGORITHMS[sync.algorithm].options, *COMPRESSIONS[sync.compression].options)
+    """The options that a plan's algorithm, its compression and its rhythm have."""
+    words = (ALGORITHMS[sync.algorithm].options, COMPRESSIONS[sync.compression].options)
+    return (*words[0], *words[1], *rhythm_options(sync))
 
 
 def values_of(sync: "Sync") -> dict[str, OptionValue]:
     """The value of each of those options: the plan's, or the default."""
     return {
         option.name: sync.options.get(option.name, option.default) for option in options_of(sync)
+    }
+
+
+def changing_options(sync: "Sync") -> dict[str, OptionValue]:
+    """The options of a plan by which what is sent changes its shape from step to step."""
+    values = values_of(sync)
+    return {
+        o.name: values[o.name]
+        for o in options_of(sync)
+        if o.changes_shapes and values[o.name] != o.default
     }
 
 

@@ -7,7 +7,7 @@ import msgspec
 from ridgeline.experiments.networks.network import Network
 from ridgeline.experiments.networks.process import Reply
 from ridgeline.experiments.networks.request import Answer, Task
-from ridgeline.experiments.networks.result import AUTO, FormRow, NetworkResult, Starts
+from ridgeline.experiments.networks.result import AUTO, NO_TURNS, FormRow, NetworkResult, Starts
 
 
 def combined(network: Network, replies: Mapping[Task, Reply], seconds: float) -> NetworkResult:
@@ -51,9 +51,18 @@ def _forms(contest: Answer, compiled: Answer, replies: Mapping[Task, Reply]) -> 
             reason = row.reason or f"left out of the turns: {best[0]} was faster"
             rows[row.form] = msgspec.structs.replace(row, step_s=None, reason=reason)
     reply = replies.get("contest")
-    if reply is not None and reply.reason and AUTO not in rows:
-        rows[AUTO] = FormRow(form=AUTO, kind="ridgeline", reason=reply.reason)
+    if reply is not None and reply.reason:
+        rows = {name: _ended(row, reply.reason) for name, row in rows.items()}
+        if AUTO not in rows:
+            rows[AUTO] = FormRow(form=AUTO, kind="ridgeline", reason=reply.reason)
     return tuple(rows.values())
+
+
+def _ended(row: FormRow, reason: str) -> FormRow:
+    """The row of a form with why it has no time, where that is the end of the contest."""
+    if row.step_s is not None or row.reason:
+        return row
+    return msgspec.structs.replace(row, reason=f"{NO_TURNS}{reason}")
 
 
 def _starts(answers: Mapping[Task, Answer]) -> Starts:

@@ -17,6 +17,10 @@ from ridgeline.experiments.turns import Samples, spread, times_faster
 from ridgeline.machine import Machine
 
 TURNS_LIMIT_S = 120.0
+CHOOSING = "choosing a plan"
+ALONE = "training the chosen plan alone"
+TURNS = "taking turns"
+"""What a child says it is doing."""
 CLEARLY_SLOWER = 1.1
 """A form by hand that is this much slower than another by hand, roughly timed, leaves: memory is scarce."""
 
@@ -47,24 +51,11 @@ def first_step(request: Request, subject: Subject, write: Write) -> None:
 def choose_plan(request: Request, subject: Subject, write: Write) -> None:
     """Time `auto` from the first batch to its plan, and train on to see whether it kept its word."""
     ours = _ours(request, subject)
+    write(Answer(doing=CHOOSING))
     ours.prepare()
-    answer = Answer(
-        first_s=ours.plan_s,
-        tried=tried_plans(ours.step),
-        headline=headline(ours.step),
-        notes=(*ours.notes, *notes_of(ours.step)),
-    )
-    write(answer)
-    run = ours.runner().run
-    samples = time_forms(
-        {AUTO: run},
-        subject.world,
-        turns=request.turns,
-        steps=request.steps,
-        limit_s=TURNS_LIMIT_S,
-    )
-    trained = headline(ours.step, spread(samples[AUTO]))
-    write(msgspec.structs.replace(answer, headline=trained))
+    answer = _chosen(ours)
+    write(msgspec.structs.replace(answer, doing=ALONE))
+    write(_trained(answer, ours, request, subject))
     ours.step.close()
 
 
@@ -72,36 +63,65 @@ def contest(request: Request, subject: Subject, write: Write) -> None:
     """Choose a plan (with the caches of the first time, where there was one), then take turns with all."""
     ours = _ours(request, subject)
     entry = _Entrants(subject)
+    answer = Answer()
+
+    def tell(doing: str, samples: Samples | None = None) -> None:
+        forms = rows_with_times(entry.rows, samples or {})
+        write(msgspec.structs.replace(answer, forms=forms, doing=doing))
 
     def prepared(_: Subject) -> Runner:
         ours.prepare()
         return ours.runner()
 
+    tell(CHOOSING)
     entry.admit(Form(AUTO, "ridgeline", prepared))
-    answer = Answer(first_s=ours.plan_s, forms=tuple(entry.rows.values()))
+    answer = Answer(first_s=ours.plan_s)
     if AUTO in entry.runners:
-        answer = msgspec.structs.replace(
-            answer,
-            tried=tried_plans(ours.step),
-            headline=headline(ours.step),
-            notes=(*ours.notes, *notes_of(ours.step)),
-        )
-    write(answer)
+        answer = _chosen(ours)
+        tell(ALONE)
+        answer = _trained(answer, ours, request, subject)
     if not request.is_warm:
         use_cache(request.peer_cache)
     for form in plain_forms(subject):
+        tell(f"running the first step of {form.name}")
         entry.admit(form)
     for form in forms_by_hand(subject):
         if request.by_hand is None or form.name in request.by_hand:
+            tell(f"running the first step of {form.name}")
             entry.admit(form)
             entry.drop_clearly_slower()
-    samples = entry.time(turns=request.turns, steps=request.steps)
-    answer = msgspec.structs.replace(answer, forms=rows_with_times(entry.rows, samples))
-    if AUTO in samples:
-        trained = headline(ours.step, spread(samples[AUTO]))
-        answer = msgspec.structs.replace(answer, headline=trained)
-    write(answer)
+    tell(TURNS)
+    samples = entry.time(
+        turns=request.turns, steps=request.steps, each=lambda samples: tell(TURNS, samples)
+    )
+    tell("", samples)
     entry.close()
+
+
+def _chosen(ours: Ours) -> Answer:
+    """What is known of a plan that was chosen, before it trains."""
+    return Answer(
+        first_s=ours.plan_s,
+        tried=tried_plans(ours.step),
+        headline=headline(ours.step),
+        notes=(*ours.notes, *notes_of(ours.step)),
+    )
+
+
+def _trained(answer: Answer, ours: Ours, request: Request, subject: Subject) -> Answer:
+    """The answer with what the plan's steps take while nothing else is in the process.
+
+    That is what a script has, and what a prediction is of. Other forms that take turns leave caches, the
+    allocator's memory and pools of threads in a state of their own.
+    """
+    samples = time_forms(
+        {AUTO: ours.runner().run},
+        subject.world,
+        turns=request.turns,
+        steps=request.steps,
+        limit_s=TURNS_LIMIT_S,
+    )
+    return msgspec.structs.replace(answer, headline=headline(ours.step, spread(samples[AUTO])))
 
 
 def use_cache(folder: str) -> None:
@@ -171,8 +191,8 @@ class _Entrants:
                 )
         release_memory()
 
-    def time(self, *, turns: int, steps: int) -> Samples:
-        """Figures of all that run, turn by turn."""
+    def time(self, *, turns: int, steps: int, each: Callable[[Samples], None]) -> Samples:
+        """Figures of all that run, turn by turn; `each` is called after every turn with those so far."""
         if not self.runners:
             return {}
         return time_forms(
@@ -181,6 +201,7 @@ class _Entrants:
             turns=turns,
             steps=steps,
             limit_s=TURNS_LIMIT_S,
+            each=each,
         )
 
     def close(self) -> None:

@@ -41,8 +41,9 @@ a fused optimizer where there is one. *By hand* is one CUDA graph around the who
 `auto` is `rl.TrainStep(model, loss_fn, optimizer, plan="auto")`. What `allow` names, all forms may do.
 
 Predictions are those of every plan that was tried, made before anything was tried. *Expected* is what was
-said when training began, of the plan that was chosen, and *trained* what its steps then took; *spread*, the
-distance of the quartiles over the median, is the drift of the machine itself. Times to a plan are those of a
+said when training began, of the plan that was chosen, and *trained* what its steps then took, before any
+other form was made in the process; *spread*, the distance of the quartiles over the median, is the drift of
+the machine itself. Times to a plan are those of a
 new process with empty caches on a machine that was measured before; *again* is the next process. Ten steps
 are compared in float32: the largest relative difference of a loss, and that of all parameters (norm of the
 gap over the norm). They are equal within 1e-6 on a CPU and 1e-3 on a GPU, or where they differ by less than
@@ -131,6 +132,8 @@ def _summary(found: Summary) -> Iterator[str]:
     rows: list[tuple[str, str]] = [("networks timed", str(found.timed))]
     if found.failed:
         rows.append(("`auto` failed on", ", ".join(found.failed)))
+    if found.cut:
+        rows.append(("`auto` chose a plan, and no turns were left, on", ", ".join(found.cut)))
     for what, worst, mean in (
         ("best plain form", found.worst_over_plain, found.over_plain),
         ("best a script can do", found.worst_over_hand, found.over_hand),

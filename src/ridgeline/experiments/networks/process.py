@@ -86,7 +86,8 @@ class Children:
                 self._running.discard(child)
         if not answer.exists():
             return Reply(Answer(), reason or "it ended without an answer")
-        return Reply(msgspec.json.decode(answer.read_bytes(), type=Answer), reason)
+        told = msgspec.json.decode(answer.read_bytes(), type=Answer)
+        return Reply(told, f"{reason} while {told.doing}" if reason and told.doing else reason)
 
     def end(self) -> None:
         """End those that run, with all that they started."""

@@ -65,6 +65,7 @@ class Answer(Value, frozen=True, kw_only=True):
         tried: Plans that were tried.
         check: Against the plain loop.
         notes: What the child has to say.
+        doing: What was under way when this was written; empty where that was the end.
     """
 
     first_s: float | None = None
@@ -73,3 +74,4 @@ class Answer(Value, frozen=True, kw_only=True):
     tried: tuple[TriedPlan, ...] = ()
     check: Check | None = None
     notes: tuple[str, ...] = ()
+    doing: str = ""

@@ -15,6 +15,8 @@ AUTO = "auto"
 """The form that is Ridgeline's."""
 COMPILE = "torch.compile"
 """The compiler with its own defaults; under DDP its name is `DDP + torch.compile`."""
+NO_TURNS = "no turns: "
+"""How the reason begins of a form that ran, but took no turns with the others, since they ended before."""
 
 
 class FormRow(Value, frozen=True, kw_only=True):
@@ -35,6 +37,11 @@ class FormRow(Value, frozen=True, kw_only=True):
     first_s: float | None = None
     auto_over: Quantity | None = None
     reason: str = ""
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether it ran, and what times it ended before."""
+        return self.step_s is None and self.reason.startswith(NO_TURNS)
 
 
 class TriedPlan(Value, frozen=True, kw_only=True):
@@ -96,7 +103,9 @@ class Headline(Value, frozen=True, kw_only=True):
         execution: Its mode.
         before_s: Predicted before any trial.
         expected_s: Expected when training began, after the trials; None: not told.
-        trained_s: What its steps took in the same process, in turns; the quartiles show the machine's drift.
+        trained_s: What its steps took in the same process right after the choice, before any other form was
+            made, as those of a script do; the quartiles show the machine's drift. Steps in turns with other
+            forms find caches and memory as those left them: they tell ratios.
     """
 
     plan: str

@@ -22,6 +22,7 @@ class Summary(NamedTuple):
     Attributes:
         timed: Networks on which `auto` was timed.
         failed: Names of those on which it ended with an error; those that were left out are not among them.
+        cut: Names of those on which it chose a plan, and the contest ended before the turns.
         worst_over_plain: Largest time of `auto` over the best plain form, and the network.
         worst_over_hand: The same over the best that is plain or by hand.
         over_plain: Geometric mean of the first.
@@ -35,6 +36,7 @@ class Summary(NamedTuple):
 
     timed: int
     failed: tuple[str, ...]
+    cut: tuple[str, ...]
     worst_over_plain: tuple[float, str] | None
     worst_over_hand: tuple[float, str] | None
     over_plain: float | None
@@ -55,7 +57,8 @@ def summarise(results: Sequence[NetworkResult]) -> Summary:
     checked = [one for one in results if one.check is not None]
     return Summary(
         timed=sum(_is_timed(one) for one in asked),
-        failed=tuple(one.network for one in asked if not _is_timed(one)),
+        failed=tuple(one.network for one in asked if not _is_timed(one) and not _was_cut(one)),
+        cut=tuple(one.network for one in asked if _was_cut(one)),
         worst_over_plain=max(plain, default=None),
         worst_over_hand=max(hand, default=None),
         over_plain=geometric_mean([ratio for ratio, _ in plain]),
@@ -155,6 +158,11 @@ def _family_errors(result: NetworkResult, family: Family, *, is_after: bool) -> 
 def _is_timed(result: NetworkResult) -> bool:
     row = result.form(AUTO)
     return row is not None and row.step_s is not None
+
+
+def _was_cut(result: NetworkResult) -> bool:
+    row = result.form(AUTO)
+    return row is not None and row.was_cut
 
 
 def _ratios(pairs: Iterable[tuple[float | None, str]]) -> list[tuple[float, str]]:

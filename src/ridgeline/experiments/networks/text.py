@@ -55,6 +55,8 @@ def network_line(result: NetworkResult) -> str:
     row = result.form(AUTO)
     if row is None:
         return f"{result.network}: done in {units.seconds(result.seconds)}"
+    if row.was_cut:
+        return f"{result.network}: auto chose {_chosen_words(result)}; {row.reason}"
     if row.step_s is None:
         return f"{result.network}: auto failed: {row.reason}"
     words = [f"{result.network}: auto {milliseconds(row.step_s)} ms"]
@@ -160,6 +162,8 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     yield f"networks timed: {summary.timed}, failed: {len(summary.failed)}"
     if summary.failed:
         yield f"auto failed on: {', '.join(summary.failed)}"
+    if summary.cut:
+        yield f"auto chose a plan, but the turns ended before it was timed, on: {', '.join(summary.cut)}"
     for what, worst, mean in (
         ("the best plain form", summary.worst_over_plain, summary.over_plain),
         ("the best a script can do", summary.worst_over_hand, summary.over_hand),
@@ -215,8 +219,18 @@ def share(figure: float | None) -> str:
     return NONE if figure is None else units.percent(figure)
 
 
+def _chosen_words(result: NetworkResult) -> str:
+    """The mode that was chosen, and what its steps took alone or in its trial."""
+    told = result.headline
+    if told is None:
+        return "a plan"
+    if told.trained_s is not None:
+        return f"{told.execution}, {milliseconds(told.trained_s)} ms alone"
+    return f"{told.execution}, {seconds(told.expected_s)} in its trial"
+
+
 def _cell(row: FormRow | None) -> str:
-    if row is None:
+    if row is None or row.was_cut:
         return NONE
     return "failed" if row.step_s is None else milliseconds(row.step_s)
 

@@ -45,7 +45,13 @@ def turn_of(step: Step, steps: int, world: World) -> Callable[[], float]:
 
 
 def time_forms(
-    forms: Mapping[str, Step], world: World, *, turns: int, steps: int, limit_s: float | None = None
+    forms: Mapping[str, Step],
+    world: World,
+    *,
+    turns: int,
+    steps: int,
+    limit_s: float | None = None,
+    each: Callable[[Samples], None] = lambda samples: None,
 ) -> Samples:
     """Seconds a step of each form, one figure a turn, after some steps to warm up.
 
@@ -55,6 +61,7 @@ def time_forms(
         turns: Turns to take.
         steps: Steps in a turn, more where those are over at once; 0: as many as fill one for the first form.
         limit_s: No turn begins after this many seconds, once there are a few; one worker only.
+        each: Called after every turn with all figures so far.
     """
     for step in forms.values():
         for _ in range(WARMUP_STEPS):
@@ -64,7 +71,7 @@ def time_forms(
     rivals = {name: turn_of(step, count, world) for name, step in forms.items()}
     # Workers that looked at their own clocks would stop at different turns.
     limit = limit_s if world.size == 1 else None
-    return take_turns(rivals, turns=turns, limit_s=limit, least=min(turns, LEAST_TURNS))
+    return take_turns(rivals, turns=turns, limit_s=limit, least=min(turns, LEAST_TURNS), each=each)
 
 
 def rough_s(step: Step, steps: int, world: World) -> float:

@@ -16,10 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ridgeline.plan import aligned_elements
 from ridgeline.runtime.ready import Ready
-
-ALIGNMENT_BYTES = 64
-"""Start of every view: one cache line, and enough for the widest vector loads of fused kernels."""
 
 
 class Bucket:
@@ -45,12 +43,11 @@ class Bucket:
         self.names = tuple(name for name, _ in members)
         self.parameters = tuple(parameter for _, parameter in members)
         first = self.parameters[0]
-        step = max(1, ALIGNMENT_BYTES // first.element_size())
         offsets = []
         end = 0
         for parameter in self.parameters:
             offsets.append(end)
-            end += -(-parameter.numel() // step) * step
+            end += aligned_elements(parameter.numel(), first.element_size())
         num_flags = len(self.parameters)
         self.flat = torch.zeros(
             end + num_flags + num_signals, dtype=first.dtype, device=first.device
@@ -70,6 +67,17 @@ class Bucket:
     def num_bytes(self) -> int:
         """Bytes that the collective moves."""
         return self.flat.numel() * self.flat.element_size()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Positions of gradients that have not arrived."""
+        return tuple(i for i, arrived in enumerate(self.arrived) if not arrived)
+
+    def place(self, position: int, flat: Tensor) -> Tensor:
+        """The place of a gradient in a tensor that is laid out like the payload: a view of it."""
+        view = self.views[position]
+        offset = view.storage_offset() - self.payload.storage_offset() + flat.storage_offset()
+        return flat.as_strided(view.size(), view.stride(), offset)
 
     def reset(self) -> None:
         """Expect all gradients again."""
@@ -111,7 +119,7 @@ class Bucket:
 
     def blank_missing(self) -> tuple[int, ...]:
         """Zero the places of gradients that did not arrive; their positions."""
-        missing = tuple(i for i, arrived in enumerate(self.arrived) if not arrived)
+        missing = self.missing
         for i in missing:
             self.views[i].zero_()
         return missing

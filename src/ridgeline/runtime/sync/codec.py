@@ -4,14 +4,13 @@ A codec is one subclass of `Codec` and one entry in `synchronisation.COMPRESSION
 exchange, error feedback, checkpoints, new buckets) is done once, in `compressed` and `feedback`.
 """
 
-import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.synchronisation import OptionValue
+from ridgeline.synchronisation import OptionValue, share_elements
 
 Parts = tuple[Tensor, ...]
 """A payload encoded: tensors of fixed shapes, of which the first dimension is that of the rows."""
@@ -35,8 +34,8 @@ class Exchange(NamedTuple):
     rank: int
 
 
-class Codec(abc.ABC):
-    """Encodes rows of numbers into fewer bytes, and back.
+class Codec:
+    """Encodes rows of numbers into fewer bytes, and back: by `encode` and `decode`, or by `share` alone.
 
     Shapes depend on shapes alone, nothing waits for a device, and everything can be captured in a CUDA
     graph: a codec that selects keeps exactly as many elements in every step.
@@ -48,13 +47,17 @@ class Codec(abc.ABC):
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         self.options = dict(options)
 
-    @abc.abstractmethod
     def encode(self, rows: Tensor) -> Parts:
         """What is sent instead of `rows`, float32 [rows, elements]; each row can be decoded by itself."""
+        raise NotImplementedError(f"{type(self).__name__} has neither encode nor share")
 
-    @abc.abstractmethod
     def decode(self, parts: Parts, num_elements: int) -> Tensor:
         """What the other side makes of it: float32 [rows, elements]."""
+        raise NotImplementedError(f"{type(self).__name__} has neither decode nor share")
+
+    def share_elements(self, num_elements: int, workers: int) -> int:
+        """Elements of each of the equal shares into which a payload is scattered; the last is filled up."""
+        return share_elements(num_elements, workers)
 
     def share(
         self, values: Tensor, exchange: Exchange, bucket: Bucket
@@ -62,13 +65,13 @@ class Codec(abc.ABC):
         """The exchange of a whole payload, for codecs that have one of their own.
 
         Args:
-            values: float32 [elements]; left as they are.
+            values: float32 [elements], what is to be sent: the payload and what was left out before.
             exchange: What can be asked of others.
             bucket: Whose payload it is, with the names and shapes of its parameters.
 
         Returns:
-            The mean over the workers, and what this worker has contributed to it, or None for the exchange
-            that the entry names.
+            The mean over the workers, and what of `values` this worker has contributed to it, or None for
+            the exchange that the entry names.
         """
         return None
 

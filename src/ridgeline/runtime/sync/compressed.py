@@ -13,8 +13,10 @@ Source of `scatter`: Wang et al., "ZeRO++", 2023 (quantised gradients by all-to-
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.futures import Future
+from torch.nn import functional
 
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.calls import all_gather, all_to_all
@@ -47,14 +49,16 @@ class Compressed(Transport):
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Make the payload the mean of what the codec leaves of it."""
-        values = bucket.payload.float()
-        if self._feedback is not None:
-            values = values + self._feedback.of(bucket)
+        feedback = self._feedback
+        values = bucket.payload.float() if feedback is None else feedback.added(bucket)
         shared = self._codec.share(values, self._exchange, bucket)
         mean, sent = shared or getattr(self, f"_by_{self._entry.exchange}")(values)
-        if self._feedback is not None:
-            self._feedback.keep(bucket, values, sent)
         bucket.payload.copy_(mean)
+        if feedback is not None:
+            if bucket.payload.dtype != mean.dtype:
+                # What rounding the mean lost is the same on all workers, and each makes up for it.
+                sent = sent - (mean - bucket.payload.float())
+            feedback.keep(bucket, values, sent)
         return None
 
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:
@@ -92,13 +96,18 @@ class Compressed(Transport):
     def _by_gather(self, values: Tensor) -> tuple[Tensor, Tensor]:
         parts = self._codec.encode(values[None])
         gathered = tuple(self._gather(part).flatten(0, 1) for part in parts)
-        rows = self._codec.decode(gathered, values.numel())
-        return rows.mean(0), rows[self.rank]
+        total, sent = torch.zeros_like(values), values
+        for rank in range(
+            self.size
+        ):  # one by one: all at once would take the memory of as many buckets
+            row = self._codec.decode(tuple(p[rank : rank + 1] for p in gathered), values.numel())[0]
+            total += row
+            sent = row if rank == self.rank else sent
+        return total.div_(self.size), sent
 
     def _by_scatter(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        share = -(-values.numel() // self.size)
-        rows = values.new_zeros(self.size * share)
-        rows[: values.numel()] = values
+        share = self._codec.share_elements(values.numel(), self.size)
+        rows = functional.pad(values, (0, self.size * share - values.numel()))
         parts = self._codec.encode(rows.view(self.size, share))
         sent = self._codec.decode(parts, share)
         mine = self._codec.decode(tuple(map(self._scatter, parts)), share).mean(0)

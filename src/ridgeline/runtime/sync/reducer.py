@@ -29,6 +29,7 @@ from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.sync.arrangement import arrange, expected_order
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.collectives import Collectives
+from ridgeline.runtime.sync.coverage import Coverage
 from ridgeline.runtime.sync.departures import Departures, by_readiness
 from ridgeline.runtime.sync.flags import SharedFlags
 from ridgeline.runtime.sync.hooks import GradientHooks, Sent, last_of_each
@@ -47,7 +48,7 @@ class Reducer:
         parameters: (name, parameter) of every parameter; those that require gradients now are averaged.
         buffers: Buffers that follow worker 0.
         world: This worker's place; size at least 2.
-        engine: Its `communication` lane runs the collectives.
+        engine: Its `communication` lane runs the collectives; closed with this.
         sync: How buckets are cut (see `cut_buckets`), and how their frames are called.
         transport: Makes the mean of each.
         order: Names in the expected ready order; None: reverse order of registration.
@@ -57,6 +58,8 @@ class Reducer:
     Attributes:
         overhead_ns: Host time spent in here since `arm`, without copies and collective calls.
     """
+
+    trains_apart = False
 
     def __init__(
         self,
@@ -71,8 +74,7 @@ class Reducer:
         listens: Literal["each", "last"] | None = None,
     ) -> None:
         self._parameters = tuple((n, p) for n, p in parameters if p.requires_grad)
-        self._frozen = tuple((n, p) for n, p in parameters if not p.requires_grad)
-        self._known = {id(parameter) for _, parameter in parameters}
+        self._coverage = Coverage(parameters)
         self._buffers = buffers
         self._world = world
         self._engine = engine
@@ -120,7 +122,7 @@ class Reducer:
             WorkloadError: a parameter requires a gradient now that did not when the reducer was made, a
                 buffer changed its shape, or the last backward pass did not come to its end.
         """
-        self._check_frozen()
+        self._coverage.check_frozen()
         if self._is_armed:
             raise WorkloadError(
                 "wanted the last backward pass to have ended, got one that raised while gradients were on "
@@ -199,9 +201,10 @@ class Reducer:
         self._transport.load_state_dict(state)
 
     def close(self) -> None:
-        """Remove the hooks, and close the transport."""
+        """Remove the hooks, and close the transport and the engine."""
         self._hooks.close()
         self._transport.close()
+        self._engine.close()
 
     def _listen_to_each(self) -> None:
         self._skips = False
@@ -331,22 +334,7 @@ class Reducer:
         Raises:
             WorkloadError: one is not, so that every worker would train it on its own.
         """
-        for number, group in enumerate(groups):
-            for parameter in group["params"]:
-                if id(parameter) not in self._known:
-                    raise WorkloadError(
-                        "wanted an optimizer of the model's parameters as they were when the step was made, "
-                        f"got another one of shape {tuple(parameter.shape)} in group {number}, which the "
-                        "workers would not exchange; make it part of the model, and the step again"
-                    )
-
-    def _check_frozen(self) -> None:
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise WorkloadError(
-                    f"wanted the parameters to require gradients as when the step was made, got {name} that "
-                    "does now; make the step again after unfreezing"
-                )
+        self._coverage.check_groups(groups)
 
     def _measure_order(self) -> None:
         """Take worker 0's order for all and cut the buckets again if it is news.

@@ -15,9 +15,11 @@ class Synchronizer(Protocol):
 
     Attributes:
         overhead_ns: Host time spent in here since `arm`, without copies and collective calls.
+        trains_apart: Whether workers may hold different parameters and optimizer state between two steps.
     """
 
     overhead_ns: int
+    trains_apart: bool
 
     def arm(self, recorder: Recorder) -> None:
         """The next backward is the last of a step; `recorder` is told of the frames."""

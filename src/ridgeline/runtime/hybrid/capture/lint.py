@@ -25,6 +25,7 @@ from ridgeline.runtime.capturable import make_capturable
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
+from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.hybrid.capture.kept import (
     buffers_attached,
     random_state_kept,
@@ -55,11 +56,13 @@ class Lint(NamedTuple):
     """What was found: what cannot be captured, and what could not be judged.
 
     `optimizer` says what keeps the optimizer out of a graph; it then steps beside the graph of the rest.
+    `idle_draws` are to be repeated beside each replay.
     """
 
     findings: tuple[Finding, ...]
     doubts: tuple[Doubt, ...]
     optimizer: tuple[Finding, ...] = ()
+    idle_draws: tuple[IdleDraw, ...] = ()
 
 
 def lint_step(body: StepBody, batch: Any, *, device: str | torch.device) -> tuple[Finding, ...]:
@@ -104,9 +107,10 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
     seen = Observation(kind, sys._getframe())  # noqa: SLF001 - lines are searched up to here
     seen.ignores_torch_optimizers = kind != "cuda"
     seen.takes_sparse_gradients = bool(judged)
+    seen.take_idle_draws()
     recorder = Recorder(HostClock())
     recorder.listener = functools.partial(setattr, seen.lines, "phase")
-    before = Snapshot(body.model, optimizer, body.loss_fn, body.synchronizer)
+    before = Snapshot(body.model, optimizer, body.loss_fn)
     outside = Undo(body.model, body.loss_fn, optimizer, spared=before.tensors())
     try:
         with random_state_kept(), buffers_attached(body.model), body.as_written():
@@ -125,7 +129,7 @@ def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> L
         seen.lines.outermost = None
         outside.restore()
         before.restore()
-    return Lint(seen.findings, seen.doubts, judged)
+    return Lint(seen.findings, seen.doubts, judged, seen.idle.draws if seen.idle else ())
 
 
 def inspect_callable(fn: Callable[..., Any], inputs: Any, *, device: str | torch.device) -> Lint:

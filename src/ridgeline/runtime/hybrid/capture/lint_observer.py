@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraws
 from ridgeline.runtime.hybrid.capture.lint_calls import CallWatch
 from ridgeline.runtime.hybrid.capture.lint_judge import Operation, judge
 from ridgeline.runtime.hybrid.capture.lint_lines import Lines
@@ -69,6 +70,7 @@ class Observation:
         ignores_torch_optimizers: In the optimizer phase, see only lines of the user's.
         takes_sparse_gradients: Nothing captured reads the gradients, which may be sparse then.
         is_judged: The call that runs was reported, so the operators that it is made of are not.
+        idle: Draws on the host that decide nothing, where somebody draws them beside replays; else None.
     """
 
     def __init__(self, device: str, outermost: FrameType) -> None:
@@ -77,6 +79,7 @@ class Observation:
         self.ignores_torch_optimizers = False
         self.takes_sparse_gradients = False
         self.is_judged = False
+        self.idle: IdleDraws | None = None
         self._findings: dict[tuple[str, str], Finding] = {}
         self._doubts: dict[Doubt, None] = {}
         self._constants: dict[int, Tensor] = {}
@@ -100,9 +103,17 @@ class Observation:
         if is_own and line == "the optimizer itself":
             return
         if rule:
-            self._findings.setdefault((rule, line), finding(rule, op, line))
+            self.report_at(rule, op, line)
         else:
             self._doubts.setdefault(Doubt(op, line))
+
+    def report_at(self, rule: str, op: str, line: str) -> None:
+        """Keep a finding at a line of the user's."""
+        self._findings.setdefault((rule, line), finding(rule, op, line))
+
+    def take_idle_draws(self) -> None:
+        """Draws on the host that decide nothing are no findings from now on."""
+        self.idle = IdleDraws(lambda line: self.report_at("host-randomness", "aten.rand", line))
 
     def note_read(self, tensors: Sequence[Tensor]) -> None:
         """An operator has read these."""
@@ -225,6 +236,11 @@ class OperatorWatch(TorchDispatchMode):
         operation = Operation(
             name, func.tags, args, kwargs, inputs, outputs, seen.device, seen.is_constant
         )
+        if seen.idle is not None and seen.idle.take(operation, lambda: seen.lines.of(frame)):
+            if not seen.idle.holds(outputs):
+                for tensor in _hosted(outputs):
+                    seen.hold_constant(tensor)
+            return result
         rule = judge(operation) or ("host-sync" if has_synced else "")
         is_gradient = rule == "sparse" and seen.lines.phase == "backward"
         if is_gradient and seen.takes_sparse_gradients and name.endswith("with_dims_and_tensors"):

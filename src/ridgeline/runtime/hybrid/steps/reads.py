@@ -1,5 +1,6 @@
 """What model and loss function of a traced step read, and take for granted of the batch and of all else."""
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from ridgeline.errors import CaptureError
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.hybrid.guards.guards import Guards
+from ridgeline.runtime.hybrid.guards.host_draws import host_draws_read
 from ridgeline.runtime.hybrid.guards.layouts import LayoutReads
 from ridgeline.runtime.hybrid.guards.spoken import spoken
 
@@ -36,6 +38,7 @@ class StepReads(LayoutReads):
         batch: An example, as the step was traced or captured with.
         kind: The device's type.
         is_lifted: The program's state follows the model's tensors to wherever they lie.
+        has_idle_draws: Random numbers that it draws on the host are known to decide nothing.
 
     Raises:
         UnreadableError: torch's compiler cannot read the step in one piece.
@@ -43,7 +46,16 @@ class StepReads(LayoutReads):
     Cost: Tenths of a second to a few seconds.
     """
 
-    def __init__(self, body: StepBody, batch: Any, kind: str, *, is_lifted: bool) -> None:
+    def __init__(
+        self,
+        body: StepBody,
+        batch: Any,
+        kind: str,
+        *,
+        is_lifted: bool,
+        has_idle_draws: bool = False,
+    ) -> None:
+        self._draws = host_draws_read if has_idle_draws else contextlib.nullcontext
         fixed: dict[str, Any] = {"loss_fn": body.loss_fn, "model": body.model}
         program: Any = loss_program
         if body.plan.precision == "bf16":
@@ -51,7 +63,7 @@ class StepReads(LayoutReads):
             program = cast_loss_program
         self._accumulate = body.plan.accumulate
         self._readings = body.readings
-        self._marks = (program, is_lifted)
+        self._marks = (program, is_lifted, has_idle_draws)
         followed = [*body.model.parameters(), *body.model.buffers()] if is_lifted else []
         super().__init__(program, fixed, self._brought(batch), followed)
 
@@ -80,7 +92,8 @@ class StepReads(LayoutReads):
         found = (guards for known, guards in self._readings if known == self._marks)
         known = next((guards for guards in found if guards.holds(arguments)), None)
         if known is None:
-            known = super()._read(brought)
+            with self._draws():
+                known = super()._read(brought)
             self._readings.append((self._marks, known))
         return known
 

@@ -1,0 +1,79 @@
+"""How much of a predicted step rests on rates instead of timings of its operators, and the doubt of that."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.errors import MachineError
+from ridgeline.planner.knobs import Request
+from ridgeline.planner.ranking import Ranking
+from ridgeline.simulator.model import as_run, setting_of
+from ridgeline.simulator.pieces import price_step
+
+UNTIMED_ERROR = 0.75
+"""Fraction by which the prediction of a step is taken to be off of whose operators none was timed.
+
+Source: measured; eleven networks on two cores of an Intel Xeon, rates assumed: 17 to 78 %, median 48 %.
+"""
+NOTED_SHARE = 0.02
+"""Of the predicted step; less is not worth a word."""
+
+
+class Untimed(NamedTuple):
+    """The operators of a step that were not timed: how many of how many, and their share of its seconds."""
+
+    count: int
+    total: int
+    share: float
+
+    def error(self, timed: float) -> float:
+        """Fraction by which the prediction may be off, where that of timed operators is off by `timed`."""
+        return timed + self.share * max(0.0, UNTIMED_ERROR - timed)
+
+
+def with_doubt(request: Request, ranking: Ranking) -> Ranking:
+    """The ranking with a note where operators of the best plan's step were not timed, and with a wider error.
+
+    A trial tells the error itself, so then there is only the note.
+
+    Args:
+        request: Machine and workloads of the ranking.
+        ranking: Of them.
+    """
+    best = ranking.best
+    found = untimed(request, ranking)
+    if found is None or found.share < NOTED_SHARE:
+        return ranking
+    error = found.error(ranking.error)
+    name = request.workloads[best.plan.workers].name
+    note = (
+        f"{found.count} of {found.total} operators of {name}, {units.percent(found.share)} of its predicted "
+        f"step, were not timed on this machine: predictions before a trial are taken to be right within "
+        f"{units.percent(error)} only"
+    )
+    return msgspec.structs.replace(
+        ranking,
+        error=ranking.error if best.measured is not None else error,
+        notes=(*ranking.notes, note),
+    )
+
+
+def untimed(request: Request, ranking: Ranking) -> Untimed | None:
+    """What of the best plan's step was not timed; None where its operators have no price."""
+    plan = ranking.best.plan
+    machine, workload = request.machine, as_run(request.workloads[plan.workers], plan)
+    precision = "as-is" if workload.precision == plan.precision else plan.precision
+    try:
+        priced = price_step(machine, workload, setting_of(machine, workload, plan), precision)
+    except MachineError:  # a plan that was read from the compiler's code may need no rates
+        return None
+    pieces = [
+        piece
+        for piece in (*priced.forward, *priced.backward, *priced.optimizer)
+        if piece.has_kernel
+    ]
+    missing = [piece for piece in pieces if piece.source != "timing"]
+    whole_s = sum(piece.lane_s for piece in pieces)
+    share = sum(piece.lane_s for piece in missing) / whole_s if whole_s else 0.0
+    return Untimed(len(missing), len(pieces), share)

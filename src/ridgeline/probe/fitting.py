@@ -1,0 +1,99 @@
+"""What of a measurement fits into limited seconds, and about how long it takes.
+
+A timing of a step's own operators says far more about that step than the general rates of the machine. So
+where seconds are short there are fewer samples of each operator, then no timings of the step in other
+precisions and memory formats; its own operators are timed first, before the rates.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.planner.assumed import BYTES_PER_S, DISPATCH_S, FLOPS
+from ridgeline.probe.operators import BUDGET_S
+from ridgeline.probe.passes import MOST_PASSES, WHOLE_EVERY
+from ridgeline.probe.survey import Request
+from ridgeline.workload import Workload
+
+START_S = 4.0
+"""Interpreters, torch, and what the host pays to issue an operator."""
+CEILINGS_S = 1.5
+COLLECTIVES_S = 3.5
+"""Of one setting each."""
+CHECK_S = 0.5
+"""What is measured once for each trace besides its operators."""
+FULL_FACTOR = 5.0
+"""A full profile takes so many times as long as a quick one."""
+TIMED_PASSES = 4
+"""Passes over a step that are made however long it takes: two to warm up, one as a whole, and samples."""
+PASS_DOUBT = 3.0
+"""By this factor a pass may take longer than rates that nobody measured say."""
+WHOLE_TOO = WHOLE_EVERY / (WHOLE_EVERY - 1)
+"""Passes that are timed as a whole come on top of those that give samples."""
+LEAST_SAMPLES_S = 0.3
+"""Samples for less are not worth a start."""
+
+
+class Fitted(NamedTuple):
+    """What of a request is to be measured, and what is left out and why."""
+
+    request: Request
+    left_out: tuple[str, ...] = ()
+
+
+def fitted(request: Request, limit_s: float) -> Fitted:
+    """As much of a request as `limit_s` seconds have room for, or the least of it where they have none.
+
+    Args:
+        request: All that is wanted.
+        limit_s: Seconds; infinite leaves the request as it is.
+    """
+    load = request.workload
+    if load is None or expected_s(request) <= limit_s:
+        return Fitted(request)
+    shorter = _with_samples(request, limit_s)
+    if not load.variants or expected_s(shorter) <= limit_s:
+        return Fitted(shorter)
+    alone = msgspec.structs.replace(load, variants=())
+    named = ", ".join(f"{v.precision} in {v.memory_format} memory" for v in load.variants)
+    note = (
+        f"operators of {load.name} were not timed as they are in other plans ({named}): that takes about "
+        f"{units.seconds(expected_s(shorter))}, and measuring may take {units.seconds(limit_s)}"
+    )
+    return Fitted(_with_samples(msgspec.structs.replace(request, workload=alone), limit_s), (note,))
+
+
+def expected_s(request: Request) -> float:
+    """Rough seconds that a request takes."""
+    scale = 1.0 if request.quick else FULL_FACTOR
+    each = CEILINGS_S * len(request.ceilings) + COLLECTIVES_S * len(request.collectives)
+    return START_S + scale * each + sum(_traced_s(request, load) for load in request.traces)
+
+
+def _traced_s(request: Request, load: Workload) -> float:
+    """Seconds to time one trace at all settings; short steps have all their passes before the time is up."""
+    pass_s = _pass_seconds(load)
+    samples_s = min(_samples_s(request), PASS_DOUBT * WHOLE_TOO * MOST_PASSES * pass_s)
+    return (CHECK_S + samples_s + TIMED_PASSES * pass_s) * len(request.timings)
+
+
+def _samples_s(request: Request) -> float:
+    if request.samples_s is not None:
+        return request.samples_s
+    return max((BUDGET_S[setting.device] for setting in request.timings), default=0.0)
+
+
+def _with_samples(request: Request, limit_s: float) -> Request:
+    """The request with as many seconds of samples for each trace as fit, `LEAST_SAMPLES_S` at least."""
+    most_s = _samples_s(request)
+    without_s = expected_s(msgspec.structs.replace(request, samples_s=0.0))
+    room_s = (limit_s - without_s) / max(1, len(request.traces) * len(request.timings))
+    samples_s = min(most_s, max(LEAST_SAMPLES_S, room_s))
+    return msgspec.structs.replace(request, samples_s=samples_s)
+
+
+def _pass_seconds(workload: Workload) -> float:
+    """Rough seconds of all operators of a step, one after the other, by rates that are assumed."""
+    flops, rate = FLOPS[workload.device], BYTES_PER_S[workload.device]
+    return sum(max(op.flops / flops, op.bytes_moved / rate, DISPATCH_S) for op in workload.ops)

@@ -1,0 +1,145 @@
+"""Deep gradient compression: only the largest elements are sent, and the others wait until they are large.
+
+What waits is the sum of all that was not sent. With the option `momentum` it is the sum of momenta instead,
+as if an optimizer had accumulated each element until it was sent; the optimizer's own is to be 0 then.
+
+Gradients are not clipped here: `clip_norm` clips what arrived, which is the sum of several steps for the few
+elements that arrived. The paper clips each worker's gradient before, to 1 / sqrt(workers) of the norm; a loss
+function that needs it does so itself.
+
+Source: Lin et al., "Deep gradient compression", ICLR 2018.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.codec import Codec, Exchange, Parts
+from ridgeline.runtime.sync.remembered import Remembered
+from ridgeline.synchronisation import OptionValue, kept_elements
+
+_FALL = 0.25
+"""By this factor the density falls from one stage of the warm-up to the next. Source: the paper."""
+_STEPS = "warmup_steps_done"
+
+
+class TopK(Codec):
+    """Exactly as many elements of a bucket in every step, by magnitude; a NaN counts as the largest.
+
+    With `warmup_steps` the density falls from a quarter to the plan's in stages of equal length. A change of
+    stage changes shapes, so that captured steps refuse it; between changes shapes are fixed.
+    """
+
+    def __init__(self, options: Mapping[str, OptionValue]) -> None:
+        super().__init__(options)
+        self._momentum = float(options["momentum"])
+        self._momenta = Remembered("momentum") if self._momentum else None
+        self._warmup_steps = int(options["warmup_steps"])
+        self._steps = 0
+        self._saved_steps: Tensor | None = None
+
+    def encode(self, rows: Tensor) -> Parts:
+        """int32 [rows, 2, kept]: the bits of the values, and their positions."""
+        kept = kept_elements(rows.shape[1], self.density)
+        positions = torch.topk(rows.abs(), kept, dim=1, sorted=False).indices
+        values = rows.gather(1, positions)
+        return (torch.stack((values.view(torch.int32), positions.int()), 1),)
+
+    def decode(self, parts: Parts, num_elements: int) -> Tensor:
+        """Zero where nothing was sent."""
+        values, positions = _values_and_positions(parts[0])
+        rows = values.new_zeros((len(values), num_elements))
+        return rows.scatter_(1, positions, values)
+
+    @property
+    def density(self) -> float:
+        """Fraction of the elements that the coming step sends."""
+        return density_after(self._steps, float(self.options["density"]), steps=self._warmup_steps)
+
+    def share(self, values: Tensor, exchange: Exchange, bucket: Bucket) -> tuple[Tensor, Tensor]:
+        """All gather what is kept of each; what is sent loses its momentum as well."""
+        waiting, added = self._accelerated(values, bucket)
+        encoded = self.encode(waiting[None])[0]
+        total = torch.zeros_like(values)
+        gathered = exchange.gather(encoded)[:, 0]
+        for row_values, row_positions in zip(*_values_and_positions(gathered), strict=True):
+            # Rank after rank: within one, no position comes twice, so that the order of additions is fixed.
+            total.index_add_(0, row_positions, row_values)
+        sent = self.decode((encoded,), len(values))[0]
+        if self._momenta is not None:
+            positions = encoded[0, 1].long()
+            self._momenta.of(bucket).index_fill_(0, positions, 0.0)
+            sent = sent.sub_(added)  # what momentum added was not among the values
+        if self._warmup_steps and bucket.index == self._last:
+            self._advance()
+        return total.div_(exchange.size), sent
+
+    def arranged(self, buckets: Sequence[Bucket]) -> None:
+        """Keep the momenta of each parameter, wherever it lies now."""
+        self._last = len(buckets) - 1
+        if self._momenta is not None:
+            self._momenta.arranged(buckets)
+        if self._warmup_steps and buckets and self._saved_steps is None:
+            self._saved_steps = torch.zeros((), device=buckets[0].payload.device)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Momenta by parameter, and how far the warm-up has come."""
+        found = {} if self._momenta is None else self._momenta.state_dict()
+        if self._saved_steps is not None:
+            found[_STEPS] = self._saved_steps
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from there.
+
+        Cost: In a warm-up, waits for the device.
+        """
+        if self._momenta is not None:
+            self._momenta.load_state_dict(state)
+        if self._saved_steps is not None:
+            saved = state.get(_STEPS)
+            self._steps = 0 if saved is None else int(saved.item())
+            self._saved_steps.fill_(self._steps)
+
+    def _accelerated(self, values: Tensor, bucket: Bucket) -> tuple[Tensor, Tensor]:
+        """What is waiting to be sent, with the momentum of this step, and what momentum added to it."""
+        if self._momenta is None:
+            return values, values
+        momenta = self._momenta.of(bucket)
+        held = [(p, bucket.place(p, momenta).clone()) for p in bucket.missing]
+        momenta.mul_(self._momentum)
+        for position, _ in held:
+            bucket.place(position, momenta).zero_()
+        added = momenta.clone()
+        momenta.add_(bucket.payload).nan_to_num_(0.0, 0.0, 0.0)
+        for position, before in held:  # as an optimizer leaves what has no gradient
+            bucket.place(position, momenta).copy_(before)
+        return values + added, added
+
+    def _advance(self) -> None:
+        self._steps = min(self._steps + 1, self._warmup_steps)
+        assert self._saved_steps is not None
+        self._saved_steps.fill_(self._steps)
+
+
+def density_after(num_steps: int, density: float, *, steps: int) -> float:
+    """The density after some steps, of a warm-up of `steps`.
+
+    Args:
+        num_steps: That are over.
+        density: After the warm-up.
+        steps: Of the warm-up; 0 for none.
+    """
+    stages: list[float] = []
+    while (stage := _FALL ** (len(stages) + 1)) > density:
+        stages.append(stage)
+    if num_steps >= steps or not stages:
+        return density
+    return stages[num_steps * len(stages) // steps]
+
+
+def _values_and_positions(coded: Tensor) -> tuple[Tensor, Tensor]:
+    values, positions = coded.unbind(1)
+    return values.contiguous().view(torch.float32), positions.long()

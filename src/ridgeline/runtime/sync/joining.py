@@ -1,0 +1,109 @@
+"""How a step joins the other workers: by the synchronizer of its plan, and the watch that goes with it."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ridgeline.plan import Plan
+from ridgeline.runtime.buffers import FlatBuffers
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.engine.lanes import Finish, LaneRunner, WorkLane
+from ridgeline.runtime.engine.streams import StreamLane
+from ridgeline.runtime.outside_writes import OutsideWrites
+from ridgeline.runtime.sync.common_state import CommonState
+from ridgeline.runtime.sync.loading import make_transport
+from ridgeline.runtime.sync.local_steps import LocalSteps
+from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.synchronizer import Synchronizer
+from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.world import World
+from ridgeline.synchronisation import trains_apart
+
+
+class StateWatch(Protocol):
+    """Sees to it that what workers must hold alike they do."""
+
+    def before_step(self) -> None:
+        """A step begins.
+
+        Raises:
+            WorkloadError: the workers hold different state.
+        """
+
+    def after_step(self) -> None:
+        """The step is over.
+
+        Raises:
+            WorkloadError: the workers hold different state.
+        """
+
+
+class Joined(NamedTuple):
+    """What a step has of the other workers."""
+
+    synchronizer: Synchronizer
+    watch: StateWatch
+
+
+def join_others(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: Optimizer,
+    world: World,
+    *,
+    order: Sequence[str] | None = None,
+    notes: list[str] | None = None,
+) -> Joined:
+    """Make what exchanges gradients, or parameters, with the other workers.
+
+    Args:
+        plan: Its `sync` says how, and how often.
+        model: On the worker's device, with the same parameters on all workers.
+        optimizer: Of its parameters.
+        world: This worker's place; size at least 2.
+        order: Names in the order in which gradients are expected.
+        notes: Receives what holds for a step of this rhythm.
+
+    Raises:
+        PlanError: an entry of the plan names no class.
+        WorkloadError: the optimizer has parameters that are not the model's, or a buffer cannot be sent.
+    """
+    transport = make_transport(plan.sync, world)
+    parameters, buffers = list(model.named_parameters()), FlatBuffers(model)
+    if trains_apart(plan.sync):
+        apart = LocalSteps(
+            parameters, buffers, world=world, sync=plan.sync, transport=transport, order=order
+        )
+        apart.check_covers(optimizer.param_groups)
+        if notes is not None:
+            notes.append(_apart_note(plan.sync.every))
+        return Joined(apart, CommonState(model, optimizer, apart, world))
+    reducer = Reducer(
+        parameters,
+        buffers,
+        world=world,
+        engine=Engine(lanes=_lanes_for(transport, world)),
+        sync=plan.sync,
+        transport=transport,
+        order=order,
+    )
+    reducer.check_covers(optimizer.param_groups)
+    return Joined(reducer, OutsideWrites(model, optimizer, reducer, world))
+
+
+def _apart_note(every: int) -> str:
+    return (
+        f"workers train alone and exchange parameters every {every} steps: between two exchanges they hold "
+        "different parameters, which nobody compares, and the median step has no exchange"
+    )
+
+
+def _lanes_for(transport: Transport, world: World) -> dict[str, Callable[[Finish], LaneRunner]]:
+    """Where exchanges run: on a stream; started here and awaited; or in a thread, if they block."""
+    if world.device.type == "cuda":
+        stream = torch.cuda.Stream(priority=-1)
+        return {"communication": lambda finish: StreamLane(finish, stream)}
+    return {} if transport.blocks else {"communication": WorkLane}

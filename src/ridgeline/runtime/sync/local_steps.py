@@ -1,0 +1,227 @@
+"""Local steps: every worker trains alone, and now and then they exchange how far they have come.
+
+In most steps a worker knows nothing of the others. Every `every` steps the difference between the last
+common parameters and this worker's own, the pseudo-gradient, goes the way that gradients would go: in
+buckets, by the plan's transport, and so through its codec. The outer optimizer (see `outer`) applies the mean
+to the common parameters, from which all go on with the same bits. Buffers of worker 0 go to all then. What
+the inner optimizer remembers stays each worker's own.
+
+With several fragments each exchange is of one of them, and each of them is exchanged once in `every` steps:
+what travels at once is smaller, and no less in all.
+
+Source: Douillard et al., "DiLoCo", 2023, and "Streaming DiLoCo", 2025.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ridgeline.plan import Sync, cut_buckets
+from ridgeline.runtime import attendance
+from ridgeline.runtime.buffers import FlatBuffers
+from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.sync.arrangement import Named, expected_order
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.coverage import Coverage
+from ridgeline.runtime.sync.outer import OuterOptimizer
+from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.world import World
+from ridgeline.synchronisation import due_fragment, frame_names, outer_values, values_of
+
+COUNT = "local_steps"
+
+
+class LocalSteps:
+    """Exchanges the parameters of workers that train alone in between; a `Synchronizer`.
+
+    All workers make the same steps. On a GPU an exchange is enqueued behind the optimizer; on a CPU
+    `after_step` returns when it is over.
+
+    Args:
+        parameters: (name, parameter) of every parameter; those that require gradients now are exchanged.
+        buffers: Buffers that follow worker 0 at each exchange of the last fragment.
+        world: This worker's place; size at least 2.
+        sync: How often, by which outer optimizer and in which buckets.
+        transport: Makes the mean of each bucket.
+        order: Names in the order in which gradients are expected, by which buckets are cut as if they held
+            these; None: reverse order of registration.
+
+    Attributes:
+        overhead_ns: 0: what it does is exchange.
+        num_steps: Steps since the workers had nothing but common parameters for the first time.
+        num_exchanges: Exchanges since this was made.
+    """
+
+    trains_apart = True
+
+    def __init__(
+        self,
+        parameters: Sequence[Named],
+        buffers: FlatBuffers,
+        *,
+        world: World,
+        sync: Sync,
+        transport: Transport,
+        order: Sequence[str] | None = None,
+    ) -> None:
+        trained = [(n, p) for n, p in parameters if p.requires_grad]
+        options = values_of(sync)
+        self._every, self._num_fragments = sync.every, int(options["fragments"])
+        self._coverage = Coverage(parameters)
+        self._buffers, self._world, self._transport = buffers, world, transport
+        (self._frame,) = frame_names(sync, 1)
+        ordered = [trained[index] for index in expected_order(trained, order)]
+        self._fragments = _cut(ordered, self._num_fragments, sync.bucket_bytes)
+        self.buckets = tuple(bucket for fragment in self._fragments for bucket in fragment)
+        rate, momentum = outer_values(options)
+        self._outer = OuterOptimizer(self.buckets, rate=rate, momentum=momentum)
+        transport.arranged(self.buckets)
+        self._recorder: Recorder | None = None
+        self._count = torch.zeros(1, dtype=torch.int64, device=world.device)
+        self.num_steps = self.num_exchanges = 0
+        self.overhead_ns = 0
+
+    def arm(self, recorder: Recorder) -> None:
+        """The next backward is that of a step of this worker's own; `recorder` is told of the frames.
+
+        Raises:
+            WorkloadError: a parameter requires a gradient now that did not when this was made.
+        """
+        self._coverage.check_frozen()
+        if not self.num_steps:  # a script may have loaded parameters since this was made
+            self._outer.begin()
+        self._recorder = recorder
+        recorder.mark("backward")
+
+    def finish(self) -> None:
+        """The optimizer takes this worker's own gradients."""
+
+    def after_step(self) -> None:
+        """Exchange what is due after this step, if anything is.
+
+        Raises:
+            WorkloadError: a buffer changed its shape.
+            AbsentWorkerError: a collective failed, since another worker did not come to it; names it.
+
+        Cost: On the CPU, blocks until the exchange is over; on GPUs, only the stream waits.
+        """
+        self.num_steps += 1
+        due = due_fragment(self.num_steps, self._every, self._num_fragments)
+        with self._framed():
+            if due is None:
+                return
+            with attendance.meeting(self._frame, self._world):
+                self._exchange(self._fragments[due])
+                if due == self._num_fragments - 1:
+                    self._broadcast_buffers()
+            self.num_exchanges += 1
+
+    def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """See that all parameters of an optimizer (its `param_groups`) are exchanged.
+
+        Raises:
+            WorkloadError: one is not, so that every worker would train it on its own.
+        """
+        self._coverage.check_groups(groups)
+
+    def common(self) -> list[tuple[str, Tensor]]:
+        """The common parameters by name: the same bits on all workers at any time."""
+        return list(self._outer.common())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The steps so far, the common parameters, the outer momentum, and what the transport remembers."""
+        self._count.fill_(self.num_steps)
+        return {COUNT: self._count, **self._outer.state_dict(), **self._transport.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from there; without a count, from the parameters as they are, which then are common to all.
+
+        Cost: Waits for the device.
+        """
+        self.num_steps = int(state[COUNT]) if COUNT in state else 0
+        self._outer.load_state_dict(state)
+        self._transport.load_state_dict(state)
+
+    def close(self) -> None:
+        """Release what the transport holds."""
+        self._transport.close()
+
+    @contextlib.contextmanager
+    def _framed(self) -> Iterator[None]:
+        """The frame of an exchange; a step without one has it, too, with nothing inside."""
+        recorder = self._recorder
+        assert recorder is not None  # `arm` was called
+        recorder.mark("wait")
+        record = recorder.current
+        start = recorder.clock.stamp() if record.is_sampled else None
+        yield
+        if start is not None:
+            stop = recorder.clock.stamp()
+            record.closed.append((self._frame, "communication", start, stop))
+
+    def _exchange(self, buckets: Sequence[Bucket]) -> None:
+        """Bring the common parameters on by the mean of the workers' differences; on a CPU, wait."""
+        futures = []
+        for bucket in buckets:
+            self._outer.difference(bucket, self._transport.scale)
+            futures.append(self._transport.reduce(bucket))
+        for bucket, future in zip(buckets, futures, strict=True):
+            if future is not None:
+                future.wait()
+            self._transport.settle(bucket)
+            self._outer.update(bucket)
+
+    def _broadcast_buffers(self) -> None:
+        if not self._buffers.flats:
+            return
+        is_first = self._world.axis_rank("data") == 0
+        if is_first:
+            self._buffers.pack()
+        for flat in self._buffers.flats:
+            dist.broadcast(flat, group=self._world.group("data"), group_src=0)
+        if not is_first:
+            self._buffers.unpack()
+
+
+def _cut(
+    parameters: Sequence[Named], num_fragments: int, bucket_bytes: Sequence[int]
+) -> tuple[tuple[Bucket, ...], ...]:
+    """The buckets of each fragment; numbers go on from one fragment to the next."""
+    sizes = [p.numel() * p.element_size() for _, p in parameters]
+    fragments: list[tuple[Bucket, ...]] = []
+    number = 0
+    for places in cut_fragments(sizes, num_fragments):
+        named = [parameters[place] for place in places]
+        kinds = [(sizes[place], _kind(parameters[place][1])) for place in places]
+        cuts = cut_buckets(kinds, bucket_bytes)
+        buckets = tuple(Bucket(number + n, [named[i] for i in cut]) for n, cut in enumerate(cuts))
+        for bucket in buckets:  # a difference is there of every parameter, used or not
+            bucket.arrived, bucket.num_missing = [True] * len(bucket.parameters), 0
+        fragments.append(buckets)
+        number += len(buckets)
+    return tuple(fragments)
+
+
+def _kind(parameter: nn.Parameter) -> str:
+    return f"{parameter.dtype} {parameter.device}"
+
+
+def cut_fragments(sizes: Sequence[int], num_fragments: int) -> tuple[tuple[int, ...], ...]:
+    """Which tensors make each fragment: neighbours, of about as many bytes in each.
+
+    Args:
+        sizes: Bytes of each tensor.
+        num_fragments: Some are empty where there are fewer tensors.
+    """
+    fragments: list[list[int]] = [[] for _ in range(num_fragments)]
+    total, before = sum(sizes), 0
+    for place, size in enumerate(sizes):
+        middle = before + size / 2
+        number = int(middle * num_fragments / total) if total else 0
+        fragments[min(number, num_fragments - 1)].append(place)
+        before += size
+    return tuple(map(tuple, fragments))

@@ -1,0 +1,134 @@
+"""Workers that train alone for some steps and exchange their parameters now and then (`Sync.every` > 1).
+
+Every `every` steps the workers exchange how far their parameters have come from the last common ones, as they
+would exchange gradients, and an outer optimizer applies the mean of it to the common parameters, from which
+all go on.
+
+Source: local SGD, Stich, ICLR 2019; DiLoCo, Douillard et al., 2023 (an inner optimizer of one's own, SGD with
+Nesterov momentum outside: 0.7 and 0.9); fragments, Douillard et al., "Streaming DiLoCo", 2025.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ridgeline.errors import PlanError
+from ridgeline.synchronisation.entries import Option, OptionValue
+
+if TYPE_CHECKING:
+    from ridgeline.plan import Sync
+
+AVERAGE = "average"
+NESTEROV = "nesterov"
+OUTER = Option("outer", str, AVERAGE, among=(AVERAGE, NESTEROV))
+FRAGMENTS = Option("fragments", int, 1, least=1)
+NESTEROV_OPTIONS = (
+    Option("outer_lr", float, 0.7, least=0.0),
+    Option("outer_momentum", float, 0.9, least=0.0, most=1.0),
+)
+ALL_OPTIONS = (OUTER, FRAGMENTS, *NESTEROV_OPTIONS)
+_PASSES = {AVERAGE: 8, NESTEROV: 16}
+"""Bytes read and written per byte of the parameters in an exchange, the collectives apart.
+
+Source: counted. The difference is made (3), applied to the common parameters (3) and these are copied back
+(2); Nesterov's momentum is two passes over three tensors and one over two more.
+"""
+
+
+def trains_apart(sync: "Sync") -> bool:
+    """Whether workers take steps without the others; False also for an interval that no plan may have."""
+    return isinstance(sync.every, int) and sync.every > 1
+
+
+def rhythm_options(sync: "Sync") -> tuple[Option, ...]:
+    """The options of the plan's rhythm: none where gradients are exchanged in every step."""
+    if not trains_apart(sync):
+        return ()
+    outer = (OUTER, FRAGMENTS)
+    return (*outer, *NESTEROV_OPTIONS) if sync.options.get(OUTER.name) == NESTEROV else outer
+
+
+def check_option_of_rhythm(sync: "Sync", name: str) -> None:
+    """Refuse an option of another rhythm than the plan's by what it would take; pass over any other name.
+
+    Raises:
+        PlanError: names the option and what it goes with.
+    """
+    if name not in [option.name for option in ALL_OPTIONS]:
+        return
+    if not trains_apart(sync):
+        raise PlanError(
+            f"wanted sync.every > 1 for sync.options[{name!r}], got every={sync.every!r} in the plan; raise "
+            "it, or leave the option out"
+        )
+    raise PlanError(
+        f"wanted sync.options[{OUTER.name!r}]={NESTEROV!r} for sync.options[{name!r}], got "
+        f"{sync.options.get(OUTER.name, OUTER.default)!r} in the plan; set it, or leave the option out"
+    )
+
+
+def check_rhythm(sync: "Sync", workers: int) -> None:
+    """Refuse an interval that this number of workers, or the number of fragments, cannot have.
+
+    Raises:
+        PlanError: names the field, what it may be, and what to do.
+    """
+    if sync.every < 1:
+        raise PlanError(f"wanted sync.every >= 1, got {sync.every!r} in the plan; raise it")
+    if not trains_apart(sync):
+        return
+    if workers == 1:
+        raise PlanError(
+            f"wanted sync.every=1 for workers=1, got {sync.every} in the plan; a worker alone exchanges "
+            "nothing: leave it out, or use more workers"
+        )
+    fragments = int(sync.options.get(FRAGMENTS.name, FRAGMENTS.default))
+    if fragments > sync.every:
+        raise PlanError(
+            f"wanted sync.options[{FRAGMENTS.name!r}] <= sync.every={sync.every}, got {fragments} in the "
+            "plan; a step exchanges one fragment at most: use fewer"
+        )
+
+
+def due_fragment(step: int, every: int, fragments: int = 1) -> int | None:
+    """The fragment of the parameters that is exchanged after a step; None for a step without exchange.
+
+    Each is exchanged once in `every` steps, in the same order on all workers, as far apart as whole steps
+    allow; the last one in steps that are multiples of `every`.
+
+    Args:
+        step: Counted from 1.
+        every: Steps between two exchanges of one fragment.
+        fragments: At most `every`.
+    """
+    place = (step - 1) % every + 1
+    fragment = place * fragments // every - 1
+    is_due = fragment >= 0 and place == -(-(fragment + 1) * every // fragments)
+    return fragment if is_due else None
+
+
+def outer_values(options: Mapping[str, OptionValue]) -> tuple[float, float]:
+    """Learning rate and Nesterov momentum of the outer optimizer; averaging is (1, 0).
+
+    Args:
+        options: Values of the plan's options; see `values_of`.
+    """
+    if options[OUTER.name] == AVERAGE:
+        return 1.0, 0.0
+    rate, momentum = (options[option.name] for option in NESTEROV_OPTIONS)
+    return float(rate), float(momentum)
+
+
+def outer_bytes(sync: "Sync", num_bytes: int) -> int:
+    """Memory traffic of one exchange of parameters of so many bytes, the collectives and a codec apart."""
+    return _PASSES[str(sync.options.get(OUTER.name, OUTER.default))] * num_bytes
+
+
+def outer_state_bytes(sync: "Sync", num_elements: int, element_bytes: int) -> int:
+    """Bytes that a worker keeps for its rhythm, for parameters of so many elements.
+
+    What is sent, the common parameters and the outer momentum, these two in single precision at least.
+    """
+    if not trains_apart(sync):
+        return 0
+    copies = 2 if sync.options.get(OUTER.name) == NESTEROV else 1
+    return num_elements * (element_bytes + copies * max(4, element_bytes))

@@ -1,0 +1,94 @@
+"""The check of a mode that draws its own random numbers: chance refuses nothing, and hides nothing else."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import EquivalenceError
+from ridgeline.plan import Plan
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.capturable import LearningRates
+from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.world import World
+
+
+class Averaging(nn.Module):
+    """Dropout, and what it decides: an average, which is one number, and statistics; and a count."""
+
+    def __init__(self, has_norm: bool) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(32, 64), nn.Dropout(0.2), nn.Linear(64, 8)
+        self.norm = nn.BatchNorm1d(64) if has_norm else nn.Identity()
+        self.register_buffer("average", torch.zeros(()))
+        self.register_buffer("count", torch.zeros(()))
+        self.share, self.step_size, self.gain = 0.1, 1.0, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.drop(self.first(x).relu()))
+        with torch.no_grad():
+            self.average.lerp_(self.drop(x).square().mean(), self.share)
+            self.count.add_(self.step_size)
+        return self.last(hidden) * self.gain
+
+
+def mean_square(model: nn.Module, batch: Tensor) -> Tensor:
+    return (model(batch) - batch[:, :8]).square().mean()
+
+
+def check(
+    seed: int, *, has_norm: bool = False, wrong: Callable[[Averaging], None] | None = None
+) -> str:
+    """The last note of the check of a step that draws its own numbers, and may do something else."""
+    torch.manual_seed(seed)
+    model = Averaging(has_norm)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    world = World.join(device="cpu")
+    body = StepBody(
+        model, mean_square, optimizer, Plan(), None, clip_norm=None, device=world.device
+    )
+    batch, notes = torch.randn(64, 32), list[str]()
+    body(batch, Recorder(HostClock()))
+    body.plan = Plan(execution="compiled", random="compiled")
+    seeds, right = iter(range(1000 * seed, 1000 * seed + 100)), dict(vars(model))
+
+    def replay() -> Tensor:
+        torch.manual_seed(next(seeds))
+        if wrong is not None:
+            wrong(model)
+        try:
+            return body(batch, Recorder(HostClock()))
+        finally:
+            vars(model).update(right)
+
+    check_replay(body, batch, [batch], LearningRates(optimizer), replay, world=world, notes=notes)
+    return notes[-1]
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_a_step_that_draws_other_numbers_passes(has_norm: bool) -> None:
+    """Whichever these are, though one number is by chance nearly the same in two draws."""
+    for seed in range(6):
+        assert "equals the eager step in distribution" in check(seed, has_norm=has_norm)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("share", 0.0, "the change of average"),
+        ("share", 0.2, "the change of average"),
+        ("step_size", 0.0, "the change of count"),
+        ("gain", 4.0, "the update"),
+    ],
+)
+def test_what_no_chance_explains_is_refused(name: str, value: float, what: str) -> None:
+    """A baked-in number is further away than all draws are."""
+
+    def wrong(model: Averaging) -> None:
+        setattr(model, name, value)
+
+    with pytest.raises(EquivalenceError, match=f"of {what}"):
+        check(0, wrong=wrong)

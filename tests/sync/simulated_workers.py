@@ -1,0 +1,160 @@
+"""Workers as threads of this process, in lockstep: what a codec does, with no process group and no start.
+
+The exchange, error feedback and state are the runtime's; only what crosses the wire is handed over in memory.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.plan import Sync
+from ridgeline.runtime.sync.arrangement import arrange
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.compressed import Compressed
+from ridgeline.runtime.sync.loading import load
+from ridgeline.runtime.sync.transport import Transport
+from ridgeline.synchronisation import COMPRESSIONS, values_of
+
+
+class Channel:
+    """Hands each of some threads what all have brought."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.shapes: list[tuple[int, ...]] = []
+        self._brought: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size)
+
+    def all(self, rank: int, value: Tensor) -> list[Tensor]:
+        self._brought[rank] = value
+        if rank == 0:
+            self.shapes.append(tuple(value.shape))
+        self._barrier.wait(60)
+        found = list(self._brought)
+        self._barrier.wait(60)
+        return found
+
+    def run(self, work: Callable[[int], Any]) -> list[Any]:
+        """What `work(rank)` returns for each rank."""
+        results: list[Any] = [None] * self.size
+        errors: list[BaseException] = []
+
+        def call(rank: int) -> None:
+            try:
+                results[rank] = work(rank)
+            except threading.BrokenBarrierError:
+                pass
+            except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=call, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+
+class Summing(Transport):
+    """The mean, added up in the order of ranks."""
+
+    def __init__(self, channel: Channel, rank: int) -> None:
+        world: Any = SimpleNamespace(
+            device=torch.device("cpu"),
+            group=lambda _: None,
+            axis_size=lambda _: channel.size,
+            axis_rank=lambda _: rank,
+        )
+        super().__init__(world, {})
+        self._channel = channel
+
+    def mean(self, values: Tensor) -> None:
+        values.copy_(sum(self._channel.all(self.rank, values.clone())) / self.size)
+
+
+class Simulated(Compressed):
+    """A codec among threads."""
+
+    def __init__(self, channel: Channel, rank: int, sync: Sync, codec: str = "") -> None:
+        entry = COMPRESSIONS[sync.compression]
+        made = load(codec or entry.codec)(values_of(sync))
+        super().__init__(Summing(channel, rank), made, entry)
+        self._channel = channel
+
+    def _gather(self, part: Tensor) -> Tensor:
+        self.count(part)
+        return torch.stack(self._channel.all(self.rank, part))
+
+    def _scatter(self, rows: Tensor) -> Tensor:
+        self.count(rows)
+        return torch.stack([given[self.rank] for given in self._channel.all(self.rank, rows)])
+
+
+class Worker:
+    """One worker that reduces gradients of some parameters in every step.
+
+    Args:
+        channel: To the others.
+        rank: Of this one.
+        sync: Compression and buckets.
+        shapes: Of the parameters `p0`, `p1` and so on.
+        dtype: Of all of them.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        rank: int,
+        sync: Sync,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: torch.dtype = torch.float32,
+        codec: str = "",
+    ) -> None:
+        self.sync = sync
+        self.transport = Simulated(channel, rank, sync, codec)
+        self.named = [
+            (f"p{n}", nn.Parameter(torch.zeros(s, dtype=dtype))) for n, s in enumerate(shapes)
+        ]
+        self.buckets: tuple[Bucket, ...] = ()
+        self.cut(range(len(shapes)), sync.bucket_bytes)
+
+    def cut(self, order: Sequence[int], bucket_bytes: Sequence[int]) -> None:
+        """Cut the buckets again."""
+        layout = arrange(
+            self.named,
+            list(order),
+            bucket_bytes,
+            workers=self.transport.size,
+            has_buffers=False,
+            sync=self.sync,
+        )
+        self.buckets = layout.buckets
+        self.transport.arranged(self.buckets)
+
+    def reduce(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What arrives of gradients; those that are not given are missing."""
+        arrived = {}
+        for bucket in self.buckets:
+            bucket.arrived = [name in gradients for name in bucket.names]
+            bucket.blank_missing()
+            for name, view in zip(bucket.names, bucket.views, strict=True):
+                if name in gradients:
+                    view.copy_(gradients[name])
+            self.transport.reduce(bucket)
+            arrived |= {
+                name: view.clone() for name, view in zip(bucket.names, bucket.views, strict=True)
+            }
+        return arrived
+
+    def residuals(self) -> dict[str, Tensor]:
+        """What was left out of each parameter."""
+        head = "residual."
+        state = self.transport.state_dict()
+        return {n.removeprefix(head): t for n, t in state.items() if n.startswith(head)}

@@ -1,0 +1,172 @@
+"""Workers that train alone between two exchanges: what they have in common, and when."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.plan import Sync
+from ridgeline.runtime.sync.local_steps import cut_fragments
+from ridgeline.simulator.frames import step_frames
+
+HERE = Path(__file__).parent
+LAWS = (
+    "average / sgd",
+    "average / adamw",
+    "nesterov / adamw",
+    "clipped",
+    "partly",
+    "by the toy transport",
+)
+ROUNDING = 2e-6
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two workers over gloo found, in one start."""
+    output = tmp_path_factory.mktemp("local") / "found.json"
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = subprocess.run(
+        [sys.executable, *command, str(HERE / "local_cases.py"), str(output)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(output.read_text())
+    return told
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_rounds_are_those_of_workers_trained_one_by_one(found: dict[str, Any], law: str) -> None:
+    """The common parameters are the mean of what each worker comes to alone, or torch's Nesterov of it.
+
+    Clipping is of a worker's own gradients, a layer that one worker does not use moves by the other alone, and
+    the inner optimizers go on with their own state.
+    """
+    assert found["laws"][law]["gap"] < ROUNDING
+
+
+def test_workers_have_the_same_bits_after_an_exchange_and_no_sooner(found: dict[str, Any]) -> None:
+    """Parameters and buffers."""
+    for law, told in found["laws"].items():
+        assert told["equal"] == [True] * 3, law
+        assert told["apart"] == [True] * 9, law
+
+
+def test_momentum_of_zero_at_full_rate_is_the_average(found: dict[str, Any]) -> None:
+    """To the bit."""
+    assert found["laws"]["nesterov at rest"]["gap"] == 0.0
+
+
+def test_it_is_not_the_exchange_of_gradients(found: dict[str, Any]) -> None:
+    """Else the laws above would say nothing."""
+    assert found["laws"]["exchanging gradients"]["gap"] > 100 * ROUNDING
+
+
+def test_a_codec_carries_the_differences(found: dict[str, Any]) -> None:
+    """Less is sent, the result is near, and over 100 exchanges nothing is lost for good."""
+    plain, coarse = (found["laws"][law] for law in ("average / sgd", "by the toy codec"))
+    assert 0.0 < coarse["gap"] < 0.1
+    assert coarse["sent_bytes"] < plain["sent_bytes"] / 2
+    fed_back = found["fed back"]
+    assert fed_back["gap"] < 1e-3
+    assert fed_back["late"] < 1.5 * fed_back["early"]
+
+
+def test_every_parameter_is_exchanged(found: dict[str, Any]) -> None:
+    """Whatever its size, that of the buckets and the number of fragments."""
+    assert found["all exchanged"] == [True] * 48
+
+
+def test_fragments_take_turns(found: dict[str, Any]) -> None:
+    """One in a step, each once in `every` steps, in the order of gradients: the last layers first."""
+    told = found["fragments"]
+    parts = [set(told["became"][str(step)]) for step in range(1, 11)]
+    due = {1: 0, 3: 1, 4: 2, 6: 0, 8: 1, 9: 2}
+    assert [bool(part) for part in parts] == [place in due for place in range(10)]
+    assert parts[:5] == parts[5:]
+    assert set().union(*parts) == set(told["names"])
+    assert sum(map(len, parts[:5])) == len(told["names"])
+    assert "last.bias" in parts[1]
+    assert "first.weight" in parts[4]
+
+
+def test_frames_are_those_of_the_prediction(found: dict[str, Any]) -> None:
+    """In a step without exchange, too, by the name of the algorithm."""
+    for law, algorithm in (("average / sgd", "all_reduce"), ("by the toy transport", "gather_all")):
+        frames = [
+            frame.name.replace("all_reduce", algorithm)
+            for frame in step_frames(workers=2, num_buckets=3, sync=Sync(every=4))
+        ]
+        assert sorted(found["laws"][law]["frames"]) == sorted(frames)
+
+
+def test_notes_tell_that_workers_differ(found: dict[str, Any]) -> None:
+    """And why nobody compares them."""
+    note = (
+        "workers train alone and exchange parameters every 4 steps: between two exchanges they hold different "
+        "parameters, which nobody compares, and the median step has no exchange"
+    )
+    assert found["laws"]["average / sgd"]["notes"] == [note]
+
+
+def test_what_must_be_alike_is_compared(found: dict[str, Any]) -> None:
+    """All state at first, then common parameters and settings; a worker's own parameters are its own."""
+    rest = "; load a checkpoint on every worker, model and optimizer alike, or set on all what was set on one"
+    head = "wanted the same state on all 2 workers"
+    assert found["messages"] == {
+        "written first": (
+            f"{head} at its first step, got another parameter first.weight on rank 1 than on rank 0 (1 of 21 "
+            f"tensors and settings differ){rest}"
+        ),
+        "written later": "",
+        "rate set": (
+            f"{head} after exchange 1, got the setting lr of group 0 as 0.01 on rank 0, 0.5 on rank 1 (1 of 19 "
+            f"tensors and settings differ){rest}"
+        ),
+        "common written": (
+            f"{head} after exchange 1, got another common parameter last.bias on rank 1 than on rank 0 (1 of 19 "
+            f"tensors and settings differ){rest}"
+        ),
+        "steps counted apart": (
+            f"{head} at its first step, got the setting number of local steps as 0 on rank 0, 7 on rank 1 (8 of "
+            f"19 tensors and settings differ){rest}"
+        ),
+    }
+
+
+def test_what_is_common_is_saved_and_put_back(found: dict[str, Any]) -> None:
+    """By snapshots in the middle of a round, after which the same steps give the same bits, and checkpoints."""
+    names = ("kinds", "moved", "restored", "repeated", "gathered")
+    assert found["put back"] == dict.fromkeys(names, True)
+
+
+def test_a_run_that_is_stopped_anywhere_goes_on(found: dict[str, Any]) -> None:
+    """To the bits of one that was not, of all workers, wherever in a round it was stopped."""
+    assert found["resumed"]["equal"] == dict.fromkeys(("1", "4", "5", "8"), True)
+    assert found["resumed"]["other workers"]
+
+
+def test_all_stop_for_one_worker_that_diverged(found: dict[str, Any]) -> None:
+    """Its parameters are no numbers any more before the others get their share of that."""
+    assert found["diverged"].startswith(
+        "wanted finite parameters, got NaN or infinity at step 2 (epoch 0) on rank 1: parameter"
+    )
+
+
+@given(st.lists(st.integers(0, 100), max_size=30), st.integers(1, 8))
+def test_fragments_hold_every_tensor_once(sizes: list[int], num_fragments: int) -> None:
+    """As neighbours, none of more bytes than its share and the largest tensor."""
+    fragments = cut_fragments(sizes, num_fragments)
+    assert len(fragments) == num_fragments
+    assert [place for fragment in fragments for place in fragment] == list(range(len(sizes)))
+    most = sum(sizes) / num_fragments + max(sizes, default=0)
+    assert all(sum(sizes[place] for place in fragment) <= most for fragment in fragments)

@@ -186,7 +186,7 @@ def test_remarks_are_asked_after_running() -> None:
             remarks=lambda: WayRemarks(notes=(f"{len(runs)} runs",), peak_bytes=7),
         )
     )
-    assert result.row("first").notes == (f"{2 + 2 + 2 * result.turns} runs",)
+    assert result.row("first").notes == (f"{2 + 2 * result.turns} runs",)
     assert result.row("first").peak_bytes == 7
 
 

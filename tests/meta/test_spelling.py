@@ -13,6 +13,8 @@ PACKAGE = Path(rl.__file__).parent
 TABLES = "synchronisation"
 OPERATIONS = frozenset(get_args(CollectiveOperation))
 SPELLED = {
+    "experiments/allreduce/sweep.py": frozenset({"all_reduce"}),
+    "experiments/sync/steps.py": frozenset({"all_reduce"}),
     "laws/collectives.py": OPERATIONS,
     "machine.py": OPERATIONS,
     "probe/collectives.py": OPERATIONS,

@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ridgeline.experiments.plain_step import PlainStep
@@ -52,6 +51,10 @@ def power_sgd_step(training: Training, model: nn.Module) -> Step:
 
 def local_sgd_step(training: Training, model: nn.Module) -> Step:
     """Workers train by themselves, and take the mean of their parameters every few steps."""
+    from torch.distributed.optim import (
+        PostLocalSGDOptimizer,
+    )  # compiles much, and warns of its ways
+
     group = training.world.group()
     own, _ = dist.new_subgroups(group_size=1, group=group)
     ddp = _wrapped(training, model)

@@ -10,7 +10,7 @@ from test_replay import op, spec, workload_of
 from ridgeline.machine import Quantity, Setting, StepCheck
 from ridgeline.probe import operators
 from ridgeline.probe.clock import Clock, Stretch
-from ridgeline.probe.dispatch import Excess
+from ridgeline.probe.host_costs import HostCosts
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.passes import WARM_PASSES, Passes, timed_passes
 from ridgeline.probe.peers import Peers
@@ -64,8 +64,7 @@ def step_that_calls(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock, at zero, and no host that costs anything besides."""
     _Wound.ns = _Wound.calls = _Wound.preparing = 0
-    nothing = Excess(forward=0.0, backward=0.0, parameter=0.0)
-    monkeypatch.setattr(operators, "reissue_excess", lambda device: nothing)
+    monkeypatch.setattr(operators, "host_costs", lambda: HostCosts(*[0.0] * 7))
     return Clock(CPU, now_ns=lambda: _Wound.ns)
 
 

@@ -33,16 +33,11 @@ from ridgeline.planner.trials import (
     MOST_TRIAL_SHARE,
     num_tries,
 )
-from ridgeline.planner.untimed import with_doubt
+from ridgeline.planner.untimed import ASSUMED_ERROR, with_doubt
 from ridgeline.simulator.step import simulate
 from ridgeline.verdict import step_spread, verify
 from ridgeline.workload import Workload
 
-ASSUMED_ERROR = 0.05
-"""Fraction by which a prediction is taken to be off when no trial has told.
-
-Source: assumed; the median that simulators calibrated on the same machine reach.
-"""
 MOST_MARGIN = 0.1
 """However noisy trials are, a plainer plan that is slower by more than this is not kept."""
 UNTRIED = "what compiles was left out of the choice, since the given seconds left no time to try it"

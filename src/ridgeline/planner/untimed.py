@@ -11,6 +11,11 @@ from ridgeline.planner.ranking import Ranking
 from ridgeline.simulator.model import as_run, setting_of
 from ridgeline.simulator.pieces import price_step
 
+ASSUMED_ERROR = 0.05
+"""Fraction by which a prediction is taken to be off when no trial has told.
+
+Source: assumed; the median that simulators calibrated on the same machine reach.
+"""
 UNTIMED_ERROR = 0.75
 """Fraction by which the prediction of a step is taken to be off of whose operators none was timed.
 
@@ -27,9 +32,10 @@ class Untimed(NamedTuple):
     total: int
     share: float
 
-    def error(self, timed: float) -> float:
-        """Fraction by which the prediction may be off, where that of timed operators is off by `timed`."""
-        return timed + self.share * max(0.0, UNTIMED_ERROR - timed)
+    @property
+    def error(self) -> float:
+        """Fraction by which the prediction may be off."""
+        return ASSUMED_ERROR + self.share * (UNTIMED_ERROR - ASSUMED_ERROR)
 
 
 def with_doubt(request: Request, ranking: Ranking) -> Ranking:
@@ -45,16 +51,15 @@ def with_doubt(request: Request, ranking: Ranking) -> Ranking:
     found = untimed(request, ranking)
     if found is None or found.share < NOTED_SHARE:
         return ranking
-    error = found.error(ranking.error)
     name = request.workloads[best.plan.workers].name
     note = (
         f"{found.count} of {found.total} operators of {name}, {units.percent(found.share)} of its predicted "
         f"step, were not timed on this machine: predictions before a trial are taken to be right within "
-        f"{units.percent(error)} only"
+        f"{units.percent(found.error)} only"
     )
     return msgspec.structs.replace(
         ranking,
-        error=ranking.error if best.measured is not None else error,
+        error=ranking.error if best.measured is not None else found.error,
         notes=(*ranking.notes, note),
     )
 

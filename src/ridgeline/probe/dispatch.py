@@ -40,7 +40,7 @@ def measure_dispatch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ..
 
 
 class Excess(NamedTuple):
-    """Seconds that a real step costs the host beyond issuing its operators again.
+    """Seconds that a real step costs the host of a GPU beyond issuing its operators again.
 
     For each operator of the forward and the backward pass; of the optimizer, for each parameter: its loop
     over them is what costs, whether it then calls one operator for all or several for each.
@@ -106,18 +106,18 @@ class _Tiny:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._net = _Net().to(device)
+        self._net = SmallNetwork().to(device)
         self._batch = torch.rand(2, WIDTH, device=device)
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.01, momentum=0.9)
         for _ in range(3):
             self.step()
-        recorder = _Recorder()
+        recorder = Recorder()
         with recorder:
             self.step(recorder)
         self.calls = recorder.calls
         self.num_parameters = len(list(self._net.parameters()))
 
-    def step(self, recorder: "_Recorder | None" = None) -> tuple[float, float, float]:
+    def step(self, recorder: "Recorder | None" = None) -> tuple[float, float, float]:
         """Seconds of host time of the three phases of one step."""
         self._optimizer.zero_grad()
         synchronize()
@@ -135,7 +135,11 @@ class _Tiny:
         return times[1] - times[0], times[2] - times[1], times[3] - times[2]
 
 
-class _Net(nn.Module):
+class SmallNetwork(nn.Module):
+    """Linear layers, activations, norms and residual sums; `num_calls` of modules are in a forward pass."""
+
+    num_calls = 3 * BLOCKS + 1
+
     def __init__(self) -> None:
         super().__init__()
         self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
@@ -143,12 +147,13 @@ class _Net(nn.Module):
         self.act = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
+        """The sum of what the last block makes of `x` [batch, WIDTH]."""
         for linear, norm in zip(self.linears, self.norms, strict=True):
             x = x + self.act(linear(norm(x)))
         return x.sum()
 
 
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Records the aten operators of a step by phase, enough to replay them."""
 
     def __init__(self) -> None:

@@ -14,11 +14,12 @@ from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
 from ridgeline.probe.captured import captured_seconds
 from ridgeline.probe.clock import Clock
 from ridgeline.probe.dispatch import Excess, reissue_excess
+from ridgeline.probe.host_costs import host_costs
 from ridgeline.probe.passes import Passes, timed_passes
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.replay import Replay
 from ridgeline.probe.whole_step import check_step, correction, warning
-from ridgeline.workload import Phase, Workload
+from ridgeline.workload import Workload
 
 BUDGET_S = {"cpu": 4.0, "cuda": 1.2}
 """Default time for samples of one workload at one setting; a GPU's passes are short."""
@@ -121,15 +122,13 @@ def _by_key(
     workload: Workload, setting: Setting, samples: Mapping[int, list[float]], scale: float
 ) -> dict[str, Quantity]:
     """One figure for all occurrences of an op, with the host's part where that is not seen in a replay."""
-    excess: Mapping[Phase, float] = {}
+    beyond = [0.0] * len(workload.ops)
     if setting.device == "cpu":
-        excess = reissue_excess(torch.device("cpu")).of(workload)
+        beyond = host_costs().of(workload)
     by_key: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for index, seconds in samples.items():
         op = workload.ops[index]
-        by_key[op.key][index] = [
-            max(0.0, scale * taken + excess.get(op.phase, 0.0)) for taken in seconds
-        ]
+        by_key[op.key][index] = [max(0.0, scale * taken + beyond[index]) for taken in seconds]
     return {key: _merge(by_index) for key, by_index in by_key.items()}
 
 

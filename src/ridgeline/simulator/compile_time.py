@@ -9,11 +9,11 @@ from ridgeline.simulator.costs import Identity
 from ridgeline.simulator.fusion import blocks_of, parts_of
 from ridgeline.workload import Op, Workload
 
-START_S = {"cuda": 5.0, "cpu": 25.0}
+START_S = {"cuda": 5.0, "cpu": 10.0}
 """Seconds that the first compilation of a process takes whatever its size, by device: imports, compilers
 warming up, and for a CPU the headers that its C++ compiler reads.
 
-Source: measured; for a CPU see `OP_S`, between both hosts there.
+Source: measured; for a CPU the lower end of what the hosts at `OP_S` take: a first trial tells the rest.
 """
 OP_S = {"cuda": 0.08, "cpu": 0.2}
 """Seconds for each operator that is not a view, by device.

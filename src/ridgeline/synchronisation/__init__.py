@@ -44,6 +44,7 @@ from ridgeline.synchronisation.tables import (
     is_exact,
     offered,
     offered_compressions,
+    unsearched,
     values_of,
 )
 
@@ -72,6 +73,7 @@ __all__ = [
     "operations",
     "state_bytes",
     "traffic_of",
+    "unsearched",
     "values_of",
     "wire_bytes",
     "words_of",

@@ -14,14 +14,19 @@ from torch import Tensor
 
 from ridgeline.plan import Sync
 from ridgeline.runtime.sync.all_reduce import power_of_two_mean
+from ridgeline.runtime.sync.ring import ALIGNED
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import wire_bytes
+from ridgeline.synchronisation.rings import read, split
 
 SIZES = (2, 3, 4)
+PLANNED = "0,3,1,2:2;0,2,1,3:2;0,1,2,3:1"
 WAYS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "ring": ("ring", {"pieces": 1}, SIZES),
     "ring, in pieces": ("ring", {"pieces": 3}, SIZES),
     "tree": ("tree", {}, SIZES),
+    "rings": ("rings", {"pieces": 2}, SIZES),
+    "rings of a plan": ("rings", {"orders": PLANNED, "pieces": 0}, (4,)),
     "hierarchical": ("hierarchical", {"local": 2, "pieces": 2}, (4,)),
 }
 """Case to its algorithm, options, and numbers of workers."""
@@ -43,7 +48,17 @@ def modelled(name: str, values: list[Tensor]) -> Tensor:
         return orders.up_tree(values)
     if algorithm == "hierarchical":
         return orders.by_pairs(values)
-    return orders.along_ring(values, range(len(values)), options["pieces"])
+    if algorithm == "ring":
+        return orders.along_ring(values, range(len(values)), options["pieces"])
+    rings = read(options.get("orders", ""), len(values))
+    parts = split(values[0].numel(), [ring.bytes_per_s for ring in rings], ALIGNED)
+    pieces = options["pieces"] or 1
+    return torch.cat(
+        [
+            orders.along_ring([value[begin:end] for value in values], ring.order, pieces)
+            for (begin, end), ring in zip(parts, rings, strict=True)
+        ]
+    )
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)

@@ -155,7 +155,7 @@ def test_entries_stand_under_their_names_with_heads_of_their_own() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_offered_now(device: str) -> None:
     """Exact algorithms run everywhere; all of them are priced by two collectives."""
-    assert offered(device) == (DEFAULT_ALGORITHM, "ring", "tree", "hierarchical")
+    assert offered(device) == (DEFAULT_ALGORITHM, "ring", "rings", "tree", "hierarchical")
     assert offered_compressions(device) == (UNCOMPRESSED,)
     assert operations(device) == ("all_reduce", "broadcast")
 

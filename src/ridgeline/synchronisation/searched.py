@@ -30,3 +30,10 @@ def hosts_are_one(device: str, workers: int) -> str:
     return (
         "links inside and between hosts are not measured apart, so that nothing tells what it gains"
     )
+
+
+def links_are_shared(device: str, workers: int) -> str:
+    """Several rings gain where pairs of workers have links of their own."""
+    if device == "cuda":
+        return "NCCL finds several rings by itself"
+    return "workers share one network, which one ring fills"

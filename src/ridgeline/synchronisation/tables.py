@@ -22,6 +22,7 @@ from ridgeline.synchronisation.entries import (
 from ridgeline.synchronisation.searched import (
     as_the_backend,
     hosts_are_one,
+    links_are_shared,
     where_rings_are_short,
 )
 
@@ -110,7 +111,15 @@ ALGORITHMS: dict[str, Algorithm] = {
             options=(PIECES,),
             unsearched=as_the_backend,
         ),
-        Algorithm(name="rings", label="rings", frame="rings", traffic=_in_two_halves),
+        Algorithm(
+            name="rings",
+            label="rings",
+            frame="rings",
+            transport="ridgeline.runtime.sync.rings:Rings",
+            devices=("cpu", "cuda"),
+            options=(Option("orders", str, ""), PIECES),
+            unsearched=links_are_shared,
+        ),
         Algorithm(
             name="tree",
             label="tree",

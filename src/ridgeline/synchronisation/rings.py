@@ -186,7 +186,8 @@ def ports(size: int, bytes_per_s: float) -> tuple[Limit, ...]:
 
 def split(num_elements: int, weights: Sequence[float], aligned: int = 1) -> list[tuple[int, int]]:
     """[begin, end) of the part of a payload for each weight, in proportion, at multiples of `aligned`."""
-    total, sum_, ends = sum(weights), 0.0, []
+    total, sum_ = sum(weights), 0.0
+    ends: list[int] = []
     for weight in weights:
         sum_ += weight
         ends.append(min(num_elements, round(num_elements * sum_ / total / aligned) * aligned))

@@ -49,7 +49,8 @@ class Rings(SummingTransport):
         parts = self._parts(values.numel())
         largest = max(parts, key=lambda part: part[1] - part[0])
         pieces = num_pieces(values[slice(*largest)], self.size, self.options)
-        scratch, used, laps = self.scratch(values), 0, []
+        scratch, used = self.scratch(values), 0
+        laps: list[Lap] = []
         for (begin, end), ring in zip(parts, self._rings, strict=True):
             place = ring.order.index(self.rank)
             cut = Cut.of(end - begin, self.size, pieces)

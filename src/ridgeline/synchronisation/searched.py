@@ -19,9 +19,7 @@ def where_rings_are_short(device: str, workers: int) -> str:
     if device == "cuda":
         return "NCCL takes its own trees where they are faster"
     if workers < 4:
-        return (
-            f"over {workers} workers a tree waits for no fewer messages than a ring, and sends more"
-        )
+        return f"over {workers} workers a tree waits for no fewer messages than a ring, larger ones"
     return ""
 
 

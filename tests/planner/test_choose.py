@@ -243,6 +243,10 @@ def test_assumptions_are_in_the_notes() -> None:
     machine = make_machine(settings=[Setting(device="cpu", workers=2, threads=1)])
     notes = choose(machine, make_loads()).notes
     assert notes == (
+        (
+            "ways to reduce that were not compared: ring (the backend's all-reduce sends the same bytes in as "
+            "many messages); rings (workers share one network, which one ring fills); tree (over 2 workers a tree waits for no fewer messages than a ring, larger ones)"
+        ),
         "ceilings at 1 x 2 cpu threads were not measured: assumed as at 2 x 1 cpu threads",
         (
             "what compiling does is assumed (kernels as fast as their bytes): untried modes that compile are "

@@ -14,6 +14,7 @@ from ridgeline.synchronisation import (
     Algorithm,
     Compression,
     check_sync,
+    offered,
 )
 
 KNOWN = {
@@ -151,8 +152,8 @@ def test_refusals_of_a_device_and_of_a_number_of_workers(monkeypatch: pytest.Mon
     with pytest.raises(PlanError) as error:
         check_sync(sync, 4, "cpu")
     assert str(error.value) == (
-        "wanted sync.algorithm to be one of 'all_reduce' on cpu, got 'cube' in the plan; this release runs no "
-        "other there"
+        f"wanted sync.algorithm to be one of {', '.join(map(repr, offered('cpu')))} on cpu, got 'cube' in the "
+        "plan; this release runs no other there"
     )
     with pytest.raises(PlanError) as error:
         check_sync(sync, 2, "cuda")

@@ -108,15 +108,15 @@ def test_machines_are_measured_and_assumed_by_the_entries() -> None:
     ALGORITHMS["gossip"] = GOSSIP._replace(
         traffic=lambda payload, workers: (Traffic("all_gather", payload),)
     )
-    assert operations("cpu") == ("all_reduce", "all_gather", "broadcast")
+    assert operations("cpu") == ("all_reduce", "broadcast", "all_gather")
     COMPRESSIONS["half"] = HALF._replace(exchange="gather")
-    assert operations("cpu") == ("all_reduce", "all_gather", "broadcast")
+    assert operations("cpu") == ("all_reduce", "broadcast", "all_gather")
     ALGORITHMS["gossip"] = ALGORITHMS["gossip"]._replace(transport="")
     assert operations("cuda") == ("all_reduce", "broadcast")
-    assert operations("cpu") == ("all_reduce", "all_gather", "broadcast")
+    assert operations("cpu") == ("all_reduce", "broadcast", "all_gather")
     bare = msgspec.structs.replace(make_machine(), collectives=())
     machine = with_assumed_rates(bare, Setting(device="cpu", workers=2, threads=1), "why")
-    assert [c.operation for c in machine.collectives] == ["all_reduce", "all_gather"]
+    assert [c.operation for c in machine.collectives] == ["all_reduce", "broadcast", "all_gather"]
 
 
 def test_reports_speak_of_them(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ridgeline.planner.knobs import num_changes, value_of
 from ridgeline.planner.labels import label
 from ridgeline.planner.trials import differences
 from ridgeline.simulator.step import simulate
-from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, Traffic
+from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, Traffic, offered
 from ridgeline.timeline import Timeline
 from strategies import make_machine, make_workload
 
@@ -47,6 +47,23 @@ def test_an_exact_algorithm_is_compared_with_the_default() -> None:
     ALGORITHMS["gossip"] = cheap  # the fixture puts it back
     best = choose(make_machine(latency_s=1e-3, bandwidth=1e8), workload, world_size=2).best.plan
     assert best.sync.algorithm == "gossip"
+
+
+@pytest.mark.parametrize(("workers", "compared"), [(2, set()), (4, {"tree"})])
+def test_what_cannot_be_faster_is_told_and_not_simulated(workers: int, compared: set[str]) -> None:
+    """A search is not flooded: a note has the reasons, and who fixes such an algorithm gets it."""
+    machine, workload = make_machine(latency_s=1e-3, cores=8), make_workload(samples=64)
+    ranking = choose(machine, workload, world_size=workers)
+    seen = {c.plan.sync.algorithm for c in ranking.candidates}
+    assert seen == {"all_reduce", "gossip", *compared}
+    (note,) = [note for note in ranking.notes if note.startswith("ways to reduce that were not")]
+    assert "ring (the backend's all-reduce sends the same bytes in as many messages)" in note
+    assert ("tree" in note) != ("tree" in compared)
+    fixed = choose(machine, workload, world_size=workers, fixed={"algorithm": "ring"})
+    assert {c.plan.sync.algorithm for c in fixed.candidates} == {"ring"}
+    assert not any(note.startswith("ways to reduce") for note in fixed.notes)
+    alone = choose(machine, workload, world_size=1)
+    assert not any(note.startswith("ways to reduce") for note in alone.notes)
 
 
 def test_another_algorithm_is_tried_for_itself() -> None:
@@ -150,10 +167,10 @@ def test_options_choose_what_has_them() -> None:
     ("fixed", "message"),
     [
         (
-            {"algorithm": "ring"},
+            {"algorithm": "kvstore"},
             (
-                "wanted sync.algorithm to be one of 'all_reduce', 'gossip', got 'ring' in the plan; this release "
-                "runs no other"
+                f"wanted sync.algorithm to be one of {', '.join(map(repr, offered('cpu')))}, 'gossip', got "
+                "'kvstore' in the plan; this release runs no other"
             ),
         ),
         (

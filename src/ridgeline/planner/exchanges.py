@@ -15,6 +15,7 @@ from ridgeline.synchronisation import (
     check_words,
     offered,
     offered_compressions,
+    unsearched,
 )
 
 PERMISSION = "compression"
@@ -30,9 +31,10 @@ def exchanges(
 ) -> list[Sync]:
     """Every way to exchange gradients worth simulating, the default before others; buckets are left open.
 
-    Algorithms are compared that are offered and exact, and compressions that are offered and exact, or
-    allowed. What the user fixed stands alone. Left out is what does not have the user's options, or takes
-    more workers; for a worker alone, who exchanges nothing, all but one.
+    Algorithms are compared that are offered and exact and may be faster here (see `uncompared`), and
+    compressions that are offered and exact, or allowed. What the user fixed stands alone. Left out is what
+    does not have the user's options, or takes more workers; for a worker alone, who exchanges nothing, all
+    but one.
 
     Args:
         fixed: Knobs that the user set; of these the fields of `Sync`.
@@ -40,8 +42,27 @@ def exchanges(
         device: `cpu` or `cuda`.
         workers: Data-parallel workers.
     """
-    found = [s for s in _named(fixed, allow, device) if not _refusal(s, workers, device)]
+    slower = () if "algorithm" in fixed else tuple(unsearched(device, workers))
+    found = [
+        sync
+        for sync in _named(fixed, allow, device)
+        if sync.algorithm not in slower and not _refusal(sync, workers, device)
+    ]
     return found[:1] if workers == 1 else found
+
+
+def uncompared(fixed: Mapping[str, Any], device: str, workers: int) -> list[str]:
+    """Which algorithms are not simulated that could be run, and why, in a sentence; none where all are.
+
+    Args:
+        fixed: Knobs that the user set.
+        device: `cpu` or `cuda`.
+        workers: The largest number that is compared.
+    """
+    if "algorithm" in fixed or workers == 1:
+        return []
+    reasons = [f"{ALGORITHMS[n].label} ({why})" for n, why in unsearched(device, workers).items()]
+    return [f"ways to reduce that were not compared: {'; '.join(reasons)}"] if reasons else []
 
 
 def check_exchanges(

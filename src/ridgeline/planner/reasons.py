@@ -188,7 +188,7 @@ def _default_reason(knob: str, best: Candidate) -> str:
         else "those that the eager step draws",
         "algorithm": "no gradients are exchanged"
         if plan.workers == 1
-        else "no other exact algorithm is offered here",
+        else "no other exact algorithm can be told to be faster here (see the notes)",
         "compression": "no gradients are exchanged"
         if plan.workers == 1
         else "exact: no loss was allowed, or no compression is offered here "

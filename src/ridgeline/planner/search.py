@@ -10,6 +10,7 @@ from ridgeline import units
 from ridgeline.errors import MachineError, OutOfTimeError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
+from ridgeline.planner.exchanges import uncompared
 from ridgeline.planner.knobs import (
     Request,
     enumerate_model_graphs,
@@ -112,6 +113,7 @@ def choose(
             candidates, told = _settled(request, candidates, allowance, retrial)
             notes += told
         error = _largest_miss(candidates)
+    notes += uncompared(request.fixed, request.device, max(request.workloads))
     ranking = _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
     return with_doubt(request, ranking)
 

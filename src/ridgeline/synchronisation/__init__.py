@@ -59,6 +59,7 @@ from ridgeline.synchronisation.tables import (
     is_exact,
     offered,
     offered_compressions,
+    unsearched,
     values_of,
 )
 
@@ -97,6 +98,7 @@ __all__ = [
     "state_bytes",
     "traffic_of",
     "trains_apart",
+    "unsearched",
     "values_of",
     "why_losing",
     "wire_bytes",

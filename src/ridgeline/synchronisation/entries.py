@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ridgeline.machine import Operation
+from ridgeline.synchronisation.searched import everywhere
 
 OptionValue = bool | int | float | str
 Options = Mapping[str, OptionValue]
@@ -87,6 +88,7 @@ class Algorithm(NamedTuple):
         has_state: Whether it remembers something from one step to the next.
         options: What `Sync.options` may set.
         least_workers: Fewer of several workers are refused; a worker alone exchanges nothing.
+        unsearched: (device, workers) to why a search does not compare it there; empty where it does.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Algorithm(NamedTuple):
     has_state: bool = False
     options: tuple[Option, ...] = ()
     least_workers: int = 2
+    unsearched: Callable[[str, int], str] = everywhere
 
     @property
     def runs(self) -> bool:

@@ -19,6 +19,12 @@ from ridgeline.synchronisation.entries import (
     Traffic,
 )
 from ridgeline.synchronisation.rhythm import rhythm_options
+from ridgeline.synchronisation.searched import (
+    as_the_backend,
+    hosts_are_one,
+    links_are_shared,
+    where_rings_are_short,
+)
 
 if TYPE_CHECKING:
     from ridgeline.plan import Sync
@@ -28,6 +34,8 @@ UNCOMPRESSED = "none"
 BLOCK_MULTIPLE = 32
 STATE_BYTES = 4
 """An element of what is remembered, in float32 whatever the gradients are."""
+PIECES = Option("pieces", int, 0, least=0, most=64)
+"""Into how many pieces a share of a bucket is cut, so that adding overlaps sending; 0: by its bytes."""
 
 
 def _in_two_halves(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
@@ -36,6 +44,14 @@ def _in_two_halves(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
     Source: Patarasuk, Yuan, JPDC 69(2), 2009; the same for sharded optimizers, Rajbhandari et al., SC 2020.
     """
     return Traffic("reduce_scatter", payload_bytes), Traffic("all_gather", payload_bytes)
+
+
+def _up_and_down(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
+    """The payload goes up a tree and comes down it; up takes what down does.
+
+    Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005: the messages of a reduce are a broadcast's.
+    """
+    return Traffic("broadcast", payload_bytes), Traffic("broadcast", payload_bytes)
 
 
 def _residual(num_elements: int, element_bytes: int, options: Options) -> int:
@@ -92,10 +108,43 @@ ALGORITHMS: dict[str, Algorithm] = {
             transport="ridgeline.runtime.sync.all_reduce:AllReduce",
             devices=("cpu", "cuda"),
         ),
-        Algorithm(name="ring", label="ring", frame="ring", traffic=_in_two_halves),
-        Algorithm(name="rings", label="rings", frame="rings", traffic=_in_two_halves),
-        Algorithm(name="tree", label="tree", frame="tree"),
-        Algorithm(name="hierarchical", label="hierarchical", frame="hierarchical"),
+        Algorithm(
+            name="ring",
+            label="ring",
+            frame="ring",
+            transport="ridgeline.runtime.sync.ring:Ring",
+            devices=("cpu", "cuda"),
+            options=(PIECES,),
+            unsearched=as_the_backend,
+        ),
+        Algorithm(
+            name="rings",
+            label="rings",
+            frame="rings",
+            transport="ridgeline.runtime.sync.rings:Rings",
+            devices=("cpu", "cuda"),
+            options=(Option("orders", str, ""), PIECES),
+            unsearched=links_are_shared,
+        ),
+        Algorithm(
+            name="tree",
+            label="tree",
+            frame="tree",
+            transport="ridgeline.runtime.sync.tree:Tree",
+            devices=("cpu", "cuda"),
+            traffic=_up_and_down,
+            unsearched=where_rings_are_short,
+        ),
+        Algorithm(
+            name="hierarchical",
+            label="hierarchical",
+            frame="hierarchical",
+            transport="ridgeline.runtime.sync.hierarchical:Hierarchical",
+            devices=("cpu", "cuda"),
+            options=(Option("local", int, 0, least=0), PIECES),
+            least_workers=4,
+            unsearched=hosts_are_one,
+        ),
         Algorithm(name="two_shot", label="two-shot", frame="two_shot", traffic=_in_two_halves),
         Algorithm(name="sharded", label="sharded", frame="sharded", traffic=_in_two_halves),
         Algorithm(
@@ -235,6 +284,16 @@ def offered_compressions(device: str) -> tuple[str, ...]:
     return tuple(
         name for name, entry in COMPRESSIONS.items() if entry.runs and device in entry.devices
     )
+
+
+def unsearched(device: str, workers: int) -> dict[str, str]:
+    """The exact algorithms that run with so many workers and that no search compares: why, by name."""
+    reasons = {
+        name: ALGORITHMS[name].unsearched(device, workers)
+        for name in offered(device)
+        if ALGORITHMS[name].is_exact and workers >= ALGORITHMS[name].least_workers
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def options_of(sync: "Sync") -> tuple[Option, ...]:

@@ -1,0 +1,140 @@
+"""Inside each host first: what crosses the network is one share of a bucket for each worker.
+
+Workers of a host reduce and scatter, so that each has the host's sum of its share; those with the same share
+sum it over the hosts; and the workers of a host gather the shares. With h hosts, the network of one carries
+2 (h-1)/h of the payload, in whatever order workers are numbered, and a message waits for h hosts at most.
+
+All three are rings of messages within the one group. Groups of a host could only be made by asking all
+workers of the job, and torch hangs where these made unlike numbers of groups before.
+
+Source: Jia et al., "Highly scalable deep learning training system with mixed-precision", 2018 (hierarchical
+all-reduce).
+"""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from ridgeline.errors import PlanError
+from ridgeline.runtime.agree import gather_bytes
+from ridgeline.runtime.sync.messages import Messages
+from ridgeline.runtime.sync.ring import (
+    Cut,
+    Lap,
+    Move,
+    adding_moves,
+    gathering_moves,
+    num_pieces,
+    ring_moves,
+    run_laps,
+    share_elements,
+)
+from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.world import World
+from ridgeline.synchronisation import OptionValue
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Hierarchical(SummingTransport):
+    """Reduce-scatter inside the host, all-reduce of shares between hosts, all-gather inside.
+
+    Options: `local`: how many consecutive workers share a host; 0 finds out which do.
+
+    Raises:
+        PlanError: there is one host, one worker on each, or not as many on each.
+
+    Cost: Finding out takes one exchange between all workers, which waits for the device.
+    """
+
+    def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
+        super().__init__(world, options)
+        self._messages = Messages(self.group, on_device=self.on_device)
+        local = int(self.options["local"])
+        hosts = parted(self.size, local) if local else by_host(gather_bytes(_host(), world, "data"))
+        check_hosts(hosts)
+        self._inside = next(host for host in hosts if self.rank in host)
+        self._place = self._inside.index(self.rank)
+        self._between = [host[self._place] for host in hosts]
+
+    def scratch_elements(self, num_elements: int) -> int:
+        """One share of a host."""
+        return share_elements(num_elements, len(self._inside), self.options)
+
+    def add_up(self, values: Tensor) -> None:
+        """Half a ring inside, a ring between the hosts, and the other half inside."""
+        size, place = len(self._inside), self._place
+        pieces = num_pieces(values, size, self.options)
+        cut = Cut.of(values.numel(), size, pieces)
+        self._run(values, self._inside, adding_moves(cut, place, size), pieces, 1.0)
+        begin, _ = cut.span((place + 1) % size, 0)
+        _, end = cut.span((place + 1) % size, pieces - 1)
+        mine = values[begin:end]
+        num_hosts = len(self._between)
+        pieces_between = num_pieces(mine, num_hosts, self.options)
+        cut_between = Cut.of(mine.numel(), num_hosts, pieces_between)
+        moves = ring_moves(cut_between, self._between.index(self.rank), num_hosts)
+        self._run(mine, self._between, moves, pieces_between, self.excess)
+        self._run(values, self._inside, gathering_moves(cut, place, size), pieces, 1.0)
+
+    def _run(
+        self,
+        values: Tensor,
+        ring: Sequence[int],
+        moves: Sequence[Move],
+        pieces: int,
+        excess: float,
+    ) -> None:
+        place, size = ring.index(self.rank), len(ring)
+        previous, following = ring[place - 1], ring[(place + 1) % size]
+        lap = Lap(values, self.scratch(values), moves, previous, following)
+        run_laps((lap,), pieces, excess, self._messages)
+
+
+def parted(size: int, local: int) -> list[list[int]]:
+    """Positions by host, where so many consecutive ones share one; the last may have fewer."""
+    return [[*range(begin, min(begin + local, size))] for begin in range(0, size, local)]
+
+
+def by_host(names: Sequence[bytes]) -> list[list[int]]:
+    """Positions by host, from the name that each worker has for its own."""
+    hosts: dict[bytes, list[int]] = {}
+    for position, name in enumerate(names):
+        hosts.setdefault(name, []).append(position)
+    return list(hosts.values())
+
+
+def check_hosts(hosts: Sequence[Sequence[int]]) -> None:
+    """See that there is something to gain inside the hosts and between them.
+
+    Raises:
+        PlanError: there is not.
+    """
+    counts = [len(host) for host in hosts]
+    advice = "use sync.algorithm='all_reduce', or say options={'local': workers of a host}"
+    if len(counts) == 1 or max(counts) == 1:
+        got = f"all {counts[0]} on one host" if len(counts) == 1 else "one on each"
+        raise PlanError(
+            "wanted several workers on each of several hosts for sync.algorithm='hierarchical', got "
+            f"{got}; {advice}"
+        )
+    if len(set(counts)) > 1:
+        raise PlanError(
+            "wanted as many workers on each host for sync.algorithm='hierarchical', got "
+            f"{', '.join(map(str, counts))}; {advice}"
+        )
+
+
+def _host() -> bytes:
+    """What tells this host from others: its name, its boot, and how many workers its launcher started.
+
+    Network namespaces of one machine share a boot and differ by name or by launcher.
+    """
+    boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
+    group = os.environ.get("GROUP_RANK", "")
+    return "\n".join(
+        (platform.node(), boot, group, os.environ.get("LOCAL_WORLD_SIZE", ""))
+    ).encode()

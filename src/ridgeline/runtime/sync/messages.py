@@ -1,0 +1,67 @@
+"""Messages between two workers of a group: over gloo sent by themselves, over NCCL enqueued together."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Message(NamedTuple):
+    """A flat tensor that goes to, or comes from, the worker at a position of the group."""
+
+    tensor: Tensor
+    peer: int
+
+
+class Messages:
+    """Sends and receives; both ends name the messages between them in the same order.
+
+    Args:
+        group: Of the workers.
+        on_device: NCCL on a stream, or gloo.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, on_device: bool) -> None:
+        self._group = group
+        self._on_device = on_device
+        self._sent: list[Any] = []
+
+    def start(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Any]:
+        """Start some messages; empty ones are left out, on both ends.
+
+        Returns:
+            One work for each that is received, None for empty ones; on a GPU the work of all.
+        """
+        if self._on_device:
+            return self._enqueued(receives, sends)
+        # A gloo message leaves once its receiver has told where it goes, so that comes first.
+        arriving = [
+            dist.irecv(tensor, group=self._group, group_src=peer) if tensor.numel() else None
+            for tensor, peer in receives
+        ]
+        for tensor, peer in sends:
+            if tensor.numel():
+                self._sent.append(dist.isend(tensor, group=self._group, group_dst=peer))
+        return arriving
+
+    def exchange(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:
+        """Start some messages, and wait for those that are received; on a GPU, the stream waits."""
+        for work in self.start(receives, sends):
+            if work is not None:
+                work.wait()
+
+    def finish(self) -> None:
+        """Wait until what was sent may be overwritten; on a GPU the stream's order sees to that."""
+        for work in self._sent:
+            work.wait()
+        self._sent.clear()
+
+    def _enqueued(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Any]:
+        operations = [
+            dist.P2POp(op, tensor, group=self._group, group_peer=peer)
+            for op, messages in ((dist.isend, sends), (dist.irecv, receives))
+            for tensor, peer in messages
+            if tensor.numel()
+        ]
+        return dist.batch_isend_irecv(operations) if operations else []

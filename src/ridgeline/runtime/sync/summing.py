@@ -1,0 +1,75 @@
+"""Transports that add up and divide by themselves, as the all-reduce of gloo does: scaled, then exact.
+
+Gradients are multiplied by a power of two, so that no sum leaves the range of the mean; what that is too much
+is taken back by one division of each sum, by the worker that made it. So over a power of two of workers the
+mean is the sum with another exponent, and over others it is rounded once more.
+"""
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.futures import Future
+
+from ridgeline.runtime.sync.all_reduce import power_of_two_mean
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.world import World
+from ridgeline.synchronisation import OptionValue
+
+
+class SummingTransport(Transport):
+    """A transport whose subclass adds scaled values up.
+
+    Attributes:
+        excess: What the sum of scaled values must be divided by to be the mean; 1 over powers of two.
+    """
+
+    def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
+        super().__init__(world, options)
+        self._factor = power_of_two_mean(self.size)
+        self.excess = self.size * self._factor
+        # On GPUs buckets are filled by one copy of many tensors, which does not scale.
+        self.scale = 1.0 if self.on_device else self._factor
+        self._scratch: dict[Any, Tensor] = {}
+
+    @abc.abstractmethod
+    def add_up(self, values: Tensor) -> None:
+        """Make `values`, scaled already, their sum over the workers divided by `excess`, in place."""
+
+    def scratch_elements(self, num_elements: int) -> int:
+        """Elements of memory that `add_up` needs beside so many."""
+        return num_elements
+
+    def reduce(self, bucket: Bucket) -> "Future[Any] | None":
+        """Make the payload the mean; on a CPU it is over when this returns."""
+        self.count(bucket.payload)
+        if self.on_device:
+            bucket.payload.mul_(self._factor)
+        self.add_up(bucket.payload)
+        return None
+
+    def mean(self, values: Tensor) -> None:
+        """Make `values` the mean; on a CPU, waits."""
+        self.add_up(values.mul_(self._factor))
+
+    def arranged(self, buckets: tuple[Bucket, ...]) -> None:
+        """Hold as much memory as the largest bucket of each type needs.
+
+        Cost: Allocates it anew, since captured graphs use the old one for the old buckets.
+        """
+        self._scratch = {}
+        for bucket in sorted(buckets, key=lambda b: -b.payload.numel()):
+            payload = bucket.payload
+            if payload.dtype not in self._scratch:
+                needed = self.scratch_elements(payload.numel())
+                self._scratch[payload.dtype] = payload.new_empty(needed)
+
+    def scratch(self, values: Tensor) -> Tensor:
+        """Memory beside `values`, as many elements as `scratch_elements` says; what is in it is undefined."""
+        needed = self.scratch_elements(values.numel())
+        held = self._scratch.get(values.dtype)
+        if held is None or held.numel() < needed:
+            return values.new_empty(needed)
+        return held[:needed]

@@ -1,0 +1,37 @@
+"""Where an algorithm is not compared with others, and why: it cannot be faster there, or nothing would tell.
+
+A reason is told in the ranking in place of a simulation. Whoever fixes the algorithm gets it all the same.
+"""
+
+
+def everywhere(device: str, workers: int) -> str:
+    """Compared wherever it is offered."""
+    return ""
+
+
+def as_the_backend(device: str, workers: int) -> str:
+    """The ring written out: bytes and messages are those of the backend's own."""
+    return "the backend's all-reduce sends the same bytes in as many messages"
+
+
+def where_rings_are_short(device: str, workers: int) -> str:
+    """Trees wait for 2 ceil(log2 n) messages of the whole payload, rings for 2 (n-1) of shares."""
+    if device == "cuda":
+        return "NCCL takes its own trees where they are faster"
+    if workers < 4:
+        return f"over {workers} workers a tree waits for no fewer messages than a ring, larger ones"
+    return ""
+
+
+def hosts_are_one(device: str, workers: int) -> str:
+    """What leaves a host is not measured apart from what stays in it."""
+    return (
+        "links inside and between hosts are not measured apart, so that nothing tells what it gains"
+    )
+
+
+def links_are_shared(device: str, workers: int) -> str:
+    """Several rings gain where pairs of workers have links of their own."""
+    if device == "cuda":
+        return "NCCL finds several rings by itself"
+    return "workers share one network, which one ring fills"

@@ -1,0 +1,181 @@
+"""Four workers over gloo: means by each transport, of cases that come as lines of JSON; a line of answers each.
+
+MASTER_PORT=... python exact_worker.py
+
+Two and three workers are groups of the four. It ends with its standard input.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ridgeline.errors import RidgelineError
+from ridgeline.plan import Plan, Sync
+from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.loading import make_transport
+from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.world import World
+
+STEPS = 10
+GROUPS = {2: (1, 3), 3: (0, 2, 3), 4: (0, 1, 2, 3)}
+"""Number of workers to their ranks in the job."""
+Known = dict[str, Transport]
+
+
+def values_of(rank: int, seed: int, numel: int, dtype: str) -> Tensor:
+    """What the worker of that rank begins with; large and small numbers, of both signs."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    exponents = torch.randint(-6, 6, (numel,), generator=generator, dtype=torch.float64)
+    normal = torch.randn(numel, generator=generator, dtype=torch.float64)
+    return (normal * exponents.exp2()).to(getattr(torch, dtype))
+
+
+def transport_of(world: World, case: dict[str, Any], known: Known) -> Transport:
+    key = json.dumps([world.size, case["algorithm"], case["options"]])
+    if key not in known:
+        sync = Sync(algorithm=case["algorithm"], options=case["options"])
+        known[key] = make_transport(sync, world)
+    return known[key]
+
+
+def mean(world: World, case: dict[str, Any], known: Known) -> dict[str, Any]:
+    """The bits of a mean, as a string; a bucket's payload, or bare values."""
+    transport = transport_of(world, case, known)
+    values = values_of(world.rank, case["seed"], case["numel"], case["dtype"])
+    if not case["bucket"]:
+        transport.mean(values)
+        return {"bits": bits(values)}
+    parameter = nn.Parameter(torch.zeros(case["numel"], dtype=values.dtype))
+    bucket = Bucket(0, [("p", parameter)])
+    transport.arranged((bucket,))
+    transport.sent_bytes = 0
+    parameter.grad = values
+    bucket.store(0, transport.scale)
+    behind = bucket.behind.fill_(float(world.rank)).clone()
+    assert transport.reduce(bucket) is None
+    transport.settle(bucket)
+    assert torch.equal(bucket.behind, behind), "what is behind the payload is not the transport's"
+    told = {"bits": bits(bucket.payload[: case["numel"]]), "sent_bytes": transport.sent_bytes}
+    return {**told, "payload": bucket.payload.numel()}
+
+
+def bits(values: Tensor) -> str:
+    return values.contiguous().view(torch.uint8).numpy().tobytes().hex() if values.numel() else ""
+
+
+class Net(nn.Module):
+    """Three layers, of which the second is used where the batch says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, *, deep: bool = True) -> Tensor:
+        hidden = self.first(x).relu()
+        return self.last(self.second(hidden).relu() if deep else hidden)
+
+
+def trained(world: World, case: dict[str, Any], _: Known) -> dict[str, Any]:
+    """Parameters after some steps; `skips` says who skips a layer: `nobody`, the `last` worker or `all`."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    sync = Sync(algorithm=case["algorithm"], options=case["options"], bucket_bytes=(256, 1024))
+    rank, size, group = world.rank, world.size, world.process_group
+    plan = Plan(workers=size, threads=1, sync=sync)
+    skips = case["skips"] == "all" or (case["skips"] == "last" and rank == size - 1)
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0], deep=not skips), batch[1])
+
+    generator = torch.Generator().manual_seed(1 + rank)
+    with TrainStep(model, loss_fn, optimizer, plan, device="cpu", process_group=group) as step:
+        for _ in range(STEPS):
+            x = torch.randn(8, 6, generator=generator)
+            step((x, torch.randint(0, 3, (8,), generator=generator)))
+        synchronizer: Any = step.synchronizer
+        payloads = [bucket.payload.numel() for bucket in synchronizer.buckets]
+        frames = [span.name for span in step.timeline().frames]
+    return {
+        "parameters": [p.detach().flatten().tolist() for p in model.parameters()],
+        "unused": model.second.weight.grad is None,
+        "payloads": payloads,
+        "sent_bytes": synchronizer._transport.sent_bytes,
+        "frames": frames,
+    }
+
+
+def refused(world: World, case: dict[str, Any], _: Known) -> dict[str, Any]:
+    """What making the transport says."""
+    try:
+        transport_of(world, case, {})
+    except RidgelineError as error:
+        return {"message": f"{type(error).__name__}: {error}"}
+    return {"message": ""}
+
+
+def answer(worlds: dict[int, World], case: dict[str, Any], known: Known) -> dict[str, Any] | None:
+    """What this worker has to say of a case; None where it is not among so many workers."""
+    world = worlds.get(case["size"])
+    return None if world is None else KINDS[case["kind"]](world, case, known)
+
+
+KINDS: dict[str, Callable[[World, dict[str, Any], Known], dict[str, Any]]] = {
+    "mean": mean,
+    "trained": trained,
+    "refused": refused,
+}
+
+
+def work(rank: int, cases: "Connection[Any, Any]") -> None:
+    """Be a worker until there are no more cases."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(max(GROUPS)))
+    World.join(threads=1, device="cpu")
+    worlds = {}
+    for size, ranks in GROUPS.items():
+        group = dist.new_group(list(ranks))
+        if rank in ranks:
+            worlds[size] = World.join(threads=1, device="cpu", process_group=group)
+    known: Known = {}
+    while (case := cases.recv()) is not None:
+        try:
+            cases.send(answer(worlds, case, known))
+        except Exception:
+            cases.send({"failed": traceback.format_exc()})
+            raise
+    os._exit(0)  # the ordinary end of torch's threads is not what is tested
+
+
+def main() -> None:
+    fork = multiprocessing.get_context("fork")  # so that torch is imported once
+    pipes = [fork.Pipe() for _ in range(max(GROUPS))]
+    processes = [
+        fork.Process(target=work, args=(rank, theirs), daemon=True)
+        for rank, (_, theirs) in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    for line in sys.stdin:
+        for ours, _ in pipes:
+            ours.send(json.loads(line))
+        told = [ours.recv() for ours, _ in pipes]
+        sys.stdout.write(json.dumps([one for one in told if one is not None]) + "\n")
+        sys.stdout.flush()
+    for ours, _ in pipes:
+        ours.send(None)
+    for process in processes:
+        process.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -187,7 +187,7 @@ class _Step:
 def _steps() -> Iterable[_Step]:
     """In the order of the arguments of `_solved`."""
     yield _chain(CHAIN, FEW, fused=True)
-    network, batch = SmallNetwork(), torch.rand(2, WIDTH)
+    network, batch = SmallNetwork(), torch.rand(2, WIDTH, device="cpu")
     parameters = list(network.parameters())
     yield _Step(
         lambda: network(batch),
@@ -202,8 +202,8 @@ def _steps() -> Iterable[_Step]:
 
 def _chain(links: int, num_parameters: int, *, fused: bool) -> _Step:
     """Products, sums and activations one after the other, which take turns with the parameters."""
-    parameters = [nn.Parameter(torch.rand(WIDTH)) for _ in range(num_parameters)]
-    batch = torch.rand(2, WIDTH)
+    parameters = [nn.Parameter(torch.rand(WIDTH, device="cpu")) for _ in range(num_parameters)]
+    batch = torch.rand(2, WIDTH, device="cpu")
 
     def loss() -> Tensor:
         x = batch

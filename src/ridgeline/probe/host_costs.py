@@ -20,6 +20,7 @@ from ridgeline.probe.dispatch import PHASES, WIDTH, Recorder, SmallNetwork
 from ridgeline.probe.replay import Replay
 from ridgeline.workload import Op, Phase, Workload
 
+CPU = torch.device("cpu")
 ROUNDS = 20
 CHAIN = 60
 """Links of three operators each: as many operators as common steps have."""
@@ -150,7 +151,7 @@ class _Step:
 
     def beyond(self, rounds: int) -> Beyond:
         """What it costs beyond its replay."""
-        replay = Replay(self._ops, torch.device("cpu"))
+        replay = Replay(self._ops, CPU)
         real: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
         again: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
         for _ in range(rounds):
@@ -187,7 +188,7 @@ class _Step:
 def _steps() -> Iterable[_Step]:
     """In the order of the arguments of `_solved`."""
     yield _chain(CHAIN, FEW, fused=True)
-    network, batch = SmallNetwork(), torch.rand(2, WIDTH, device="cpu")
+    network, batch = SmallNetwork().to(CPU), torch.rand(2, WIDTH, device=CPU)
     parameters = list(network.parameters())
     yield _Step(
         lambda: network(batch),
@@ -202,8 +203,8 @@ def _steps() -> Iterable[_Step]:
 
 def _chain(links: int, num_parameters: int, *, fused: bool) -> _Step:
     """Products, sums and activations one after the other, which take turns with the parameters."""
-    parameters = [nn.Parameter(torch.rand(WIDTH, device="cpu")) for _ in range(num_parameters)]
-    batch = torch.rand(2, WIDTH, device="cpu")
+    parameters = [nn.Parameter(torch.rand(WIDTH, device=CPU)) for _ in range(num_parameters)]
+    batch = torch.rand(2, WIDTH, device=CPU)
 
     def loss() -> Tensor:
         x = batch

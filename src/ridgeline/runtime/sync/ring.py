@@ -25,8 +25,8 @@ PIECE_BYTES = 1 << 22
 MOST_PIECES = 4
 """A share is cut into pieces of 4 MiB or more, four at most.
 
-Source: measured over gloo, two workers on two cores. Every message wakes two threads: pieces of half a MiB took
-1.2 times as long at payloads of 4 and 8 MB, and at 64 MB it made no difference.
+Source: measured over gloo, two workers on two cores. Every message wakes two threads: pieces of half a MiB
+took 1.2 times as long at payloads of 4 and 8 MB, and at 64 MB it made no difference.
 """
 ALIGNED = 16
 """Shares and pieces begin at multiples of so many elements: a cache line of float32."""

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -150,10 +150,21 @@ def work(rank: int, cases: "Connection[Any, Any]") -> None:
     while (case := cases.recv()) is not None:
         try:
             cases.send(answer(worlds, case, known))
-        except Exception:
+        except Exception:  # noqa: BLE001 - the test shows it
             cases.send({"failed": traceback.format_exc()})
-            raise
     os._exit(0)  # the ordinary end of torch's threads is not what is tested
+
+
+def answers(pipes: "list[Connection[Any, Any]]") -> list[dict[str, Any]]:
+    """Of all who have one, by rank; or the first failure, since others may wait for that worker for ever."""
+    told: dict[int, dict[str, Any] | None] = {}
+    while len(told) < len(pipes):
+        for ready in wait(pipes):
+            one = ready.recv()  # type: ignore[union-attr]
+            if one is not None and "failed" in one:
+                return [one]
+            told[pipes.index(ready)] = one  # type: ignore[arg-type]
+    return [one for _, one in sorted(told.items()) if one is not None]
 
 
 def main() -> None:
@@ -168,13 +179,18 @@ def main() -> None:
     for line in sys.stdin:
         for ours, _ in pipes:
             ours.send(json.loads(line))
-        told = [ours.recv() for ours, _ in pipes]
-        sys.stdout.write(json.dumps([one for one in told if one is not None]) + "\n")
+        told = answers([ours for ours, _ in pipes])
+        sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
-    for ours, _ in pipes:
-        ours.send(None)
+        if any("failed" in one for one in told):
+            break
+    else:
+        for ours, _ in pipes:
+            ours.send(None)
+        for process in processes:
+            process.join()
     for process in processes:
-        process.join()
+        process.kill()  # those that wait for one that failed
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def test_options_choose_what_has_them() -> None:
         (
             {"algorithm": "kvstore"},
             (
-                f"wanted sync.algorithm to be one of {', '.join(map(repr, offered('cpu')))}, 'gossip', got "
+                f"wanted sync.algorithm to be one of {', '.join(map(repr, offered('cuda')))}, 'gossip', got "
                 "'kvstore' in the plan; this release runs no other"
             ),
         ),

@@ -35,3 +35,8 @@ def links_are_shared(device: str, workers: int) -> str:
     if device == "cuda":
         return "NCCL finds several rings by itself"
     return "workers share one network, which one ring fills"
+
+
+def kernels_are_unmeasured(device: str, workers: int) -> str:
+    """Kernels on symmetric memory have no size table, and NCCL's would hide what they are for."""
+    return "its kernels are not measured, so that nothing tells how long they take"

@@ -22,6 +22,7 @@ from ridgeline.synchronisation.rhythm import rhythm_options
 from ridgeline.synchronisation.searched import (
     as_the_backend,
     hosts_are_one,
+    kernels_are_unmeasured,
     links_are_shared,
     where_rings_are_short,
 )
@@ -145,7 +146,18 @@ ALGORITHMS: dict[str, Algorithm] = {
             least_workers=4,
             unsearched=hosts_are_one,
         ),
-        Algorithm(name="two_shot", label="two-shot", frame="two_shot", traffic=_in_two_halves),
+        Algorithm(
+            name="two_shot",
+            label="two-shot",
+            frame="two_shot",
+            transport="ridgeline.runtime.sync.two_shot:TwoShot",
+            devices=("cuda",),
+            options=(
+                Option("one_shot_bytes", int, 1 << 18, least=0),
+                Option("most_bytes", int, 10 << 20, least=0),
+            ),
+            unsearched=kernels_are_unmeasured,
+        ),
         Algorithm(name="sharded", label="sharded", frame="sharded", traffic=_in_two_halves),
         Algorithm(
             name="kvstore",

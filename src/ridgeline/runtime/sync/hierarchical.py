@@ -11,15 +11,12 @@ Source: Jia et al., "Highly scalable deep learning training system with mixed-pr
 all-reduce).
 """
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from torch import Tensor
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.agree import gather_bytes
+from ridgeline.runtime.sync.hosts import hosts_of
 from ridgeline.runtime.sync.messages import Messages
 from ridgeline.runtime.sync.ring import (
     Cut,
@@ -36,8 +33,6 @@ from ridgeline.runtime.sync.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 class Hierarchical(SummingTransport):
     """Reduce-scatter inside the host, all-reduce of shares between hosts, all-gather inside.
@@ -53,8 +48,7 @@ class Hierarchical(SummingTransport):
     def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
         super().__init__(world, options)
         self._messages = Messages(self.group, on_device=self.on_device)
-        local = int(self.options["local"])
-        hosts = parted(self.size, local) if local else by_host(gather_bytes(_host(), world, "data"))
+        hosts = hosts_of(world, int(self.options["local"]))
         check_hosts(hosts)
         self._inside = next(host for host in hosts if self.rank in host)
         self._place = self._inside.index(self.rank)
@@ -94,19 +88,6 @@ class Hierarchical(SummingTransport):
         run_laps((lap,), pieces, excess, self._messages)
 
 
-def parted(size: int, local: int) -> list[list[int]]:
-    """Positions by host, where so many consecutive ones share one; the last may have fewer."""
-    return [[*range(begin, min(begin + local, size))] for begin in range(0, size, local)]
-
-
-def by_host(names: Sequence[bytes]) -> list[list[int]]:
-    """Positions by host, from the name that each worker has for its own."""
-    hosts: dict[bytes, list[int]] = {}
-    for position, name in enumerate(names):
-        hosts.setdefault(name, []).append(position)
-    return list(hosts.values())
-
-
 def check_hosts(hosts: Sequence[Sequence[int]]) -> None:
     """See that there is something to gain inside the hosts and between them.
 
@@ -126,15 +107,3 @@ def check_hosts(hosts: Sequence[Sequence[int]]) -> None:
             "wanted as many workers on each host for sync.algorithm='hierarchical', got "
             f"{', '.join(map(str, counts))}; {advice}"
         )
-
-
-def _host() -> bytes:
-    """What tells this host from others: its name, its boot, and how many workers its launcher started.
-
-    Network namespaces of one machine share a boot and differ by name or by launcher.
-    """
-    boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
-    group = os.environ.get("GROUP_RANK", "")
-    return "\n".join(
-        (platform.node(), boot, group, os.environ.get("LOCAL_WORLD_SIZE", ""))
-    ).encode()

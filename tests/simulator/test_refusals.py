@@ -41,10 +41,10 @@ from strategies import make_machine, make_workload
             ),
         ),
         (
-            Plan(sync=Sync(algorithm="tree")),
+            Plan(sync=Sync(algorithm="kvstore")),
             (
-                "wanted sync.algorithm to be one of 'all_reduce', got 'tree' in the plan; this release runs no "
-                "other"
+                "wanted sync.algorithm to be one of 'all_reduce', 'ring', 'rings', 'tree', 'hierarchical', "
+                "'two_shot', got 'kvstore' in the plan; this release runs no other"
             ),
         ),
         (

@@ -117,8 +117,8 @@ def test_a_loss_that_backward_cannot_start_from_is_refused(returned: str, messag
             "wanted sync.compression to be one of 'none', got 'topk'",
         ),
         (
-            Plan(sync=Sync(algorithm="ring")),
-            "wanted sync.algorithm to be one of 'all_reduce', got 'ring'",
+            Plan(sync=Sync(algorithm="kvstore")),
+            "got 'kvstore' in the plan; this release runs no other",
         ),
         (Plan(sync=Sync(every=4)), "wanted sync.every=1 for workers=1, got 4"),
         (

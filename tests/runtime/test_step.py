@@ -113,10 +113,6 @@ def test_a_loss_that_backward_cannot_start_from_is_refused(returned: str, messag
             "wanted precision to be one of 'as-is', 'tf32', 'bf16', got 'fp16'",
         ),
         (
-            Plan(sync=Sync(compression="topk")),
-            "wanted sync.compression to be one of 'none', got 'topk'",
-        ),
-        (
             Plan(sync=Sync(algorithm="kvstore")),
             "got 'kvstore' in the plan; this release runs no other",
         ),

@@ -27,6 +27,7 @@ from ridgeline.probe import attempts, fingerprint, fitting
 from ridgeline.probe import measure as probe
 from ridgeline.probe.group import run_in_group
 from ridgeline.probe.survey import Findings, Request
+from ridgeline.synchronisation import operations
 
 ONE = Setting(device="cpu", workers=1, threads=1)
 TWO = Setting(device="cpu", workers=2, threads=1)

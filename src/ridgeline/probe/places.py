@@ -56,7 +56,7 @@ class Places:
         """Source of input `position` of op `index`; to be asked once for each, in order."""
         op = self._ops[index]
         spec = op.inputs[position]
-        if op.memory:
+        if op.memory and op.memory[position][0] >= 0:  # sparse tensors have no storage
             return self._at(index, position)
         found = self._made_by(op, position)
         if found is not None:

@@ -1,5 +1,7 @@
 """Which plan is tried next: what compiles nothing first, and nothing that cannot win or cannot end in time."""
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from planned_candidates import make_candidate
 from ridgeline.plan import Plan
 from ridgeline.planner import Candidate
 from ridgeline.planner.relatives import corrected
+from ridgeline.planner.trial_loop import Allowance
 from ridgeline.planner.trial_steps import least_steps
 from ridgeline.planner.trials import Room, next_trial
 
@@ -89,6 +92,26 @@ def test_given_seconds_are_kept(seconds: float, step_s: float, compile_s: float)
     else:
         mine = candidates[picked]
         assert mine.compile_s + least_steps(mine.plan) * mine.step_s <= seconds
+
+
+@pytest.mark.parametrize(
+    ("device", "has_compiled", "picked"),
+    [("cuda", False, "compiled+graph"), ("cuda", True, None), ("cpu", False, None)],
+)
+def test_the_first_program_is_begun_though_time_may_run_out(
+    device: str, has_compiled: bool, picked: str | None
+) -> None:
+    """On a GPU what compiling takes is guessed: half of it may do, unless this choice knows better."""
+    candidates = [
+        make_candidate("graph", 1.0, is_measured=True),
+        make_candidate("compiled+graph", 0.6, 60.0),
+    ]
+    if has_compiled:
+        candidates.append(make_candidate("regional+graph", 0.9, 20.0, is_measured=True))
+    allowance = Allowance(9, math.inf, 40.0, None, device, clock=lambda: 0.0)
+    room = allowance.room(candidates, 1, 0.0)
+    index = next_trial(candidates, room, device=device)
+    assert (None if index is None else candidates[index].plan.execution) == picked
 
 
 def test_what_cannot_be_captured_is_not_tried_again() -> None:

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.codec import Codec, Parts
+from ridgeline.runtime.sync.exchanges import Parts
+from ridgeline.runtime.sync.row_codec import RowCodec
 from ridgeline.synchronisation import COMPRESSIONS, Compression, Passes
 
 
-class Coarse(Codec):
+class Coarse(RowCodec):
     """Sixteenths of the largest element of a row, in a byte each."""
 
     def encode(self, rows: Tensor) -> Parts:

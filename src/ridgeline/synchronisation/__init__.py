@@ -27,6 +27,7 @@ from ridgeline.synchronisation.costs import (
 from ridgeline.synchronisation.entries import (
     Algorithm,
     Compression,
+    ExchangeKind,
     Option,
     OptionValue,
     Passes,
@@ -70,6 +71,7 @@ __all__ = [
     "UNCOMPRESSED",
     "Algorithm",
     "Compression",
+    "ExchangeKind",
     "Option",
     "OptionValue",
     "Passes",

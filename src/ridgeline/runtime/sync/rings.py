@@ -64,7 +64,7 @@ class Rings(SummingTransport):
                 )
             )
             used += cut.share
-        run_laps(laps, pieces, self.excess, self._messages)
+        run_laps(laps, pieces, self.scaling, self._messages)
 
     def _parts(self, num_elements: int) -> list[tuple[int, int]]:
         return split(num_elements, [ring.bytes_per_s for ring in self._rings], ALIGNED)

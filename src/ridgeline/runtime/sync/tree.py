@@ -38,8 +38,8 @@ class Tree(SummingTransport):
         if parent is not None:
             # No mean comes before the root has this sum, so the place for it may be named at once.
             exchange([Message(values, parent)], [Message(values, parent)])
-        elif self.excess != 1.0:
-            values.div_(self.excess)
+        else:
+            self.scaling.take_back(values)
         # The largest subtree first: it has the longest way to go.
         exchange([], [Message(values, child) for child in reversed(self._children)])
         self._messages.finish()

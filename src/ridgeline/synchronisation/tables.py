@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from ridgeline.synchronisation import payloads
 from ridgeline.synchronisation.entries import (
     Algorithm,
+    CollectiveTraffic,
     Compression,
+    MemoryPasses,
     Option,
     Options,
     OptionValue,
-    Passes,
-    Traffic,
 )
 from ridgeline.synchronisation.rhythm import rhythm_options
 from ridgeline.synchronisation.searched import (
@@ -39,20 +39,26 @@ PIECES = Option("pieces", int, 0, least=0, most=64)
 """Into how many pieces a share of a bucket is cut, so that adding overlaps sending; 0: by its bytes."""
 
 
-def _in_two_halves(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
+def _in_two_halves(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
     """Each worker reduces its share, then all gather the shares.
 
     Source: Patarasuk, Yuan, JPDC 69(2), 2009; the same for sharded optimizers, Rajbhandari et al., SC 2020.
     """
-    return Traffic("reduce_scatter", payload_bytes), Traffic("all_gather", payload_bytes)
+    return (
+        CollectiveTraffic("reduce_scatter", payload_bytes),
+        CollectiveTraffic("all_gather", payload_bytes),
+    )
 
 
-def _up_and_down(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
+def _up_and_down(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
     """The payload goes up a tree and comes down it; up takes what down does.
 
     Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005: the messages of a reduce are a broadcast's.
     """
-    return Traffic("broadcast", payload_bytes), Traffic("broadcast", payload_bytes)
+    return (
+        CollectiveTraffic("broadcast", payload_bytes),
+        CollectiveTraffic("broadcast", payload_bytes),
+    )
 
 
 def _residual(num_elements: int, element_bytes: int, options: Options) -> int:
@@ -189,7 +195,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.scattered(2, in_blocks=True),
             codec=f"{_CODECS}blocks:Float16",
             devices=_EVERYWHERE,
-            codec_passes=Passes(16.0, 4.5),
+            codec_passes=MemoryPasses(16.0, 4.5),
             exchange="scatter",
             has_state=True,
             state_bytes=_residual,
@@ -201,7 +207,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.scattered(2, in_blocks=False),
             codec=f"{_CODECS}bfloat16:BFloat16",
             devices=_EVERYWHERE,
-            codec_passes=Passes(11.0, 2.5),
+            codec_passes=MemoryPasses(11.0, 2.5),
             exchange="scatter",
             has_state=True,
             state_bytes=_residual,
@@ -212,7 +218,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.scattered(1, in_blocks=True),
             codec=f"{_CODECS}blocks:Float8",
             devices=_EVERYWHERE,
-            codec_passes=Passes(15.0, 4.0),
+            codec_passes=MemoryPasses(15.0, 4.0),
             exchange="scatter",
             has_state=True,
             state_bytes=_residual,
@@ -224,7 +230,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.scattered(1, in_blocks=True),
             codec=f"{_CODECS}blocks:Int8",
             devices=_EVERYWHERE,
-            codec_passes=Passes(17.0, 4.0),
+            codec_passes=MemoryPasses(17.0, 4.0),
             exchange="scatter",
             has_state=True,
             state_bytes=_residual,
@@ -236,7 +242,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.largest,
             codec=f"{_CODECS}topk:TopK",
             devices=_EVERYWHERE,
-            codec_passes=Passes(20.0, 0.1),
+            codec_passes=MemoryPasses(20.0, 0.1),
             exchange="gather",
             has_state=True,
             state_bytes=_residual_and_momentum,
@@ -254,7 +260,7 @@ COMPRESSIONS: dict[str, Compression] = {
             shaped_bytes=payloads.factors_of_shapes,
             codec=f"{_CODECS}powersgd:PowerSGD",
             devices=_EVERYWHERE,
-            codec_passes=Passes(20.0, 3.0),
+            codec_passes=MemoryPasses(20.0, 3.0),
             has_state=True,
             state_bytes=_residual_and_factor,
             options=(Option("rank", int, 4, least=1),),
@@ -269,7 +275,7 @@ COMPRESSIONS: dict[str, Compression] = {
             objection=_uneven_block,
             codec=f"{_CODECS}sign:Sign",
             devices=_EVERYWHERE,
-            codec_passes=Passes(18.0, 11.0),
+            codec_passes=MemoryPasses(18.0, 11.0),
             exchange="gather",
             has_state=True,
             state_bytes=_residual,

@@ -18,7 +18,7 @@ from torch import Tensor
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.codec import Exchange
 from ridgeline.runtime.sync.exchanges import Parts
-from ridgeline.runtime.sync.remembered import Remembered
+from ridgeline.runtime.sync.parameter_memory import ParameterMemory
 from ridgeline.runtime.sync.row_codec import RowCodec
 from ridgeline.synchronisation import OptionValue, kept_elements
 
@@ -37,7 +37,7 @@ class TopK(RowCodec):
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         super().__init__(options)
         self._momentum = float(options["momentum"])
-        self._momenta = Remembered("momentum") if self._momentum else None
+        self._momenta = ParameterMemory("momentum") if self._momentum else None
         self._warmup_steps = int(options["warmup_steps"])
         self._steps = 0
         self._saved_steps: Tensor | None = None

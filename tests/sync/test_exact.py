@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.plan import Sync
-from ridgeline.runtime.sync.ring import ALIGNED
-from ridgeline.runtime.sync.scaling import Scaling
+from ridgeline.runtime.sync.transports.ring import ALIGNED
+from ridgeline.runtime.sync.transports.scaling import Scaling
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import wire_bytes
 from ridgeline.synchronisation.rings import read, split

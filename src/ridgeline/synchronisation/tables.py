@@ -105,6 +105,8 @@ def _uneven_block(workers: int, options: Options) -> str:
     )
 
 
+_TRANSPORTS = "ridgeline.runtime.sync.transports."
+
 ALGORITHMS: dict[str, Algorithm] = {
     entry.name: entry
     for entry in (
@@ -112,14 +114,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             name=DEFAULT_ALGORITHM,
             label="all-reduce",
             frame="all_reduce",
-            transport="ridgeline.runtime.sync.all_reduce:AllReduce",
+            transport=f"{_TRANSPORTS}all_reduce:AllReduce",
             devices=("cpu", "cuda"),
         ),
         Algorithm(
             name="ring",
             label="ring",
             frame="ring",
-            transport="ridgeline.runtime.sync.ring:Ring",
+            transport=f"{_TRANSPORTS}ring:Ring",
             devices=("cpu", "cuda"),
             options=(PIECES,),
             unsearched=as_the_backend,
@@ -128,7 +130,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="rings",
             label="rings",
             frame="rings",
-            transport="ridgeline.runtime.sync.rings:Rings",
+            transport=f"{_TRANSPORTS}rings:Rings",
             devices=("cpu", "cuda"),
             options=(Option("orders", str, ""), PIECES),
             unsearched=links_are_shared,
@@ -137,7 +139,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="tree",
             label="tree",
             frame="tree",
-            transport="ridgeline.runtime.sync.tree:Tree",
+            transport=f"{_TRANSPORTS}tree:Tree",
             devices=("cpu", "cuda"),
             traffic=_up_and_down,
             unsearched=where_rings_are_short,
@@ -146,7 +148,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="hierarchical",
             label="hierarchical",
             frame="hierarchical",
-            transport="ridgeline.runtime.sync.hierarchical:Hierarchical",
+            transport=f"{_TRANSPORTS}hierarchical:Hierarchical",
             devices=("cpu", "cuda"),
             options=(Option("local", int, 0, least=0), PIECES),
             least_workers=4,
@@ -156,7 +158,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="two_shot",
             label="two-shot",
             frame="two_shot",
-            transport="ridgeline.runtime.sync.two_shot:TwoShot",
+            transport=f"{_TRANSPORTS}two_shot:TwoShot",
             devices=("cuda",),
             options=(
                 Option("one_shot_bytes", int, 1 << 18, least=0),

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.scaling import UNSCALED, Scaling
 from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 

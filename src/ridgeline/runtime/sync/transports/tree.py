@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ridgeline.runtime.sync.messages import Message, Messages
-from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.sync.transports.messages import Message, Messages
+from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.sync.hosts import hosts_of
-from ridgeline.runtime.sync.messages import Messages
-from ridgeline.runtime.sync.ring import (
+from ridgeline.runtime.sync.transports.hosts import hosts_of
+from ridgeline.runtime.sync.transports.messages import Messages
+from ridgeline.runtime.sync.transports.ring import (
     Cut,
     Lap,
     Move,
@@ -29,8 +29,8 @@ from ridgeline.runtime.sync.ring import (
     run_laps,
     share_elements,
 )
-from ridgeline.runtime.sync.scaling import UNSCALED, Scaling
-from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
+from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ridgeline.errors import PlanError
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.hosts import hosts_of
-from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.sync.transports.hosts import hosts_of
+from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 

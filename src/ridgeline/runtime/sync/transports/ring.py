@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ridgeline.runtime.sync.messages import Message, Messages
-from ridgeline.runtime.sync.scaling import Scaling
-from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.sync.transports.messages import Message, Messages
+from ridgeline.runtime.sync.transports.scaling import Scaling
+from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 

@@ -230,6 +230,13 @@ def test_masks_pick_as_many_as_were_picked() -> None:
         taken = replay.run(lambda index: True)
     assert replay.failures == {}
     assert len(taken) == len(workload.ops)
+    sparse = [i for i, op in enumerate(workload.ops) if "sparse" in op.name]
+    with (
+        torch.no_grad()
+    ):  # what reads a sparse tensor that was not made is passed over, and does not fail
+        passed = taken.keys() - replay.run(lambda index: index not in sparse).keys()
+    assert passed > set(sparse)
+    assert replay.failures == {}
 
 
 def test_numbers_stay_ordinary_through_deep_networks() -> None:

@@ -139,6 +139,16 @@ def test_the_first_compiled_plan_is_the_one_that_is_replayed() -> None:
     assert next_trial(candidates, Room(tries=9), device="cuda") == 1
 
 
+@pytest.mark.parametrize(("own_s", "first"), [(0.9, 1), (1.0, 0)])
+def test_the_faster_way_to_draw_comes_first(own_s: float, first: int) -> None:
+    """A second program may find no time any more; at equal times the one that draws eager's is tried."""
+    same = make_candidate("compiled+graph", 1.0, 5.0)
+    own = make_candidate("compiled+graph", own_s, 5.0)
+    own = msgspec.structs.replace(own, plan=msgspec.structs.replace(own.plan, random="compiled"))
+    candidates = [same, own, make_candidate("graph", 1.5, is_measured=True)]
+    assert next_trial(candidates, Room(tries=9), device="cuda") == first
+
+
 @pytest.mark.parametrize(
     ("knob", "tried"), [({"random": "compiled"}, True), ({"threads": 2}, False)]
 )

@@ -231,12 +231,13 @@ def _turn(candidate: Candidate, steps: int | None) -> tuple[bool, bool, bool, bo
     """What compiles nothing first; then the compiler's defaults, then one program, then variants.
 
     Of what compiles, the form that a GPU replays comes before the same program called by the host: it has the
-    same kernels, and what the host adds only hides what they take.
+    same kernels, and what the host adds only hides what they take. Random numbers of their own, where they
+    are allowed, are what `torch.compile` draws: the faster of both ways to draw comes first.
     """
     plan = candidate.plan
     return (
         is_compiled(plan),
-        plan.kernels == "combined" or plan.random == "compiled",
+        plan.kernels == "combined",
         MODES[plan.execution].is_one_program and plan.workers == 1 and _is_on_gpu(candidate),
         is_compiled(plan) and _is_on_gpu(candidate) and not MODES[plan.execution].is_captured,
         candidate.cost_s(steps),

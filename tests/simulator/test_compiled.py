@@ -12,7 +12,7 @@ from ridgeline.errors import PlanError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.simulator.call_costs import CALLS
-from ridgeline.simulator.compile_time import OP_S, START_S, compile_seconds
+from ridgeline.simulator.compile_time import KIND_S, OP_S, START_S, compile_seconds
 from ridgeline.simulator.compiled import KERNEL_RATE, price_execution
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.replay import replay
@@ -259,9 +259,18 @@ def test_compile_time_counts_operators() -> None:
     assert compile_seconds(workload, "step-graph") == pytest.approx(
         START_S["cpu"] + 3 * (per_block + 3) * OP_S["cpu"]
     )
-    on_gpu = make_chain((3, 3, 3), device="cuda")
-    assert compile_seconds(on_gpu, "compiled") == pytest.approx(
-        START_S["cuda"] + 3 * per_block * OP_S["cuda"]
-    )
     predicted = simulate(make_machine(), workload, Plan(execution="packaged"))
     assert predicted.counters["compile_s"] == compile_seconds(workload, "step-graph")
+
+
+def test_a_gpu_makes_kernels_once_for_operators_that_are_alike() -> None:
+    """So much for each operator, and much more for each that differs from those before."""
+    per_block = 4 + 5
+    for blocks in ((3, 3), (3, 3, 3, 3, 3, 3)):
+        workload = make_chain(blocks, device="cuda")
+        compiled = [op for op in workload.ops if op.phase != "optimizer" and op.family != "view"]
+        kinds = len({op.key for op in compiled})
+        assert kinds < len(compiled) == len(blocks) * per_block
+        assert compile_seconds(workload, "compiled") == pytest.approx(
+            START_S["cuda"] + len(compiled) * OP_S["cuda"] + kinds * KIND_S["cuda"]
+        )

@@ -15,15 +15,19 @@ warming up, and for a CPU the headers that its C++ compiler reads.
 
 Source: measured; for a CPU the lower end of what the hosts at `OP_S` take: a first trial tells the rest.
 """
-OP_S = {"cuda": 0.08, "cpu": 0.2}
-"""Seconds for each operator that is not a view, by device.
+OP_S = {"cuda": 0.02, "cpu": 0.2}
+"""Seconds for each operator that is not a view, by device."""
+KIND_S = {"cuda": 0.22, "cpu": 0.0}
+"""Seconds more for each that differs from those before in operator, shapes or types, by device: on a GPU
+kernels are made and timed once for all that are alike.
 
-Source: both assumed from what was measured with an empty cache. On the host of an H200 (torch 2.11): ViT-B/16
-25 to 50 s, BERT-base 46 s, GPT-2 35 to 48 s, VGG-16 15 to 36 s, ResNet-50 45 to 70 s, EfficientNet-B0 86 to
-99 s, an LSTM 6 s. On two busy CPU cores (torch 2.13): a ResNet-18 with some 210 operators 86 s, small
-networks with 20 operators 10 to 30 s. On two cores of an Intel Xeon (torch 2.11): 20 networks of up to 450
-operators 50 to 153 s, about 50 s and 0.17 to 0.47 s an operator. What was measured on a host scales them
-there, see `choose`.
+Source: for a GPU fitted to first steps of `torch.compile` with an empty cache on the hosts of
+H200s (torch 2.11), as operators, kinds and seconds: ResNet-50 461, 114, 45 to 70; VGG-16 95, 62, 15 to 36;
+ViT-B/16 546, 53, 25 to 50; EfficientNet-B0 732, 322, 86 to 99; BEiT-base 738, 68, 24; a Perceiver 557, 116, 30;
+DLA 387, 102, 35; all within 1.6 times. For a CPU assumed: on two busy cores (torch 2.13) a ResNet-18 with
+some 210 operators took 86 s, small networks with 20 operators 10 to 30 s; on two cores of an Intel Xeon
+(torch 2.11) 20 networks of up to 450 operators 50 to 153 s, about 50 s and 0.17 to 0.47 s an operator. What
+was measured on a host scales them there, see `choose`.
 """
 
 
@@ -37,7 +41,7 @@ def compile_seconds(workload: Workload, execution: Execution) -> float:
         workload: The step of one worker; all workers compile at once.
         execution: The mode.
 
-    Source: `START_S[device] + OP_S[device] x operators`, see there.
+    Source: `START_S[device] + OP_S[device] x operators + KIND_S[device] x kinds of operators`, see there.
     """
     return _compile_seconds(Identity(workload), MODES[execution].form)
 
@@ -49,7 +53,9 @@ def _compile_seconds(workload: Identity[Workload], form: Form) -> float:
     if form == "regional":
         ops = _of_distinct_blocks(workload.value)
     device = workload.value.device
-    return START_S[device] + OP_S[device] * _num_translated(ops) if ops else 0.0
+    num_kinds = len({op.key for op in ops if op.family != "view"})
+    seconds = START_S[device] + OP_S[device] * _num_translated(ops) + KIND_S[device] * num_kinds
+    return seconds if ops else 0.0
 
 
 def _of_distinct_blocks(workload: Workload) -> list[Op]:

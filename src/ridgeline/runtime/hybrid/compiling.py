@@ -314,14 +314,15 @@ _GUARDING = tuple(
     name
     for name in (
         "skip_nnmodule_hook_guards",
+        "skip_no_tensor_aliasing_guards_on_parameters",
         "skip_guards_on_constant_func_defaults",
         "skip_tensor_guards_with_matching_dict_tags",
         "use_recursive_dict_tags_for_guards",
     )
     if hasattr(_limits, name)
 )
-"""What a version of torch trusts to stay as it is: hooks of modules; torch 2.11 also defaults of functions
-and dtypes of parameters, which `model.double()` changes in place."""
+"""What a version of torch trusts to stay as it is: hooks of modules, and that no two parameters become one;
+torch 2.11 also defaults of functions and dtypes of parameters, which `model.double()` changes in place."""
 
 
 @contextlib.contextmanager

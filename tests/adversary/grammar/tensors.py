@@ -43,6 +43,13 @@ BUFFERS = (
             "dimensions at its address": "$owner.table$n = $owner.table$n.view(1, 4)",
             "to double": "$owner.table$n = $owner.table$n.double()",
             "negative view": "$owner.table$n = torch._neg_view($owner.table$n)",
+            "of another shape": "$owner.table$n = torch.tensor([[2.0], [3.0], [4.0]])",
+            "length in place": "$owner.table$n.data = $owner.table$n.data[:1]",
+            "resized": "$owner.table$n.resize_(1)",
+            "dtype in place": "$owner.table$n.data = torch.tensor([4, 3, 2, 1])",
+            "a parameter now": "table = $owner.table$n\ndel $owner.table$n\n"
+            "$owner.table$n = nn.Parameter(table.detach().float())",
+            "not persistent": "$owner._non_persistent_buffers_set.add('table$n')",
             "length at its address": "$owner.table$n = $owner.table$n[:1]",
         },
     ),

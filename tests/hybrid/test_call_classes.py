@@ -82,3 +82,44 @@ def test_attributes_put_on_functions_are_read(
                 monkeypatch.setattr(scaled, "by", by, raising=False)
             for _ in range(2):
                 torch.testing.assert_close(step(x), mean(model, x).detach())
+
+
+class Chain(nn.Module):
+    """Layers one after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.last: nn.Module = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return self.last(x)
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")  # it is only interpreted
+def test_weights_are_tied_where_others_are_gone() -> None:
+    """The compiler, asked why it compiles anew, looks for all parameters that it knew, and misses some."""
+    torch.manual_seed(0)
+    model, x = Chain(), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    parts: Any = model.parts
+
+    def parametrize() -> None:
+        nn.utils.parametrize.register_parametrization(model.last, "bias", nn.Tanh())
+
+    def tie() -> None:
+        parts[1].weight = parts[0].weight
+
+    def replace() -> None:
+        model.last = nn.Sequential(model.last, nn.Tanh())
+
+    def mean(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    with rl.TrainStep(model, mean, optimizer, rl.Plan(execution="compiled"), device="cpu") as step:
+        for change in (lambda: None, parametrize, tie, replace):
+            change()
+            for _ in range(2):
+                torch.testing.assert_close(step(x), mean(model, x).detach())

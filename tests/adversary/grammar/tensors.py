@@ -47,8 +47,6 @@ BUFFERS = (
             "length in place": "$owner.table$n.data = $owner.table$n.data[:1]",
             "resized": "$owner.table$n.resize_(1)",
             "dtype in place": "$owner.table$n.data = torch.tensor([4, 3, 2, 1])",
-            "a parameter now": "table = $owner.table$n\ndel $owner.table$n\n"
-            "$owner.table$n = nn.Parameter(table.detach().float())",
             "not persistent": "$owner._non_persistent_buffers_set.add('table$n')",
             "length at its address": "$owner.table$n = $owner.table$n[:1]",
         },

@@ -169,6 +169,7 @@ def test_a_mode_that_accepts_what_eager_refuses_fails(
     assert verdict.kind == "no error where eager raises"
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")  # there are models that use it
 @pytest.mark.parametrize("name", catalogue.FEATURES)
 def test_every_feature_runs_in_plain_pytorch(name: str, tmp_path: Path) -> None:
     """With all its changes, one after the other, wherever it may stand."""

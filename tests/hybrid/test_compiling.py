@@ -334,6 +334,42 @@ def test_a_dtype_changed_in_place_and_another_default_are_compiled_anew(
         torch.testing.assert_close(step(x), mean(model, x).detach())
 
 
+class Penalised(nn.Module):
+    """A block whose parameters count, each once, in what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        penalty = sum(parameter.square().sum() for parameter in self.parameters())
+        return self.second(torch.tanh(self.first(x))) + penalty
+
+
+@pytest.mark.parametrize("execution", ["compiled", "regional"])
+def test_weights_that_are_tied_and_untied_later_are_compiled_anew(execution: Any) -> None:
+    """By default torch's compiler takes parameters that were two for two ever after."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Penalised(), Penalised())
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    x = torch.randn(4, 8)
+    block: Any = model[0]
+
+    def mean(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    def tie() -> None:
+        block.second.weight = block.first.weight
+
+    def untie() -> None:
+        block.second.weight = nn.Parameter(torch.eye(8))
+
+    with TrainStep(model, mean, optimizer, Plan(execution=execution), device="cpu") as step:
+        for change in (lambda: None, tie, untie, tie):
+            change()
+            torch.testing.assert_close(step(x), mean(model, x).detach())
+
+
 def test_two_workers_train_by_region_as_ddp_does(tmp_path: Path) -> None:
     """Blocks compiled one by one hand their gradients to the same buckets; parameters follow DDP's."""
     output = tmp_path / "parity.json"

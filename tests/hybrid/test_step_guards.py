@@ -75,6 +75,35 @@ def test_optimizer_state_reset_in_place_is_seen() -> None:
         assert pair.counters()["recaptures"] == 1
 
 
+class Widening(nn.Module):
+    """Takes batches into the dtype of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.to(self.linear.weight.dtype))
+
+
+def test_optimizer_state_loaded_into_a_model_of_another_dtype_is_seen() -> None:
+    """`model.double()` leaves the state in float32; loading it again gives it the dtype of the weights."""
+
+    def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(model.parameters(), 0.01)
+
+    changes = {
+        2: lambda step: step.model.double(),
+        5: lambda step: step.optimizer.load_state_dict(step.optimizer.state_dict()),
+    }
+    with pair_of(Widening, rmsprop) as pair:
+        pair.train(8, changes)
+        for step in pair:
+            assert {s["square_avg"].dtype for s in step.optimizer.state.values()} == {torch.float64}
+        assert pair.program._runner._prepared
+
+
 class Averaging(nn.Module):
     """Keeps an average of its inputs in a buffer that it assigns anew."""
 

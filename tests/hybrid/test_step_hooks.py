@@ -1,5 +1,6 @@
 """Hooks beside a step that is checked, or one program: called as plain PyTorch does, or refused."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -68,6 +69,46 @@ def test_hooks_that_no_program_calls_are_refused(register: Any, late: bool) -> N
         for index in range(5, 8):
             step(batch_of(index))
         assert step._runner._prepared
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("name", ["step", "zero_grad"])
+@pytest.mark.parametrize("late", [False, True])
+def test_methods_put_on_the_optimizer_are_refused(name: str, late: bool) -> None:
+    """No program calls them. What a scheduler puts there only counts calls, and is let through."""
+    model = make()
+    optimizer = adamw(model)
+    with TrainStep(model, loss_fn, optimizer, STEP_GRAPH, device="cpu") as step:
+        for index in range(3 if late else 0):
+            step(batch_of(index))
+        own = getattr(optimizer, name)
+        setattr(optimizer, name, functools.partial(own))
+        step(batch_of(3))
+        with pytest.raises(
+            CaptureError, match=rf"the {name}\(\) of its class, .* put on AdamW; do"
+        ):
+            step(batch_of(4))
+        setattr(optimizer, name, own)  # as somebody does who puts it back
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for index in range(5, 8):
+            step(batch_of(index))
+        assert step._runner._prepared
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_step_that_is_replaced_in_the_class_is_traced_anew() -> None:
+    """It trains as the eager step does after it."""
+
+    class Own(torch.optim.SGD):
+        pass
+
+    def doubled(self: Own, closure: Any = None) -> None:
+        for _ in range(2):
+            torch.optim.SGD.step(self, closure)
+
+    with pair_of(optimizer=lambda model: Own(model.parameters(), 0.05)) as pair:
+        pair.train(8, {3: lambda _: setattr(Own, "step", doubled)})
+        assert pair.program._runner._prepared
 
 
 class Average:

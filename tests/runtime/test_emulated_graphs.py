@@ -136,6 +136,11 @@ def hook_step(model: Net, optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_step_post_hook(lambda *_: model.out.bias.data.add_(0.1))
 
 
+def put_step(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    plain = optimizer.step
+    optimizer.step = lambda *args: (plain(*args), model.out.bias.data.add_(0.1))[0]
+
+
 def hook_module(model: Net, optimizer: torch.optim.Optimizer) -> None:
     model.hidden.register_forward_hook(lambda _module, _args, out: out * 2.0)
 
@@ -159,7 +164,7 @@ def leave_gradients(model: Net, optimizer: torch.optim.Optimizer) -> None:
     "change",
     [
         *(nothing, scale, drop_more, first_again, take_from_optimizer, clear_state, hook_step),
-        *(hook_module, leave_gradients, leave_other_gradients),
+        *(put_step, hook_module, leave_gradients, leave_other_gradients),
     ],
 )
 def test_what_changes_is_noticed(change: Change, execution: Execution) -> None:

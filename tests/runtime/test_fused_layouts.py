@@ -48,6 +48,25 @@ def test_layouts_do_not_matter(name: str, layouts: tuple[str, str, str]) -> None
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+def released_later(*, fused: bool) -> list[Tensor]:
+    """Two parameters, one of which has no gradient before the third step, nor later the momentum it had."""
+    parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))]
+    optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9, dampening=0.5, fused=fused)
+    for index in range(8):
+        for parameter in parameters if index > 1 else parameters[:1]:
+            parameter.grad = torch.full_like(parameter, index + 1.0)
+        if index == 5:
+            del optimizer.state[parameters[0]]
+        update(optimizer)
+        assert optimizer.param_groups[0]["fused"] is fused
+    return [parameter.detach() for parameter in parameters]
+
+
+def test_momenta_that_some_parameters_lack_begin_with_their_gradients() -> None:
+    """As in torch's plain form; the fused one would raise."""
+    torch.testing.assert_close(released_later(fused=True), released_later(fused=False))
+
+
 class OnGpu(nn.Parameter):
     """A parameter that says of itself that it lies on a GPU."""
 

@@ -8,6 +8,7 @@ import torch
 from graph_stand_ins import Captured, install
 from torch import nn
 
+from ridgeline.errors import ObstacleError
 from ridgeline.plan import Plan
 from ridgeline.runtime import graph
 from ridgeline.runtime.body import StepBody
@@ -119,6 +120,21 @@ def test_what_changes_the_step_is_captured_again(
     runner(batch)
     assert log[-1] == "replay", "a learning rate is no constant"
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.05)
+    runner.close()
+
+
+def test_a_hook_on_an_accumulated_gradient_that_comes_later_is_refused(log: list[str]) -> None:
+    """The next step is eager and calls it; no replay would."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    runner, _, _ = make_runner(model, torch.optim.SGD(model.parameters(), 0.1))
+    batch, calls = (torch.ones(2, 4),), list[int]()
+    for _ in range(5):
+        runner(batch)
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: calls.append(1))
+    runner(batch)
+    assert calls == [1]
+    with pytest.raises(ObstacleError, match="without hooks on their gradients"):
+        runner(batch)
     runner.close()
 
 

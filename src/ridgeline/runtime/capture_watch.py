@@ -10,13 +10,14 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import WatchedSettings
 from ridgeline.runtime.entries import Entries
 from ridgeline.runtime.model_guard import ModelGuard
-from ridgeline.runtime.step_hooks import step_hooks
+from ridgeline.runtime.step_hooks import replaced_methods, step_hooks
 
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks."""
 
 
 _of_gradient = attrgetter("_backward_hooks")
+_of_accumulation = attrgetter("_post_accumulate_grad_hooks")
 
 
 class CaptureWatch:
@@ -34,6 +35,8 @@ class CaptureWatch:
         hooks += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
         self._parameters = [*body.model.parameters()]
         self._hooks = Entries([*hooks, *step_hooks(body.optimizer)])
+        self._accumulating = self._accumulation_hooks()
+        self._replaced = replaced_methods(body.optimizer)
         self._held = _held(body.optimizer)
         self._settings = WatchedSettings(body.optimizer) if has_optimizer else None
         self._state = Entries(body.optimizer.state.values()) if has_optimizer else None
@@ -46,6 +49,10 @@ class CaptureWatch:
         why = self._model.changed()
         if why is None and (not self._hooks.hold() or any(map(_of_gradient, self._parameters))):
             why = "hooks were added or removed"
+        if why is None and self._accumulation_hooks() != self._accumulating:
+            why = "hooks were added or removed"
+        if why is None and replaced_methods(self._optimizer) != self._replaced:
+            why = "a method of the optimizer was replaced"
         held = _held(self._optimizer)
         if why is None and not (len(held) == len(self._held) and all(map(is_, held, self._held))):
             why = "the optimizer got or lost parameters"
@@ -56,6 +63,10 @@ class CaptureWatch:
             if not (is_same and self._state.hold()):
                 why = "optimizer state was replaced"
         return why
+
+    def _accumulation_hooks(self) -> list[int]:
+        """How many each parameter has; those of a synchronizer are among them."""
+        return [len(hooks or ()) for hooks in map(_of_accumulation, self._parameters)]
 
     def has_other_settings(self) -> bool:
         """Whether a setting of an optimizer inside of the graph is another now."""

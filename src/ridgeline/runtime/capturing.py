@@ -13,11 +13,20 @@ from ridgeline.runtime.deadline import undisturbed
 ANOMALIES = (
     "steps under anomaly detection, which looks at gradients on the host, ran without a graph"
 )
+SAVED_ON_THE_WAY = (
+    "steps under torch.autograd.graph.saved_tensors_hooks, which run in Python, ran without a graph"
+)
 
 
-def finds_anomalies() -> bool:
-    """Whether torch waits for each gradient, to raise where one is no number: no graph can hold that."""
-    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+def watches_autograd() -> str:
+    """What runs in Python inside of a backward pass, and no graph or program can hold; empty if nothing does.
+
+    Anomaly detection, which waits for each gradient to raise where one is no number; hooks on saved tensors.
+    """
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        return ANOMALIES
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 - there is no public name
+    return "" if hooks(True) is None else SAVED_ON_THE_WAY
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from ridgeline.errors import CaptureError, first_line
 from ridgeline.execution import MODES
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.capturing import finds_anomalies
+from ridgeline.runtime.capturing import watches_autograd
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.equivalence import check_replay
@@ -49,7 +49,7 @@ class CheckedRunner:
             CaptureError: the compiler fails where the step is compiled again; nothing of it has run.
         """
         replays_model = MODES[self._body.plan.execution].replays_model
-        if not self._is_checked and not (replays_model and finds_anomalies()):
+        if not self._is_checked and not (replays_model and watches_autograd()):
             self._check(batch)
         loss = self._run(batch)
         if _num_graphs() != self._num_graphs:

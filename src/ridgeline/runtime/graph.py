@@ -24,14 +24,14 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable
 from ridgeline.runtime.capture_watch import CaptureWatch
 from ridgeline.runtime.captured_step import CapturedStep
-from ridgeline.runtime.capturing import ANOMALIES, finds_anomalies, on_stream
+from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
 from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step_hooks import step_hooks
+from ridgeline.runtime.step_hooks import replaced_methods, step_hooks
 from ridgeline.runtime.usual_shapes import UsualShapes
 from ridgeline.runtime.world import World
 
@@ -87,8 +87,8 @@ class GraphRunner:
             EquivalenceError: its replay differs from the eager step.
         """
         begin = time.perf_counter_ns()
-        if finds_anomalies():
-            self._count_as_written(ANOMALIES)
+        if why := watches_autograd():
+            self._count_as_written(why)
             return self._run_as_written(batch)
         if self._rates.num_groups != len(self._body.optimizer.param_groups):
             self._make_capturable()
@@ -197,9 +197,10 @@ class GraphRunner:
             self._notes.append(why)
 
     def _fits_graph(self) -> bool:
-        """Whether the optimizer steps inside of the graph; around its step, hooks run in Python."""
+        """Whether the optimizer steps inside of the graph; hooks and methods put on it run in Python."""
         optimizer = self._body.optimizer
-        return fits_graph(optimizer, self._body.model) and not any(step_hooks(optimizer))
+        is_torchs = not any(step_hooks(optimizer)) and not replaced_methods(optimizer)
+        return is_torchs and fits_graph(optimizer, self._body.model)
 
     def _make_capturable(self) -> None:
         optimizer = self._body.optimizer

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as base
 
 from ridgeline.runtime.fused_layouts import lay_out_for_fused
+from ridgeline.runtime.fused_momenta import unfused_where_momenta_are_missing
 
 _ZERO_GRAD = Optimizer.zero_grad
 _STEP_WRAPPER: Any = Optimizer.profile_hook_step(lambda: None).__code__  # type: ignore[attr-defined]
@@ -30,6 +31,11 @@ def clear_gradients(optimizer: Optimizer) -> None:
 def update(optimizer: Optimizer) -> None:
     """`optimizer.step()`."""
     lay_out_for_fused(optimizer)
+    with unfused_where_momenta_are_missing(optimizer):
+        _step(optimizer)
+
+
+def _step(optimizer: Optimizer) -> None:
     call: Any = type(optimizer).step
     is_torchs = getattr(call, "__code__", None) is _STEP_WRAPPER
     if not is_torchs or _is_patched(optimizer, "step") or _has_hooks(optimizer):

@@ -1,4 +1,4 @@
-"""Hooks of an optimizer: Python code that runs around each of its steps."""
+"""Python code of others around an optimizer's steps: hooks, and methods put in the place of its own."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,6 +15,24 @@ def step_hooks(optimizer: Optimizer) -> list[dict[Any, Any]]:
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     )
     return [*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+
+
+def replaced_methods(optimizer: Optimizer) -> tuple[str, ...]:
+    """Which of the methods that a training step calls somebody has put on the optimizer itself.
+
+    What a scheduler puts there counts calls for a warning, and is none of them.
+    """
+    own = {name: vars(optimizer).get(name) for name in ("step", "zero_grad")}
+    return tuple(
+        name
+        for name, method in own.items()
+        if method is not None and _below(method) is not getattr(type(optimizer), name)
+    )
+
+
+def _below(method: Any) -> Any:
+    """The function of a bound method, or that inside of a wrapper."""
+    return getattr(method, "__func__", getattr(method, "__wrapped__", None))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from adversary.grammar.general import (
 )
 from adversary.grammar.hooks import HOOKS
 from adversary.grammar.losses import LOSSES
+from adversary.grammar.parametrized import PARAMETRIZED
 from adversary.grammar.randomness import RANDOMNESS
 from adversary.grammar.tensors import BUFFERS, RESULTS, SHARED
 
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 _TABLES = (
-    *(ATTRIBUTES, OBJECTS, CLASSES, FUNCTIONS, BUFFERS, SHARED, RESULTS),
+    *(ATTRIBUTES, OBJECTS, CLASSES, FUNCTIONS, BUFFERS, SHARED, RESULTS, PARAMETRIZED),
     *(HOOKS, RANDOMNESS, BRANCHES, EFFECTS, LOSSES),
 )
 FEATURES: dict[str, Feature] = {feature.name: feature for table in _TABLES for feature in table}

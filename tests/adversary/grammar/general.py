@@ -45,6 +45,18 @@ MODEL_CHANGES: dict[str, str] = {
     "seed of Python": "random.seed(7)",
     "default dtype double": "torch.set_default_dtype(torch.float64)",
     "default dtype float": "torch.set_default_dtype(torch.float32)",
+    "layer swapped": "w.model.blocks[0].lin = nn.Linear(4, 4, bias=False)",
+    "head parametrized": "nn.utils.parametrize.register_parametrization(w.model.head, 'bias', nn.Tanh())",
+    "state assigned in double": "w.model.load_state_dict(\n"
+    "    {k: v.double() for k, v in w.model.state_dict().items()}, assign=True)",
+    "state assigned, tied": "state = w.model.state_dict()\n"
+    "if 'blocks.0.lin.weight' in state and 'blocks.1.lin.weight' in state:\n"
+    "    state['blocks.1.lin.weight'] = state['blocks.0.lin.weight']\n"
+    "w.model.load_state_dict(state, assign=True)",
+    "views of one tensor": "flat = torch.cat([p.detach().flatten() for p in w.model.parameters()])\n"
+    "for p in w.model.parameters():\n"
+    "    p.data, flat = flat[:p.numel()].view(p.shape), flat[p.numel():]",
+    "data shared": "w.model.blocks[-1].lin.weight.data = w.model.blocks[0].lin.weight.data",
     "called in between": "w.model(torch.ones(2, 4))",
     "copied": "copy.deepcopy(w.model)",
 }
@@ -53,6 +65,16 @@ MODEL_CHANGES: dict[str, str] = {
 OPTIMIZER_CHANGES: dict[str, str] = {
     "learning rate": "w.optimizer.param_groups[0]['lr'] = 0.01",
     "learning rate zero": "w.optimizer.param_groups[0]['lr'] = 0.0",
+    "learning rate as a tensor": "for group in w.optimizer.param_groups:\n    group['lr'] = torch.tensor(0.02)",
+    "learning rate in place": "rate = w.optimizer.param_groups[0]['lr']\n"
+    "w.optimizer.param_groups[0]['lr'] = rate.mul_(0.5) if torch.is_tensor(rate) else rate / 2",
+    "epsilon": "for group in w.optimizer.param_groups:\n    group['eps'] = 0.1",
+    "betas": "if 'betas' in w.optimizer.param_groups[0]:\n    w.optimizer.param_groups[0]['betas'] = (0.5, 0.9)",
+    "betas as a list": "if 'betas' in w.optimizer.param_groups[0]:\n"
+    "    w.optimizer.param_groups[0]['betas'] = [*w.optimizer.param_groups[0]['betas']]",
+    "beta of the list": "if isinstance(w.optimizer.param_groups[0].get('betas'), list):\n"
+    "    w.optimizer.param_groups[0]['betas'][0] = 0.1",
+    "for each": "w.optimizer.param_groups[0]['foreach'] = not w.optimizer.param_groups[0]['foreach']",
     "weight decay": "w.optimizer.param_groups[0]['weight_decay'] = 0.5",
     "momentum": "if 'momentum' in w.optimizer.param_groups[0]:\n    w.optimizer.param_groups[0]['momentum'] = 0.5",
     "maximize": "w.optimizer.param_groups[0]['maximize'] = True",
@@ -63,6 +85,25 @@ OPTIMIZER_CHANGES: dict[str, str] = {
     "parameter dropped": "w.optimizer.param_groups[0]['params'].pop()",
     "optimizer state cleared": "w.optimizer.state.clear()",
     "optimizer state loaded": "w.optimizer.load_state_dict(w.optimizer.state_dict())",
+    "optimizer state in place": "for state in w.optimizer.state.values():\n"
+    "    for value in state.values():\n"
+    "        if torch.is_tensor(value) and value.dim():\n            value.mul_(0.5)",
+    "optimizer state replaced": "for state in w.optimizer.state.values():\n"
+    "    for key, value in state.items():\n"
+    "        if torch.is_tensor(value) and value.dim():\n            state[key] = value * 0.5",
+    "state of one parameter cleared": "w.optimizer.state.pop(w.optimizer.param_groups[0]['params'][0], None)",
+    "late parameter of a group": "w.model.late = nn.Parameter(torch.ones(4))\n"
+    "w.optimizer.param_groups[0]['params'].append(w.model.late)",
+    "parameters in another order": "w.optimizer.param_groups[0]['params'].reverse()",
+    "step of the optimizer": "plain = w.optimizer.step\n"
+    "w.optimizer.step = lambda *args: (plain(*args), w.model.head.bias.data.add_(0.1))[0]",
+    "frozen weight, in the optimizer's list": "w.optimizer.param_groups[0]['params'][0].requires_grad = False",
+    "hook on a gradient": "w.model.blocks[0].lin.weight.register_hook(lambda grad: grad * 2.0)",
+    "hook on an accumulated gradient": "w.model.blocks[0].lin.weight.register_post_accumulate_grad_hook(\n"
+    "    lambda p: (p.grad.mul_(2.0), None)[1])",
+    "backward hook on a block": "w.model.blocks[0].register_full_backward_hook(\n"
+    "    lambda module, inputs, outputs: tuple(None if g is None else g * 2.0 for g in inputs))",
+    "step pre-hook": "w.optimizer.register_step_pre_hook(lambda *_: w.model.head.bias.data.add_(0.1))",
     "gradients left": "for p in w.model.parameters():\n    p.grad = torch.ones_like(p)",
     "step hook": "w.optimizer.register_step_post_hook(lambda *_: w.model.head.bias.data.add_(0.1))",
     "scheduler": "torch.optim.lr_scheduler.StepLR(w.optimizer, 1, 0.5).step()",
@@ -106,6 +147,9 @@ CONTEXTS: dict[str, str] = {
     "deterministic": "deterministic()",
     "hook on all modules": "global_hook(lambda module, args, out: out * 1.5)",
     "anomaly": "torch.autograd.set_detect_anomaly(True)",
+    "tensors saved on the way": "torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t)",
+    "threads": "threads(2)",
+    "function mode": "Doubling()",
     "default device": "torch.device('cpu')",
 }
 """Name to a context manager around the call."""

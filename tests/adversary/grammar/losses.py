@@ -70,6 +70,17 @@ LOSSES = (
         forward="loss = scaled_loss$n(loss)",
         changes={"default": "scaled_loss$n.__defaults__ = (3.0,)"},
     ),
+    _loss(
+        "attribute of the loss",
+        forward="loss = loss * getattr(loss_fn, 'factor$n', 1.0)",
+        changes={"set": "w.loss_fn.factor$n = 3.0"},
+    ),
+    _loss(
+        "code of the loss",
+        top="def penalty$n(y):\n    return y.square().mean()",
+        forward="loss = loss + penalty$n(y)",
+        changes={"replaced": "penalty$n.__code__ = (lambda y: y.abs().sum()).__code__"},
+    ),
     _loss("noise in the loss", forward="loss = loss + (y * torch.rand_like(y)).mean()"),
     _loss("two passes", forward="loss = loss + (model(x * 0.5) - y.detach()).square().mean()"),
     _loss(

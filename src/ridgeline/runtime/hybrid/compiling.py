@@ -314,27 +314,40 @@ _GUARDING = tuple(
     name
     for name in (
         "skip_nnmodule_hook_guards",
+        "skip_no_tensor_aliasing_guards_on_parameters",
         "skip_guards_on_constant_func_defaults",
         "skip_tensor_guards_with_matching_dict_tags",
         "use_recursive_dict_tags_for_guards",
     )
     if hasattr(_limits, name)
 )
-"""What a version of torch trusts to stay as it is: hooks of modules; torch 2.11 also defaults of functions
-and dtypes of parameters, which `model.double()` changes in place."""
+"""What a version of torch trusts to stay as it is: hooks of modules, and that no two parameters become one;
+torch 2.11 also defaults of functions and dtypes of parameters, which `model.double()` changes in place."""
+
+
+_explaining: Any = torch._dynamo.guards  # noqa: SLF001 - has the function below, and no setting for it
+_EXPLAIN_TIED = "recompilation_reason_for_no_tensor_aliasing_guard"
+
+
+def _tied(_manager: Any, _scope: Any) -> list[str]:
+    """Why a program does not serve. Torch's own looks up each tensor, and raises where one is gone (2.13)."""
+    return ["tensors that were several are one"]
 
 
 @contextlib.contextmanager
 def many_variants() -> Iterator[None]:
     """Let torch compile up to `MOST_VARIANTS` variants of a function inside, and guard all that it reads."""
+    explain = getattr(_explaining, _EXPLAIN_TIED)
     limit = _limits.recompile_limit
     trusted = [name for name in _GUARDING if getattr(_limits, name)]
     _limits.recompile_limit = max(limit, MOST_VARIANTS)
     for name in trusted:
         setattr(_limits, name, False)
+    setattr(_explaining, _EXPLAIN_TIED, _tied)
     try:
         yield
     finally:
+        setattr(_explaining, _EXPLAIN_TIED, explain)
         _limits.recompile_limit = limit
         for name in trusted:
             setattr(_limits, name, True)

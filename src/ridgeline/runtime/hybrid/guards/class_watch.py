@@ -1,4 +1,4 @@
-"""Notices another method in a class of the user's, which torch's compiler takes for granted."""
+"""Sees what torch's compiler takes for granted: methods of classes, and which attributes functions have."""
 
 import types
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _METHODS = (types.FunctionType, property, staticmethod, classmethod)
 
 
 class ClassWatch:
-    """The methods of the classes that a step can get at.
+    """The methods of the classes that a step can get at, and the names of its functions' attributes.
 
     Args:
         roots: Model and loss function.
@@ -26,7 +26,7 @@ class ClassWatch:
         self._holds = self._conditions()
 
     def forget_stale_programs(self) -> None:
-        """Have torch's compiler begin anew if a method is another than at the last look, or is new, or gone.
+        """Have torch's compiler begin anew if a method or such a name is new, gone or another.
 
         Cost: Then all programs of this process are compiled again.
         """
@@ -36,7 +36,11 @@ class ClassWatch:
 
     def _conditions(self) -> Callable[[dict[str, Any]], bool]:
         conditions = Conditions({"__builtins__": {"len": len}})
-        for kind in Reach(*self._roots).classes:
+        reach = Reach(*self._roots)
+        for function in reach.functions:
+            names = conditions.constant(vars(function).keys())
+            conditions.require(f"{names} == {conditions.constant(frozenset(vars(function)))}")
+        for kind in reach.classes:
             own = conditions.constant(vars(kind))
             conditions.require(f"len({own}) == {len(vars(kind))}")
             for name, value in vars(kind).items():

@@ -1,7 +1,7 @@
 """What the guards of torch's compiler leave out.
 
-The sign of zero, lists in tuples, elements of NumPy's arrays, attributes that are missing, or that a class
-would hide.
+The sign of zero, lists in tuples, elements of NumPy's arrays, attributes that are missing (of
+functions, too), or that a class would hide.
 """
 
 import builtins
@@ -66,6 +66,9 @@ def require_unguarded(conditions: Conditions, reading: Reading, arguments: dict[
     for array in map(_small, reader(read, reading.scope)(arguments)):
         elements = conditions.constant(array.tobytes())
         conditions.require(f"{conditions.constant(array)}.tobytes() == {elements}")
+    for function in filter(_is_users_function, reading.kept):
+        has_names = conditions.constant(vars(function).keys())
+        conditions.require(f"{has_names} == {conditions.constant(frozenset(vars(function)))}")
     has = conditions.constant(_has)
     for value, name in _missing(reading):
         conditions.require(f"not {has}({conditions.constant(value)}, {name!r})")
@@ -82,6 +85,10 @@ def _small(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
             f"call, got one of {array.nbytes} bytes; make it a tensor, and a buffer of the model"
         )
     return array
+
+
+def _is_users_function(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and is_users(value.__code__.co_filename)
 
 
 def _holds_containers(value: Any) -> bool:

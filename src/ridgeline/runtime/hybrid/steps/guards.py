@@ -9,6 +9,7 @@ from ridgeline.runtime.casts import casting
 from ridgeline.runtime.hybrid.steps.hooks import HookGuard
 from ridgeline.runtime.hybrid.steps.lifting import LiftedState
 from ridgeline.runtime.model_guard import ModelGuard
+from ridgeline.runtime.step_hooks import replaced_methods
 
 _NOT_BAKED = ("params", "lr", "initial_lr")
 
@@ -18,7 +19,8 @@ class StepGuards:
 
     Args:
         model: Its modules, their training flags and hooks and its parameters' `requires_grad` are constants.
-        optimizer: Its settings are constants, but for learning rates and tensors; it has no hooks.
+        optimizer: Its settings are constants, but for learning rates and tensors; it has no hooks, and the
+            methods of its class.
         lifted: Its tensors' addresses are taken for granted.
     """
 
@@ -32,6 +34,7 @@ class StepGuards:
         self._lifted = lifted
         self._model = ModelGuard(model)
         self._hooks = HookGuard(self._model.modules, model.parameters(), optimizer)
+        self._step = type(optimizer).step
         self._settings = baked_settings(optimizer)
         self._casting = casting()
 
@@ -54,6 +57,9 @@ class StepGuards:
             return why
         if not self._hooks.hold():
             return "hooks were added or removed"
+        is_same = type(self._optimizer).step is self._step
+        if not is_same or replaced_methods(self._optimizer):
+            return "a method of the optimizer was replaced"
         if casting() != self._casting:
             return "autocast around the step changed"
         return None

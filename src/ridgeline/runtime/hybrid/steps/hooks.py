@@ -10,18 +10,25 @@ from torch.optim import Optimizer
 from ridgeline.errors import CaptureError
 from ridgeline.runtime.capture_watch import MODULE_HOOKS
 from ridgeline.runtime.entries import Entries
-from ridgeline.runtime.step_hooks import step_hooks
+from ridgeline.runtime.step_hooks import replaced_methods, step_hooks
 
 _of_gradient = attrgetter("_backward_hooks")
 _of_accumulation = attrgetter("_post_accumulate_grad_hooks")
 
 
 def check_hooks(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse hooks that no program calls.
+    """Refuse hooks and methods that no program calls.
 
     Raises:
-        CaptureError: the optimizer has hooks around its step, or a parameter has hooks on its gradient.
+        CaptureError: the optimizer has hooks around its step or a method of its class was replaced in it, or
+            a parameter has hooks on its gradient.
     """
+    for method in replaced_methods(optimizer):
+        raise CaptureError(
+            f"wanted an optimizer with the {method}() of its class, since one program for the whole step "
+            f"calls no other, got another one put on {type(optimizer).__name__}; do its work after each "
+            "training step, or use execution='compiled' or 'eager'"
+        )
     count = sum(map(len, step_hooks(optimizer)))
     if count:
         raise CaptureError(

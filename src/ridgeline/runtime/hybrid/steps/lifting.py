@@ -191,7 +191,9 @@ class LiftedState:
             return False
         listed = [entry.tensor for entry in self.entries[first : first + len(self._state_keys)]]
         loaded = [state[p][key] for p, key in self._state_keys]
-        if any(a.shape != b.shape for a, b in zip(listed, loaded, strict=True)):
+        # Not the device: loaded step counts lie on the host, from where they are moved.
+        pairs = zip(listed, loaded, strict=True)
+        if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
             return False
         with torch.no_grad():
             for (parameter, key), mine, theirs in zip(

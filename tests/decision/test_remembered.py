@@ -1,5 +1,7 @@
 """What an earlier start chose and learned is found again, and a damaged file is no more than a lost one."""
 
+import math
+import statistics
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from chained_workloads import make_chain
 from ridgeline import units
 from ridgeline.decision import compile_times, remembered
+from ridgeline.decision.compile_times import CompileTime, CompileTimes
 from ridgeline.planner import choose
 from ridgeline.simulator.compile_time import compile_seconds
 from strategies import make_machine
@@ -56,9 +59,9 @@ def test_keys_tell_parts_apart(one: list[str], other: list[str]) -> None:
 
 
 def test_compile_times_are_learned(tmp_path: Path) -> None:
-    """A trial that compiled twice as fast as expected halves what is expected; one from a cache tells nothing."""
+    """A step that compiled twice as fast as expected is expected to do so again; a cache tells nothing."""
     ranking = choose(make_machine(device="cuda"), make_chain((2, 2), device="cuda"))
-    assert compile_times.load(tmp_path).factor == 1.0
+    assert compile_times.load(tmp_path).factor("s") == 1.0
     compiled = next(c for c in ranking.candidates if c.plan.execution == "compiled+graph")
     expected_s = compiled.timeline.counters["compile_s"]
     for share, factor in ((0.01, 1.0), (0.5, 0.5)):
@@ -66,10 +69,12 @@ def test_compile_times_are_learned(tmp_path: Path) -> None:
             compiled.timeline, origin="measured", counters={"compile_s": share * expected_s}
         )
         tried = msgspec.structs.replace(compiled, measured=measured)
-        compile_times.learn(tmp_path, msgspec.structs.replace(ranking, candidates=(tried,)), 1.0)
-        assert compile_times.load(tmp_path).factor == pytest.approx(factor)
+        compile_times.learn(
+            tmp_path, msgspec.structs.replace(ranking, candidates=(tried,)), 1.0, step="s"
+        )
+        assert compile_times.load(tmp_path).factor("s") == pytest.approx(factor)
     (tmp_path / "compile-times.json").write_text("{")
-    assert compile_times.load(tmp_path).factor == 1.0
+    assert compile_times.load(tmp_path).factor("s") == 1.0
 
 
 def test_what_was_learned_stays_where_it_holds(tmp_path: Path) -> None:
@@ -78,7 +83,7 @@ def test_what_was_learned_stays_where_it_holds(tmp_path: Path) -> None:
     fixed = {"execution": "compiled+graph", "kernels": "default"}
     takes_s = 3.0 * compile_seconds(workload, "compiled+graph")
     for _ in range(3):
-        factor = compile_times.load(tmp_path).factor
+        factor = compile_times.load(tmp_path).factor("s")
         ranking = choose(machine, workload, fixed=fixed, compile_factor=factor)
         best, others = ranking.candidates[0], ranking.candidates[1:]
         assert best.timeline.counters["compile_s"] == pytest.approx(factor * takes_s / 3.0)
@@ -91,8 +96,8 @@ def test_what_was_learned_stays_where_it_holds(tmp_path: Path) -> None:
         )
         tried = msgspec.structs.replace(best, measured=measured)
         learned = msgspec.structs.replace(ranking, candidates=(tried, *others))
-        compile_times.learn(tmp_path, learned, factor)
-        assert compile_times.load(tmp_path).factor == pytest.approx(3.0)
+        compile_times.learn(tmp_path, learned, factor, step="s")
+        assert compile_times.load(tmp_path).factor("s") == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(("least", "factor"), [(0.5, 1.0), (4.0, 4.0)])
@@ -101,5 +106,17 @@ def test_a_trial_that_was_stopped_tells_the_least(
 ) -> None:
     """Compiling takes longer than that: it raises what is expected, and never lowers it."""
     ranking = choose(make_machine(), make_chain((2, 2)))
-    compile_times.learn(tmp_path, ranking, 1.0, least)
-    assert compile_times.load(tmp_path).factor == pytest.approx(factor)
+    compile_times.learn(tmp_path, ranking, 1.0, step="s", least=least)
+    assert compile_times.load(tmp_path).factor("s") == pytest.approx(factor)
+
+
+@given(st.lists(st.floats(0.1, 30.0), min_size=1, max_size=20))
+def test_a_few_other_steps_tell_little_of_the_host(ratios: list[float]) -> None:
+    """What is expected of a new step lies between what is assumed and what was seen, nearer with each."""
+    known = tuple(CompileTime(step=str(i), ratio=ratio) for i, ratio in enumerate(ratios))
+    factor = CompileTimes(known=known).factor("new")
+    median = statistics.median(ratios)
+    assert min(1.0, median) - 1e-9 <= factor <= max(1.0, median) + 1e-9
+    share = len(ratios) / (len(ratios) + 2)
+    assert math.log(factor) == pytest.approx(share * math.log(median), abs=1e-9)
+    assert CompileTimes(known=known).factor("0") == ratios[0]

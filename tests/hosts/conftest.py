@@ -10,7 +10,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from namespaces import need_hosts
 
-from ridgeline.experiments.namespaces import Network, hosts
+from ridgeline.experiments.namespaces import NamespaceNetwork, hosts
 
 RATE = "100mbit"
 
@@ -22,7 +22,7 @@ def able() -> None:
 
 
 @pytest.fixture(scope="module")
-def two_hosts() -> Iterator[Network]:
+def two_hosts() -> Iterator[NamespaceNetwork]:
     """Two hosts; the link between them carries 100 Mbit/s each way."""
     need_hosts()
     with hosts(2, RATE) as network:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.experiments.namespaces import Network, lacking
+from ridgeline.experiments.namespaces import NamespaceNetwork, lacking
 
 REQUIRED = "RIDGELINE_REQUIRE_HOSTS"
 """Where this variable is set, a machine that cannot make hosts fails the tests that need some."""
@@ -34,7 +34,7 @@ def environment(cache: Path) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(cache)}
 
 
-def torchrun(network: Network, script: Path, directory: Path, *arguments: str) -> None:
+def torchrun(network: NamespaceNetwork, script: Path, directory: Path, *arguments: str) -> None:
     """Run a script with one worker on each host, under one launcher a host; fail if one fails.
 
     Args:
@@ -56,7 +56,7 @@ def torchrun(network: Network, script: Path, directory: Path, *arguments: str) -
 
 
 def started(
-    network: Network,
+    network: NamespaceNetwork,
     rank: int,
     command: Sequence[str],
     directory: Path,

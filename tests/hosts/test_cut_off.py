@@ -9,7 +9,7 @@ from pathlib import Path
 
 from namespaces import PORT, environment, wait
 
-from ridgeline.experiments.namespaces import Network
+from ridgeline.experiments.namespaces import NamespaceNetwork
 
 WANTED = (
     (
@@ -26,7 +26,7 @@ WANTED = (
 SCRIPT = Path(__file__).parent / "cut_off.py"
 
 
-def test_a_worker_that_is_cut_off_is_named(two_hosts: Network, tmp_path: Path) -> None:
+def test_a_worker_that_is_cut_off_is_named(two_hosts: NamespaceNetwork, tmp_path: Path) -> None:
     """By rank and collective, on the host that has the rendezvous; the other says that it lost it."""
     variables = {
         **environment(tmp_path),

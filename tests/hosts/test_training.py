@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from namespaces import torchrun
 
-from ridgeline.experiments.namespaces import Network, bytes_per_s
+from ridgeline.experiments.namespaces import NamespaceNetwork, bytes_per_s
 from torchrun import torchrun as torchrun_here
 
 pytestmark = pytest.mark.alone  # times of one worker a core
@@ -21,7 +21,9 @@ def written(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def across(two_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def across(
+    two_hosts: NamespaceNetwork, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     """What the workers of two hosts found, by rank."""
     directory = tmp_path_factory.mktemp("across")
     torchrun(two_hosts, SCRIPT, directory, "measure")
@@ -45,7 +47,7 @@ def test_two_hosts_train_as_one(across: list[dict[str, Any]], on_one: list[dict[
     assert across[0]["losses"] != across[1]["losses"]
 
 
-def test_the_link_is_measured(across: list[dict[str, Any]], two_hosts: Network) -> None:
+def test_the_link_is_measured(across: list[dict[str, Any]], two_hosts: NamespaceNetwork) -> None:
     """Two workers send each byte of an all-reduce once: its bandwidth is that of the link, within 15 %."""
     assert two_hosts.rate is not None
     link = bytes_per_s(two_hosts.rate)

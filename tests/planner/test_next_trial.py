@@ -1,5 +1,7 @@
 """Which plan is tried next: what compiles nothing first, and nothing that cannot win or cannot end in time."""
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from planned_candidates import make_candidate
 from ridgeline.plan import Plan
 from ridgeline.planner import Candidate
 from ridgeline.planner.relatives import corrected
+from ridgeline.planner.trial_loop import Allowance
 from ridgeline.planner.trial_steps import least_steps
 from ridgeline.planner.trials import Room, next_trial
 
@@ -91,6 +94,26 @@ def test_given_seconds_are_kept(seconds: float, step_s: float, compile_s: float)
         assert mine.compile_s + least_steps(mine.plan) * mine.step_s <= seconds
 
 
+@pytest.mark.parametrize(
+    ("device", "has_compiled", "picked"),
+    [("cuda", False, "compiled+graph"), ("cuda", True, None), ("cpu", False, None)],
+)
+def test_the_first_program_is_begun_though_time_may_run_out(
+    device: str, has_compiled: bool, picked: str | None
+) -> None:
+    """On a GPU what compiling takes is guessed: half of it may do, unless this choice knows better."""
+    candidates = [
+        make_candidate("graph", 1.0, is_measured=True),
+        make_candidate("compiled+graph", 0.6, 60.0),
+    ]
+    if has_compiled:
+        candidates.append(make_candidate("regional+graph", 0.9, 20.0, is_measured=True))
+    allowance = Allowance(9, math.inf, 40.0, None, device, clock=lambda: 0.0)
+    room = allowance.room(candidates, 1, 0.0)
+    index = next_trial(candidates, room, device=device)
+    assert (None if index is None else candidates[index].plan.execution) == picked
+
+
 def test_what_cannot_be_captured_is_not_tried_again() -> None:
     """A mode that failed is not tried in another memory format, and after two precisions not at all."""
     plain = make_candidate("graph", 1.0)
@@ -114,6 +137,16 @@ def test_the_first_compiled_plan_is_the_one_that_is_replayed() -> None:
         make_candidate("graph", 1.5, is_measured=True),
     ]
     assert next_trial(candidates, Room(tries=9), device="cuda") == 1
+
+
+@pytest.mark.parametrize(("own_s", "first"), [(0.9, 1), (1.0, 0)])
+def test_the_faster_way_to_draw_comes_first(own_s: float, first: int) -> None:
+    """A second program may find no time any more; at equal times the one that draws eager's is tried."""
+    same = make_candidate("compiled+graph", 1.0, 5.0)
+    own = make_candidate("compiled+graph", own_s, 5.0)
+    own = msgspec.structs.replace(own, plan=msgspec.structs.replace(own.plan, random="compiled"))
+    candidates = [same, own, make_candidate("graph", 1.5, is_measured=True)]
+    assert next_trial(candidates, Room(tries=9), device="cuda") == first
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_indices_are_in_range_when_what_makes_them_is_not_issued(case: str) -> N
 
 
 def test_each_input_has_a_bound_of_its_own() -> None:
-    """Two index tensors of one call are bounded by their dimensions; a mask takes as many as it has."""
+    """Two index tensors of one call are bounded by their dimensions; a mask picks as many as they have."""
     x, mask = spec(7, 3, 5, 2), spec(3, 5, dtype="bool")
     rows, last = spec(4, dtype="int64"), spec(4, dtype="int32")
     arguments = {
@@ -149,7 +149,7 @@ def test_each_input_has_a_bound_of_its_own() -> None:
         "kwargs": {},
     }
     found = valid_inputs(op("aten.index.Tensor", [x, rows, mask, last], arguments))
-    assert found == {1: Made("index", 7), 3: Made("index", 2)}
+    assert found == {1: Made("index", 7), 2: Made("trues", 4), 3: Made("index", 2)}
 
 
 def test_operators_that_index_nothing_need_nothing() -> None:
@@ -185,6 +185,58 @@ def test_as_many_are_true_as_wanted() -> None:
     )
     (made,) = valid_inputs(scatter).values()
     assert int(values.made_up(scatter.inputs[1], CPU, made).sum()) == 7
+
+
+class _Picked(nn.Module):
+    """Sizes that the data decides: by masks that pick, and by where numbers are not zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(40, 6))
+
+    def forward(self, weights: Tensor) -> Tensor:
+        where = (weights > 0.9).float().nonzero()  # 4 of 40
+        is_kept = where[:, 0] != 3
+        left = where[is_kept][:, 0].expand(2, 3)  # nothing else fits where another number is picked
+        total = (
+            self.table[left].sum()
+            + self.table.masked_select(weights[:, None] > 0.9).view(4, 6).sum()
+        )
+        spread = torch.zeros(40, 6).index_put((weights > 0.9,), self.table[where[:, 0]])
+        adjacency = torch.sparse_coo_tensor(
+            torch.stack((where[:, 0], where[:, 0])),
+            weights[where[:, 0]],
+            (40, 40),
+            check_invariants=False,
+        )
+        return total + spread.sum() + (adjacency @ self.table).sum()
+
+
+def test_masks_pick_as_many_as_were_picked() -> None:
+    """What later operators expect of a size that the data decides is there in a replay: nothing fails."""
+    torch.manual_seed(0)
+    weights = torch.linspace(0.0, 0.8, 40)
+    weights[[3, 11, 25, 38]] = 1.0
+    model = _Picked()
+    workload = trace(
+        model,
+        lambda model, batch: model(batch),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        weights,
+        may_run=True,
+    )
+    replay = Replay(workload.ops, CPU)
+    with torch.no_grad():
+        taken = replay.run(lambda index: True)
+    assert replay.failures == {}
+    assert len(taken) == len(workload.ops)
+    sparse = [i for i, op in enumerate(workload.ops) if "sparse" in op.name]
+    with (
+        torch.no_grad()
+    ):  # what reads a sparse tensor that was not made is passed over, and does not fail
+        passed = taken.keys() - replay.run(lambda index: index not in sparse).keys()
+    assert passed > set(sparse)
+    assert replay.failures == {}
 
 
 def test_numbers_stay_ordinary_through_deep_networks() -> None:

@@ -10,8 +10,8 @@ from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.sync.all_reduce import AllReduce
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.transports.all_reduce import AllReduce
 from ridgeline.runtime.world import World
 
 

@@ -16,10 +16,10 @@ from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.engine import Engine
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.sync.all_reduce import AllReduce
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.departures import Departures
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.transports.all_reduce import AllReduce
 from ridgeline.runtime.sync.unused import UnusedParameters
 from ridgeline.runtime.world import World
 

@@ -204,6 +204,32 @@ def laws(world: World) -> dict[str, Any]:
     return found
 
 
+def with_a_teacher(world: World) -> dict[str, Any]:
+    """A teacher that the loss moves after its student: when all workers had its bits; and a frozen backbone."""
+    student, teacher, backbone = nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 6)
+    model = nn.ModuleDict({"student": student, "teacher": teacher, "backbone": backbone})
+    teacher.requires_grad_(False)
+    backbone.requires_grad_(False)
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        with torch.no_grad():
+            for mine, its in zip(teacher.parameters(), student.parameters(), strict=True):
+                mine.lerp_(its, 0.5)
+            wanted = teacher(batch[0])
+        return (student(backbone(batch[0])) - wanted - 1.0).square().mean()
+
+    found: dict[str, Any] = {"rounds": [], "between": [], "moved": []}
+    with TrainStep(model, loss_fn, optimizer_of(student, "sgd"), planned(), device="cpu") as step:
+        for number, batch in enumerate(batches(world.rank, EVERY * ROUNDS), 1):
+            version = backbone.weight._version
+            step(batch)
+            told = sums(values(teacher), world)
+            if number % EVERY != 1:  # when students are still the same
+                found["between" if number % EVERY else "rounds"].append(told[0] == told[1])
+            found["moved"].append(backbone.weight._version != version)
+    return found
+
+
 def by_every_codec(world: World, wanted: list[list[Tensor]]) -> dict[str, Any]:
     """Trainings with each compression, beside the plain one."""
     ways = {name: planned(compression=name) for name in offered_compressions("cpu")}
@@ -303,6 +329,7 @@ def main() -> None:
         ),
         "all exchanged": all_exchanged(world),
         "fragments": in_fragments(world),
+        "teacher": with_a_teacher(world),
         "messages": messages(world),
         "put back": put_back(world),
         "resumed": resumed(world, output.parent),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.ring import Cut
+from ridgeline.runtime.sync.transports.ring import Cut
 
 
 def along_ring(values: Sequence[Tensor], order: Sequence[int], pieces: int) -> Tensor:

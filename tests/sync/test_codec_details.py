@@ -20,6 +20,7 @@ from ridgeline.runtime.sync.codecs.blocks import Float8, Float16, Int8
 from ridgeline.runtime.sync.codecs.orthogonal import orthonormalised
 from ridgeline.runtime.sync.codecs.powersgd import PowerSGD
 from ridgeline.runtime.sync.codecs.topk import TopK, density_after
+from ridgeline.synchronisation import share_elements
 
 ROUNDING: dict[type, tuple[float, float]] = {
     BFloat16: (2.0**-8, 0.0),
@@ -44,7 +45,7 @@ def test_rounding_loses_no_more_than_the_codec_says(
 ) -> None:
     """Of the element itself, or of the largest in its block; zero stays zero, and nothing overflows."""
     made = codec({"block": BLOCK})
-    share = made.share_elements(num_elements, workers)
+    share = share_elements(num_elements, workers, made.block)
     generator = torch.Generator().manual_seed(seed)
     magnitudes = 10.0 ** (exponent - spread * torch.rand((workers, share), generator=generator))
     rows = magnitudes.float() * torch.randn((workers, share), generator=generator).clamp(-1, 1)

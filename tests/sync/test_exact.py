@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.plan import Sync
-from ridgeline.runtime.sync.all_reduce import power_of_two_mean
-from ridgeline.runtime.sync.ring import ALIGNED
+from ridgeline.runtime.sync.transports.ring import ALIGNED
+from ridgeline.runtime.sync.transports.scaling import Scaling
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import wire_bytes
 from ridgeline.synchronisation.rings import read, split
@@ -91,7 +91,7 @@ def test_means_are_exact(
         sent = wire_bytes(sync, told[0]["payload"], values[0].element_size(), size)
         assert [one["sent_bytes"] for one in told] == [sent] * size
         values = [torch.nn.functional.pad(v, (0, told[0]["payload"] - numel)) for v in values]
-    factor = power_of_two_mean(size)
+    factor = Scaling.over(size).factor
     expected = modelled(name, [value * factor for value in values]) / (size * factor)
     wanted = exact_worker.bits(expected[:numel])
     assert [one["bits"] == wanted for one in told] == [True] * size

@@ -98,6 +98,14 @@ def test_fragments_take_turns(found: dict[str, Any]) -> None:
     assert "first.weight" in parts[4]
 
 
+def test_frozen_parameters_that_the_step_writes_follow_worker_0(found: dict[str, Any]) -> None:
+    """A teacher has the same bits after each exchange, and others before; a frozen backbone is not sent."""
+    teacher = found["teacher"]
+    assert teacher["rounds"] == [True] * 3
+    assert not any(teacher["between"])
+    assert not any(teacher["moved"])
+
+
 def test_frames_are_those_of_the_prediction(found: dict[str, Any]) -> None:
     """In a step without exchange, too, by the name of the algorithm."""
     for law, algorithm in (("average / sgd", "all_reduce"), ("by the toy transport", "gather_all")):

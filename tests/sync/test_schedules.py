@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.sync.hierarchical import check_hosts
-from ridgeline.runtime.sync.hosts import by_host, parted
-from ridgeline.runtime.sync.ring import ALIGNED, Cut, Move, ring_moves
-from ridgeline.runtime.sync.tree import place_in_tree
-from ridgeline.runtime.sync.two_shot import check_dtype, check_offered
+from ridgeline.runtime.sync.transports.hierarchical import check_hosts
+from ridgeline.runtime.sync.transports.hosts import by_host, parted
+from ridgeline.runtime.sync.transports.ring import ALIGNED, Cut, Move, ring_moves
+from ridgeline.runtime.sync.transports.tree import place_in_tree
+from ridgeline.runtime.sync.transports.two_shot import check_dtype, check_offered
 
 sizes = st.integers(2, 9)
 

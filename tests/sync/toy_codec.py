@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.codec import Codec, Parts
-from ridgeline.synchronisation import COMPRESSIONS, Compression, Passes
+from ridgeline.runtime.sync.exchanges import Parts
+from ridgeline.runtime.sync.row_codec import RowCodec
+from ridgeline.synchronisation import COMPRESSIONS, Compression, MemoryPasses
 
 
-class Coarse(Codec):
+class Coarse(RowCodec):
     """Sixteenths of the largest element of a row, in a byte each."""
 
     def encode(self, rows: Tensor) -> Parts:
@@ -27,7 +28,7 @@ ENTRY = Compression(
     wire_bytes=lambda elements, size, workers, options: elements + 4 * workers,
     codec="toy_codec:Coarse",
     devices=("cpu", "cuda"),
-    codec_passes=Passes(2.25, 1.25),
+    codec_passes=MemoryPasses(2.25, 1.25),
     exchange="scatter",
     has_state=True,
     state_bytes=lambda elements, size, options: 4 * elements,

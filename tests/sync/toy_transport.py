@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ridgeline.runtime.sync.calls import all_gather
 from ridgeline.runtime.sync.transport import Transport
-from ridgeline.synchronisation import ALGORITHMS, Algorithm, Traffic
+from ridgeline.synchronisation import ALGORITHMS, Algorithm, CollectiveTraffic
 
 
 class GatherAll(Transport):
@@ -22,6 +22,6 @@ ENTRY = Algorithm(
     frame="gather_all",
     transport="toy_transport:GatherAll",
     devices=("cpu", "cuda"),
-    traffic=lambda payload, workers: (Traffic("all_gather", payload * workers),),
+    traffic=lambda payload, workers: (CollectiveTraffic("all_gather", payload * workers),),
 )
 ALGORITHMS[ENTRY.name] = ENTRY

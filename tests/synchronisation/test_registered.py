@@ -22,7 +22,7 @@ from ridgeline.simulator.synchronising import sent_bytes
 from ridgeline.synchronisation import (
     ALGORITHMS,
     COMPRESSIONS,
-    Traffic,
+    CollectiveTraffic,
     frame_names,
     operations,
 )
@@ -106,7 +106,7 @@ def test_machines_are_measured_and_assumed_by_the_entries() -> None:
     """The union of what is offered, each once, and the broadcast of buffers; nothing for words alone."""
     assert operations("cpu") == ("all_reduce", "broadcast")
     ALGORITHMS["gossip"] = GOSSIP._replace(
-        traffic=lambda payload, workers: (Traffic("all_gather", payload),)
+        traffic=lambda payload, workers: (CollectiveTraffic("all_gather", payload),)
     )
     assert operations("cpu") == ("all_reduce", "broadcast", "all_gather")
     COMPRESSIONS["half"] = HALF._replace(exchange="gather")

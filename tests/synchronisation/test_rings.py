@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ridgeline.errors import PlanError
 from ridgeline.machine import Link, Quantity, SizePoint
 from ridgeline.synchronisation.rings import (
-    Limit,
-    Ring,
+    PortLimit,
+    RingOrder,
     find_rings,
     link_rates,
     ports,
@@ -51,7 +51,7 @@ def torus(side: int) -> Links:
     return links
 
 
-def check_fit(rings: Sequence[Ring], links: Links, limits: Sequence[Limit]) -> None:
+def check_fit(rings: Sequence[RingOrder], links: Links, limits: Sequence[PortLimit]) -> None:
     """Every ring goes around all workers, and together they stay within links and limits."""
     loads = {(a, b): 0.0 for a in range(len(links)) for b in range(len(links))}
     for ring in rings:
@@ -78,8 +78,8 @@ def test_the_cube_of_eight_gpus_has_two_rings() -> None:
     assert single == (0, 1, 3, 7, 5, 4, 6, 2)
 
 
-UPLINKS = tuple(Limit(frozenset(pair), 12.0) for pair in ((0, 2), (1, 3)))
-HOSTS = tuple(Limit(frozenset(range(4 * h, 4 * h + 4)), 1.25) for h in range(4))
+UPLINKS = tuple(PortLimit(frozenset(pair), 12.0) for pair in ((0, 2), (1, 3)))
+HOSTS = tuple(PortLimit(frozenset(range(4 * h, 4 * h + 4)), 1.25) for h in range(4))
 BY_HOST = [[(100.0 if a // 4 == b // 4 else 1.25) * (a != b) for b in range(16)] for a in range(16)]
 
 
@@ -98,7 +98,7 @@ BY_HOST = [[(100.0 if a // 4 == b // 4 else 1.25) * (a != b) for b in range(16)]
     ids=["NVSwitch", "PCIe", "Ethernet", "torus 3", "torus 4", "pair", "five", "eight"],
 )
 def test_known_machines_are_used_fully(
-    links: Links, limits: tuple[Limit, ...], total: float, count: int
+    links: Links, limits: tuple[PortLimit, ...], total: float, count: int
 ) -> None:
     """As much as any worker's links or any limit let through: nothing could carry more."""
     rings = find_rings(links, limits)
@@ -120,7 +120,7 @@ def test_whatever_the_links(size: int, data: st.DataObject) -> None:
     links = [[data.draw(rates) if a != b else 0.0 for b in range(size)] for a in range(size)]
     groups = st.frozensets(st.integers(0, size - 1), min_size=1, max_size=size - 1)
     limits = tuple(
-        Limit(group, rate)
+        PortLimit(group, rate)
         for group, rate in data.draw(st.lists(st.tuples(groups, st.floats(0.1, 9.0)), max_size=3))
     )
     check_fit(find_rings(links, limits), links, limits)
@@ -154,7 +154,7 @@ def test_rings_survive_their_words() -> None:
     assert read(written(rings), 8) == rings
     assert [ring.order for ring in read("", 4)] == [(0, 1, 2, 3), (0, 3, 2, 1)]
     assert [ring.order for ring in read("", 2)] == [(0, 1)]
-    assert read("1,0,2", 3) == (Ring((1, 0, 2), 1.0),)
+    assert read("1,0,2", 3) == (RingOrder((1, 0, 2), 1.0),)
 
 
 @pytest.mark.parametrize("part", ["0,1", "0,1,1", "0,1,2:0", "0,1,2:x", "0,1,2:inf", "x"])

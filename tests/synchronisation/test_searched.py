@@ -12,7 +12,7 @@ from ridgeline.planner.knobs import num_changes, value_of
 from ridgeline.planner.labels import label
 from ridgeline.planner.trials import differences
 from ridgeline.simulator.step import simulate
-from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, Traffic, offered
+from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, CollectiveTraffic, offered
 from ridgeline.timeline import Timeline
 from strategies import make_machine, make_workload
 
@@ -43,7 +43,9 @@ def test_an_exact_algorithm_is_compared_with_the_default() -> None:
     assert seen == {"all_reduce", "gossip"}
     assert ranking.best.plan.sync.algorithm == "all_reduce"
     assert "gossip: " in ranking.explain("algorithm")
-    cheap = GOSSIP._replace(traffic=lambda payload, workers: (Traffic("broadcast", payload // 8),))
+    cheap = GOSSIP._replace(
+        traffic=lambda payload, workers: (CollectiveTraffic("broadcast", payload // 8),)
+    )
     ALGORITHMS["gossip"] = cheap  # the fixture puts it back
     best = choose(make_machine(latency_s=1e-3, bandwidth=1e8), workload, world_size=2).best.plan
     assert best.sync.algorithm == "gossip"
@@ -69,7 +71,7 @@ def test_what_cannot_be_faster_is_told_and_not_simulated(workers: int, compared:
 def test_another_algorithm_is_tried_for_itself() -> None:
     """Predicted alike, two cuts of one algorithm need one trial, and two algorithms one each."""
     ALGORITHMS["gossip"] = GOSSIP._replace(
-        traffic=lambda payload, workers: (Traffic("all_reduce", payload),)
+        traffic=lambda payload, workers: (CollectiveTraffic("all_reduce", payload),)
     )
     tried: list[Plan] = []
 

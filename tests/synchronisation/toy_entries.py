@@ -1,7 +1,13 @@
 """An algorithm and a compression as a user registers them, and plans and a step with them."""
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.synchronisation import Algorithm, Compression, Option, Passes, Traffic
+from ridgeline.synchronisation import (
+    Algorithm,
+    CollectiveTraffic,
+    Compression,
+    MemoryPasses,
+    Option,
+)
 
 MIB = 1 << 20
 MS = 1_000_000
@@ -11,7 +17,7 @@ GOSSIP = Algorithm(
     frame="murmur",
     transport="some.module:Gossip",
     devices=("cpu", "cuda"),
-    traffic=lambda payload, workers: (Traffic("broadcast", payload),) * 2,
+    traffic=lambda payload, workers: (CollectiveTraffic("broadcast", payload),) * 2,
     options=(Option("hops", int, 1, least=1),),
 )
 HALF = Compression(
@@ -20,7 +26,7 @@ HALF = Compression(
     wire_bytes=lambda elements, size, workers, options: elements * size // 2,
     codec="some.module:Half",
     devices=("cpu",),
-    codec_passes=Passes(2.0, 1.0),
+    codec_passes=MemoryPasses(2.0, 1.0),
     has_state=True,
     state_bytes=lambda elements, size, options: elements * size,
 )

@@ -78,7 +78,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     counts = worker_counts(known, task.batch_size, wished=wishes.workers, threads=wishes.threads)
     if wishes.workers is not None:
         counts = (wishes.workers,)
-    factor = compile_times.load(here.directory).factor
+    factor = compile_times.load(here.directory).factor(task.name)
 
     def profile(refresh: bool) -> Machine:
         machine = known
@@ -116,7 +116,7 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         if problem:
             say(problem)
     if decision.ranking is not None:
-        compile_times.learn(here.directory, decision.ranking, factor)
+        compile_times.learn(here.directory, decision.ranking, factor, step=task.name)
     return decision
 
 
@@ -149,7 +149,7 @@ def decide_in_group(
             f"out, or start torchrun with {wishes.workers}"
         )
     directory = known_machine().directory
-    factor = float(share_text(repr(compile_times.load(directory).factor), world))
+    factor = float(share_text(repr(compile_times.load(directory).factor(task.name)), world))
 
     def profile(refresh: bool) -> Machine:
         return measured(workload, world.setting, heartbeat, refresh=refresh)
@@ -175,7 +175,7 @@ def decide_in_group(
             agree=lambda why: share_text(why, world),
         )
     if world.rank == 0 and decision.ranking is not None:
-        compile_times.learn(directory, decision.ranking, factor)
+        compile_times.learn(directory, decision.ranking, factor, step=task.name)
     return decision
 
 

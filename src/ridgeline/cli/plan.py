@@ -51,12 +51,13 @@ class Command:
         """Describe, choose, show."""
         machine, workloads = describe(args, output, most=args.devices)
         output.progress("comparing plans")
+        name = next(iter(workloads.values())).name
         ranking = choose(
             machine,
             workloads,
             world_size=args.devices,
             steps=args.steps,
-            compile_factor=1.0 if args.machine is not None else _compile_factor(),
+            compile_factor=1.0 if args.machine is not None else _compile_factor(name),
         )
         if args.output is not None:
             output.progress(f"wrote {ranking.best.plan.save(args.output)}")
@@ -79,8 +80,8 @@ def _of_several(ranking: Ranking) -> Plan:
     return next((plan for plan in plans if plan.workers > 1), plans[0])
 
 
-def _compile_factor() -> float:
-    """What compiling takes on this host over what is assumed of it."""
+def _compile_factor(task: str) -> float:
+    """What compiling a task takes on this host over what is assumed of it."""
     from ridgeline.probe.measure import known_machine
 
-    return compile_times.load(known_machine().directory).factor
+    return compile_times.load(known_machine().directory).factor(task)

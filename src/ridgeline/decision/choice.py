@@ -187,7 +187,9 @@ class PlanChoice:
         if self.world.rank or self._kept is None:
             return
         directory, key = self._kept
-        compile_times.learn(directory, ranking, self._compile_factor, self._stopped_factor)
+        compile_times.learn(
+            directory, ranking, self._compile_factor, step=key, least=self._stopped_factor
+        )
         if ranking.best.measured is not None:
             problem = remembered.keep(directory, key, ranking)
             self.notes += [problem] if problem else []
@@ -221,7 +223,7 @@ class PlanChoice:
         hurried = None if self.seconds is None else int(self.seconds).bit_length()
         key = at_leisure if hurried is None else remembered.key_of([*parts, hurried])
         self._kept = directory, key
-        factor = compile_times.load(directory).factor
+        factor = compile_times.load(directory).factor(key)
         self._compile_factor = float(share_text(repr(factor), self.world))
         recalled = self._recalled(directory, at_leisure, key)
         if recalled is not None:

@@ -1,11 +1,17 @@
-"""What compiling takes on this host over what is assumed of it, learned from every trial that compiled."""
+"""What compiling takes on this host over what is assumed of it, learned from every trial that compiled.
+
+A step that was compiled here before is expected to take that long again. What other steps took tells about
+the host, and each about itself as well: one that the compiler cuts into many programs takes many times what
+its number of operators says. So their median counts little while they are few.
+"""
 
 import contextlib
+import math
 import statistics
 from pathlib import Path
 from typing import ClassVar
 
-from ridgeline.codec import Noun
+from ridgeline.codec import Noun, Value
 from ridgeline.errors import FileFormatError
 from ridgeline.planner import Ranking
 from ridgeline.planner.preparation import is_compiled
@@ -15,17 +21,37 @@ LEAST = 0.2
 """Below this share of what was expected the compiler had most of it in its cache."""
 
 
+PRIOR = 2.0
+"""As many steps as assumed, in whose company the others are counted."""
+
+
+class CompileTime(Value, frozen=True, kw_only=True):
+    """What compiling one step took: seconds over those assumed; `step` tells it from others."""
+
+    step: str
+    ratio: float
+
+
 class CompileTimes(Noun, frozen=True, kw_only=True):
-    """Seconds of compiling measured over expected, oldest first."""
+    """What compiling took, oldest first."""
 
     kind: ClassVar[str] = "compile-times"
 
-    ratios: tuple[float, ...] = ()
+    known: tuple[CompileTime, ...] = ()
 
-    @property
-    def factor(self) -> float:
-        """The median; 1 before anything was compiled."""
-        return statistics.median(self.ratios) if self.ratios else 1.0
+    def factor(self, step: str) -> float:
+        """What is expected of a step over what is assumed: its own last ratio, else that of the host.
+
+        Source: the median of n others is taken to the power of n / (n + PRIOR), a mean of logarithms with
+        that many ones.
+        """
+        own = [entry.ratio for entry in self.known if entry.step == step]
+        if own:
+            return own[-1]
+        if not self.known:
+            return 1.0
+        median = statistics.median(entry.ratio for entry in self.known)
+        return math.exp(math.log(median) * len(self.known) / (len(self.known) + PRIOR))
 
 
 def load(directory: Path) -> CompileTimes:
@@ -36,13 +62,16 @@ def load(directory: Path) -> CompileTimes:
         return CompileTimes()
 
 
-def learn(directory: Path, ranking: Ranking, factor: float, least: float = 0.0) -> None:
+def learn(
+    directory: Path, ranking: Ranking, factor: float, *, step: str, least: float = 0.0
+) -> None:
     """Add what the trials of a choice took; a directory that cannot be written keeps nothing.
 
     Args:
         directory: The cache.
         ranking: With trials.
         factor: By which the expectations in it were multiplied.
+        step: Tells this step from others.
         least: Seconds over those assumed of a trial that was stopped: compiling takes longer than that. It
             tells something only where that is more than what is known.
     """
@@ -57,6 +86,6 @@ def learn(directory: Path, ranking: Ranking, factor: float, least: float = 0.0) 
     ratios += [least] if least > factor else []
     if not ratios:
         return
-    known = (*load(directory).ratios, max(ratios))[-MOST_KEPT:]
+    known = (*load(directory).known, CompileTime(step=step, ratio=max(ratios)))[-MOST_KEPT:]
     with contextlib.suppress(OSError):
-        CompileTimes(ratios=known).save(directory / "compile-times.json")
+        CompileTimes(known=known).save(directory / "compile-times.json")

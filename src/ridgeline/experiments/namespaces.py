@@ -38,7 +38,7 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _serial = itertools.count()
 
 
-class Host(NamedTuple):
+class NamespaceHost(NamedTuple):
     """One of the hosts: its network namespace and its address on the common link."""
 
     namespace: str
@@ -50,7 +50,7 @@ class Host(NamedTuple):
         return ("ip", "netns", "exec", self.namespace)
 
 
-class Network:
+class NamespaceNetwork:
     """Hosts that reach each other; made and removed by `hosts`.
 
     Attributes:
@@ -58,7 +58,7 @@ class Network:
         rate: Of every link, as `tc` writes it; None for unshaped ones.
     """
 
-    def __init__(self, hosts: Sequence[Host], rate: str | None) -> None:
+    def __init__(self, hosts: Sequence[NamespaceHost], rate: str | None) -> None:
         self.hosts = tuple(hosts)
         self.rate = rate
 
@@ -95,7 +95,7 @@ class Network:
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: str | None = None) -> Iterator[Network]:
+def hosts(count: int, rate: str | None = None) -> Iterator[NamespaceNetwork]:
     """So many hosts on one link; afterwards they and all processes on them are gone.
 
     Args:
@@ -116,7 +116,7 @@ def hosts(count: int, rate: str | None = None) -> Iterator[Network]:
     remove_stale()
     owner = f"{PREFIX}-{os.getpid()}-{_born(os.getpid())}-{next(_serial)}"
     switch = f"{owner}-switch"
-    made = [Host(f"{owner}-{index}", f"{SUBNET}.{index + 1}") for index in range(count)]
+    made = [NamespaceHost(f"{owner}-{index}", f"{SUBNET}.{index + 1}") for index in range(count)]
     try:
         _ip("netns", "add", switch)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
@@ -125,7 +125,7 @@ def hosts(count: int, rate: str | None = None) -> Iterator[Network]:
             _join(host, switch, f"port{index}")
             if rate is not None:
                 _shape(host, rate)
-        yield Network(made, rate)
+        yield NamespaceNetwork(made, rate)
     finally:
         _remove([*(host.namespace for host in made), switch])
 
@@ -198,7 +198,7 @@ def namespaces() -> list[str]:
     return [name for name in names if name.startswith(PREFIX)]
 
 
-def _join(host: Host, switch: str, port: str) -> None:
+def _join(host: NamespaceHost, switch: str, port: str) -> None:
     """Make a host and plug it into the switch."""
     _ip("netns", "add", host.namespace)
     _ip("-n", switch, *_veth(port, host.namespace))
@@ -214,7 +214,7 @@ def _veth(port: str, namespace: str) -> tuple[str, ...]:
     return ("link", "add", "name", port, "type", "veth", *peer)
 
 
-def _shape(host: Host, rate: str) -> None:
+def _shape(host: NamespaceHost, rate: str) -> None:
     command = _token_bucket(host.namespace, rate)
     _run(command, f"a link of {rate}")
 

@@ -23,7 +23,7 @@ from ridgeline.planner.ranking import Candidate
 from ridgeline.planner.readings import read_again
 from ridgeline.planner.relatives import corrected
 from ridgeline.planner.trial_steps import trial_steps
-from ridgeline.planner.trials import Room, left_untried, next_trial
+from ridgeline.planner.trials import COMPILE_MAY_TAKE, Room, left_untried, next_trial
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import verify
 
@@ -54,7 +54,11 @@ class Allowance(NamedTuple):
     clock: Callable[[], float]
 
     def room(self, candidates: Sequence[Candidate], num_tried: int, overhead_s: float) -> Room:
-        """What is left of it."""
+        """What is left of it.
+
+        On a GPU, where compiling seldom loses and what it takes is guessed, the first program is begun even
+        if there may not be time to finish it.
+        """
         compiled = [
             c.compile_s for c in candidates if c.measured is not None and is_compiled(c.plan)
         ]
@@ -63,6 +67,7 @@ class Allowance(NamedTuple):
             compile_s=max(0.0, self.compile_s - sum(compiled)),
             seconds=allowed_s(candidates, self.steps, self.seconds) - self.clock(),
             overhead_s=overhead_s,
+            compile_share=COMPILE_MAY_TAKE if self.device == "cuda" and not compiled else 1.0,
         )
 
 

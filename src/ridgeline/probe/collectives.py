@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline import flat_collectives
 from ridgeline.machine import Collective, Operation, Quantity, Setting, SizePoint
 from ridgeline.probe.gpu import sleep
 from ridgeline.probe.peers import Peers
@@ -15,9 +15,6 @@ from ridgeline.synchronisation import operations
 
 QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 FULL_BYTES = tuple(1 << power for power in range(10, 29))
-# torch 2.13 renames them, and warns of the old names.
-_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 LEAST_ROUNDS = 4
 LATEST_SHARE = 3.0
 """Of the wanted seconds, what the rounds that are taken in any case may take."""
@@ -113,7 +110,7 @@ def _all_gather(tensor: Tensor, peers: Peers) -> Callable[[], None]:
     whole, share = _shares(tensor, peers)
 
     def call() -> None:
-        _gather(whole, share, group=peers.group)
+        flat_collectives.all_gather(whole, share, peers.group)
 
     return call
 
@@ -122,7 +119,7 @@ def _reduce_scatter(tensor: Tensor, peers: Peers) -> Callable[[], None]:
     whole, share = _shares(tensor, peers)
 
     def call() -> None:
-        _reduce(share, whole, group=peers.group)
+        flat_collectives.reduce_scatter(share, whole, peers.group)
 
     return call
 

@@ -111,13 +111,13 @@ class _Tiny:
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.01, momentum=0.9)
         for _ in range(3):
             self.step()
-        recorder = Recorder()
+        recorder = OperatorRecorder()
         with recorder:
             self.step(recorder)
         self.calls = recorder.calls
         self.num_parameters = len(list(self._net.parameters()))
 
-    def step(self, recorder: "Recorder | None" = None) -> tuple[float, float, float]:
+    def step(self, recorder: "OperatorRecorder | None" = None) -> tuple[float, float, float]:
         """Seconds of host time of the three phases of one step."""
         self._optimizer.zero_grad()
         synchronize()
@@ -153,7 +153,7 @@ class SmallNetwork(nn.Module):
         return x.sum()
 
 
-class Recorder(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """Records the aten operators of a step by phase, enough to replay them."""
 
     def __init__(self) -> None:

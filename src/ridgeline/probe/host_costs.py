@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ridgeline.probe.dispatch import PHASES, WIDTH, Recorder, SmallNetwork
+from ridgeline.probe.dispatch import PHASES, WIDTH, OperatorRecorder, SmallNetwork
 from ridgeline.probe.replay import Replay
 from ridgeline.workload import Op, Phase, Workload
 
@@ -143,7 +143,7 @@ class _Step:
         self._modules, self._parameters = modules, parameters
         for _ in range(3):
             self._run()
-        recorder = Recorder()
+        recorder = OperatorRecorder()
         with recorder:
             self._run(recorder)
         self._calls = recorder.calls
@@ -169,7 +169,7 @@ class _Step:
             self._parameters,
         )
 
-    def _run(self, recorder: Recorder | None = None) -> tuple[float, float, float]:
+    def _run(self, recorder: OperatorRecorder | None = None) -> tuple[float, float, float]:
         times = [time.perf_counter()]
         loss = self._loss()
         times.append(time.perf_counter())

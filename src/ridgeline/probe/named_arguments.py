@@ -41,6 +41,11 @@ class Call:
         """The tensor at a position of the op's inputs."""
         return self._op.inputs[position]
 
+    def made(self, position: int = 0) -> tuple[int, ...]:
+        """The shape of an output; () where there is none."""
+        outputs = self._op.outputs
+        return outputs[position].shape if position < len(outputs) else ()
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of the tensor of an argument; () where there is none."""
         spec = self.spec(name)

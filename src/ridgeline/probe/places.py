@@ -56,7 +56,7 @@ class Places:
         """Source of input `position` of op `index`; to be asked once for each, in order."""
         op = self._ops[index]
         spec = op.inputs[position]
-        if op.memory:
+        if op.memory and op.memory[position][0] >= 0:  # sparse tensors have no storage
             return self._at(index, position)
         found = self._made_by(op, position)
         if found is not None:
@@ -126,12 +126,14 @@ def valid(source: Source, spec: TensorSpec, made: Made | None) -> Source:
     return Source(-1, 0, place)
 
 
-def is_workspace(spec: TensorSpec) -> bool:
-    """Whether a tensor is bytes for a later kernel, of a size that only the kernel knows: traced as none.
+def is_only_issued(spec: TensorSpec) -> bool:
+    """Whether only the operator itself can make a tensor: nothing made up can stand in for it.
 
-    A kernel that is handed an empty one reads past its end.
+    A workspace is bytes for a later kernel, of a size that only the kernel knows: traced as none. A kernel
+    that is handed an empty one reads past its end. A sparse tensor has no strides.
     """
-    return spec.shape == (0,) and spec.dtype == "uint8"
+    is_workspace = spec.shape == (0,) and spec.dtype == "uint8"
+    return is_workspace or len(spec.stride) != len(spec.shape)
 
 
 def _look(spec: TensorSpec, storage: int, offset: int) -> tuple[Any, ...]:

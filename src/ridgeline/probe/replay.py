@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.errors import MachineError, WorkloadError, first_line
 from ridgeline.probe import rebuild, values
-from ridgeline.probe.places import Output, Place, Places, Source, is_workspace, valid
+from ridgeline.probe.places import Output, Place, Places, Source, is_only_issued, valid
 from ridgeline.probe.valid_inputs import valid_inputs
 from ridgeline.workload import Op, TensorSpec
 
@@ -41,14 +41,14 @@ class DeviceLostError(MachineError):
 
 @dataclass(frozen=True)
 class Instruction:
-    """One op, ready to be issued; `workspaces` are the sources that only a real run can fill."""
+    """One op, ready to be issued; `only_issued` are the sources that only their own op makes."""
 
     op: Op
     call: Callable[..., Any]
     args: list[Any]
     kwargs: dict[str, Any]
     sources: tuple[Source, ...]
-    workspaces: tuple[Source, ...]
+    only_issued: tuple[Source, ...]
 
 
 @dataclass(frozen=True)
@@ -213,21 +213,23 @@ class Replay:
             ) from error
 
     def _can_issue(self, step: Instruction) -> bool:
-        """Whether the op did not fail before, and the workspaces that it reads are filled."""
+        """Whether the op did not fail before, and what only other ops make for it is there."""
         if step.op.key in self.failures or step.op.key in self._skip:
             return False
-        for source in step.workspaces:
+        for source in step.only_issued:
             filler = self._ops[source.op].key if source.op >= 0 else ""
             if source.op < 0 or filler in self.failures or filler in self._skip:
-                self.failures[step.op.key] = "the op that fills its workspace cannot be issued"
+                self.failures[step.op.key] = (
+                    "the op that makes its workspace or sparse tensor cannot be issued"
+                )
                 return False
-        return all((source.op, source.output) in self._values for source in step.workspaces)
+        return all((source.op, source.output) in self._values for source in step.only_issued)
 
     def _stand_in(self, index: int) -> None:
-        """Outputs of an op that is not issued; nothing can stand in for a workspace."""
+        """Outputs of an op that is not issued, but for those that only it can make."""
         for output in self._read.get(index, ()):
             spec = self._ops[index].outputs[output]
-            if not is_workspace(spec):
+            if not is_only_issued(spec):
                 self._values[index, output] = values.stand_in(spec, self._device)
                 self._not_real.add((index, output))
         for dead in self._dead[index]:
@@ -289,12 +291,12 @@ class Replay:
                 valid(source, spec, made.get(position))
                 for position, (source, spec) in enumerate(zip(sources, op.inputs, strict=True))
             )
-            workspaces = tuple(
+            only_issued = tuple(
                 source
                 for source, spec in zip(sources, op.inputs, strict=True)
-                if is_workspace(spec)
+                if is_only_issued(spec)
             )
-            program.append(Instruction(op, call, args, kwargs, sources, workspaces))
+            program.append(Instruction(op, call, args, kwargs, sources, only_issued))
         for (made_by, output), reader in last_read.items():
             self._read[made_by].append(output)
             self._dead[reader].append((made_by, output))

@@ -26,7 +26,7 @@ class Made(NamedTuple):
     - `parts`: integers whose sum is `bound`
     - `constant`: every element `bound`
     - `odds`: floats in (0, 1)
-    - `trues`: booleans, `bound` of them true
+    - `trues`: booleans, or numbers that are 0 or 1, `bound` of them true
 
     `trusts_ops`: what an operator of the step has computed for this input is in range by itself, as the
     indices of a pooling operator are for its backward.
@@ -60,10 +60,12 @@ def valid_inputs(op: Op) -> dict[int, Made]:
 
 
 def _suits(made: Made, spec: TensorSpec) -> bool:
-    """Odds are floats and all else integers or booleans; a rule says nothing of the other overloads."""
+    """Odds are floats, trues anything, and all else integers or booleans; a rule says nothing of others."""
     is_float = spec.dtype.startswith(("float", "bfloat", "complex"))
     if made.kind == "index" and spec.dtype in ("bool", "uint8"):
         return False  # a mask
+    if made.kind == "trues":
+        return True
     return is_float == (made.kind == "odds")
 
 
@@ -118,9 +120,36 @@ def _index_by_dimension(call: Call) -> Iterator[tuple[int, Made]]:
     dimension = 0
     for position in call.positions("indices"):
         is_mask = position is not None and call.at(position).dtype in ("bool", "uint8")
-        if position is not None and not is_mask and dimension < len(sizes):
+        if is_mask:
+            yield position, Made("trues", _num_picked(call, dimension))
+        elif position is not None and dimension < len(sizes):
             yield position, Made("index", max(1, sizes[dimension]))
-        dimension += len(call.at(position).shape) if position is not None and is_mask else 1
+        dimension += len(call.at(position).shape) if is_mask else 1
+
+
+def _num_picked(call: Call, dimension: int) -> int:
+    """Elements that a mask picks: as many as the indices beside it, else what the result has there.
+
+    What is put where a mask says has either one row for each, or one for all: then any number will do.
+    """
+    beside = [call.at(position) for position in call.positions("indices") if position is not None]
+    sizes = [prod(spec.shape) for spec in beside if spec.dtype not in ("bool", "uint8")]
+    if sizes:
+        return max(sizes)
+    picked = call.shape("values") if "values" in call else call.made()[dimension:]
+    return picked[0] if picked else 1
+
+
+def _counted(call: Call) -> dict[str, Made]:
+    """As many elements that are not zero as there are rows of the result."""
+    return {"self": Made("trues", (call.made() or (1,))[0])}
+
+
+def _selected(call: Call) -> dict[str, Made]:
+    """As many true elements as were picked, over all that the mask is expanded to."""
+    mask = prod(call.shape("mask"))
+    repeats = max(1, prod(call.shape("self")) // max(1, mask))
+    return {"mask": Made("trues", (call.made() or (1,))[0] // repeats)}
 
 
 def _bags(call: Call) -> dict[str, Made]:
@@ -217,6 +246,8 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
         _of(_classes, "target"),
     ),
     ("_ctc_loss _ctc_loss_backward _cudnn_ctc_loss", _ctc),
+    ("nonzero argwhere", _counted),
+    ("masked_select", _selected),
     ("masked_scatter", _scattered),
     ("repeat_interleave", _repeats),
     (

@@ -119,6 +119,6 @@ def _fill_by_order(tensor: Tensor, made: Made) -> None:
         values = place * made.bound // max(1, count - 1)
     elif made.kind == "parts":
         values = (place + 1) * made.bound // count - place * made.bound // count
-    else:
-        values = place < made.bound
+    else:  # as far from each other as they can be
+        values = (place + 1) * made.bound // count > place * made.bound // count
     tensor.copy_(values.view(tensor.shape))

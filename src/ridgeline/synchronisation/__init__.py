@@ -26,11 +26,12 @@ from ridgeline.synchronisation.costs import (
 )
 from ridgeline.synchronisation.entries import (
     Algorithm,
+    CollectiveTraffic,
     Compression,
+    ExchangeKind,
+    MemoryPasses,
     Option,
     OptionValue,
-    Passes,
-    Traffic,
 )
 from ridgeline.synchronisation.names import (
     algorithm_of,
@@ -69,11 +70,12 @@ __all__ = [
     "DEFAULT_ALGORITHM",
     "UNCOMPRESSED",
     "Algorithm",
+    "CollectiveTraffic",
     "Compression",
+    "ExchangeKind",
+    "MemoryPasses",
     "Option",
     "OptionValue",
-    "Passes",
-    "Traffic",
     "algorithm_of",
     "bucket_of",
     "bucket_operations",

@@ -8,7 +8,7 @@ import msgspec
 from ridgeline import units
 from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.machine import Operation
-from ridgeline.synchronisation.entries import Shape, Traffic
+from ridgeline.synchronisation.entries import CollectiveTraffic, Shape
 from ridgeline.synchronisation.rhythm import outer_state_bytes
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
@@ -110,7 +110,7 @@ def traffic_of(
     element_bytes: int,
     workers: int,
     shapes: Sequence[Shape] = (),
-) -> tuple[Traffic, ...]:
+) -> tuple[CollectiveTraffic, ...]:
     """The collectives that one bucket costs: the algorithm's, of what the compression leaves.
 
     Encoded payloads that cannot be added up go their own ways, whatever the algorithm; see
@@ -131,9 +131,12 @@ def traffic_of(
         COMPRESSIONS[sync.compression].rounds,
     )
     if exchange == "gather":
-        return (Traffic("all_gather", payload_bytes * workers),)
+        return (CollectiveTraffic("all_gather", payload_bytes * workers),)
     if exchange == "scatter":
-        return Traffic("all_to_all", payload_bytes), Traffic("all_gather", payload_bytes)
+        return (
+            CollectiveTraffic("all_to_all", payload_bytes),
+            CollectiveTraffic("all_gather", payload_bytes),
+        )
     return ALGORITHMS[sync.algorithm].traffic(-(-payload_bytes // rounds), workers) * rounds
 
 

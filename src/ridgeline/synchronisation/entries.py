@@ -39,7 +39,7 @@ class Option(NamedTuple):
     among: tuple[str, ...] = ()
 
 
-class Traffic(NamedTuple):
+class CollectiveTraffic(NamedTuple):
     """One collective that a bucket costs; its size counts as in the machine's size tables.
 
     Attributes:
@@ -51,16 +51,16 @@ class Traffic(NamedTuple):
     num_bytes: int
 
 
-class Passes(NamedTuple):
+class MemoryPasses(NamedTuple):
     """Memory traffic of a codec, bytes read plus bytes written per byte of the bucket."""
 
     encode: float
     decode: float
 
 
-def one_all_reduce(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
+def one_all_reduce(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
     """The traffic of an algorithm that all-reduces the payload."""
-    return (Traffic("all_reduce", payload_bytes),)
+    return (CollectiveTraffic("all_reduce", payload_bytes),)
 
 
 def no_state(num_elements: int, element_bytes: int, options: Options) -> int:
@@ -96,7 +96,7 @@ class Algorithm(NamedTuple):
     frame: str
     transport: str = ""
     devices: tuple[str, ...] = ()
-    traffic: Callable[[int, int], tuple[Traffic, ...]] = one_all_reduce
+    traffic: Callable[[int, int], tuple[CollectiveTraffic, ...]] = one_all_reduce
     is_exact: bool = True
     has_state: bool = False
     options: tuple[Option, ...] = ()
@@ -140,7 +140,7 @@ class Compression(NamedTuple):
     shaped_bytes: ShapedBytes | None = None
     codec: str = ""
     devices: tuple[str, ...] = ()
-    codec_passes: Passes = Passes(0.0, 0.0)
+    codec_passes: MemoryPasses = MemoryPasses(0.0, 0.0)
     exchange: ExchangeKind = "sum"
     is_exact: bool = False
     has_state: bool = False

@@ -20,7 +20,7 @@ EFFORT = 20_000
 _RELATIVE = 1e-9
 
 
-class Ring(NamedTuple):
+class RingOrder(NamedTuple):
     """One way around all workers, in one direction.
 
     Attributes:
@@ -32,7 +32,7 @@ class Ring(NamedTuple):
     bytes_per_s: float
 
 
-class Limit(NamedTuple):
+class PortLimit(NamedTuple):
     """What all links of some workers with the others carry together, in each direction.
 
     The port of one worker to a switch, the uplink of those below one bridge, or the network of a host.
@@ -45,7 +45,7 @@ class Limit(NamedTuple):
 class _Graph:
     """What is left of the links and of the limits."""
 
-    def __init__(self, links: Sequence[Sequence[float]], limits: Sequence[Limit]) -> None:
+    def __init__(self, links: Sequence[Sequence[float]], limits: Sequence[PortLimit]) -> None:
         self.size = len(links)
         self.links = [[float(rate) for rate in row] for row in links]
         self.limits = [(limit.workers, float(limit.bytes_per_s)) for limit in limits]
@@ -78,12 +78,12 @@ class _Graph:
 
     def copied(self) -> "_Graph":
         """To be put back later, exactly: what is taken and given back differs by rounding."""
-        return _Graph(self.links, [Limit(*limit) for limit in self.limits])
+        return _Graph(self.links, [PortLimit(*limit) for limit in self.limits])
 
 
 def find_rings(
-    links: Sequence[Sequence[float]], limits: Sequence[Limit] = (), *, effort: int = EFFORT
-) -> tuple[Ring, ...]:
+    links: Sequence[Sequence[float]], limits: Sequence[PortLimit] = (), *, effort: int = EFFORT
+) -> tuple[RingOrder, ...]:
     """Rings over all workers that share no bandwidth and carry the most together, as far as is found.
 
     Args:
@@ -102,7 +102,7 @@ def find_rings(
     searches = [
         _Search(_Graph(links, limits), effort, is_paired=paired) for paired in (True, False)
     ]
-    best: list[Ring] = []
+    best: list[RingOrder] = []
     for search in searches:
         if _total(best) < search.bound:
             search.extend([])
@@ -119,13 +119,13 @@ class _Search:
     """
 
     def __init__(self, graph: _Graph, effort: int, *, is_paired: bool) -> None:
-        self.best: list[Ring] = []
+        self.best: list[RingOrder] = []
         self.bound = graph.bound() * (1.0 - _RELATIVE)
         self._graph = graph
         self._left = effort
         self._is_paired = is_paired
 
-    def extend(self, chosen: list[Ring]) -> None:
+    def extend(self, chosen: list[RingOrder]) -> None:
         """Try what can be added to some rings."""
         total, graph = _total(chosen), self._graph
         if total > _total(self.best) * (1.0 + _RELATIVE):
@@ -135,12 +135,12 @@ class _Search:
             return
         for order in self._orders():
             before = graph.copied()
-            taken: list[Ring] = []
+            taken: list[RingOrder] = []
             for way in (order, _back(order))[: 1 + self._is_paired]:
                 rate = graph.rate(way)
                 if rate > self.bound * _RELATIVE:
                     graph.take(way, rate)
-                    taken.append(Ring(tuple(way), rate))
+                    taken.append(RingOrder(tuple(way), rate))
             if taken:
                 self.extend([*chosen, *taken])
             graph.links, graph.limits = before.links, before.limits
@@ -179,9 +179,9 @@ class _Search:
         )
 
 
-def ports(size: int, bytes_per_s: float) -> tuple[Limit, ...]:
+def ports(size: int, bytes_per_s: float) -> tuple[PortLimit, ...]:
     """Workers at one switch, each by one port, whatever pairs talk."""
-    return tuple(Limit(frozenset((worker,)), bytes_per_s) for worker in range(size))
+    return tuple(PortLimit(frozenset((worker,)), bytes_per_s) for worker in range(size))
 
 
 def split(num_elements: int, weights: Sequence[float], aligned: int = 1) -> list[tuple[int, int]]:
@@ -206,12 +206,12 @@ def link_rates(machine: Machine, workers: int) -> list[list[float]]:
     return rates
 
 
-def written(rings: Sequence[Ring]) -> str:
+def written(rings: Sequence[RingOrder]) -> str:
     """Rings as a plan's option says them: `0,1,2:1;0,2,1:1`, each an order and its part of the payload."""
     return ";".join(f"{','.join(map(str, r.order))}:{r.bytes_per_s:g}" for r in rings)
 
 
-def read(text: str, size: int) -> tuple[Ring, ...]:
+def read(text: str, size: int) -> tuple[RingOrder, ...]:
     """Rings over so many workers from the words of an option; empty: once around, and once back.
 
     Raises:
@@ -220,14 +220,14 @@ def read(text: str, size: int) -> tuple[Ring, ...]:
     forwards = tuple(range(size))
     if not text:
         ways = (forwards, tuple(_back(forwards)))
-        return tuple(Ring(order, 1.0) for order in dict.fromkeys(ways))
+        return tuple(RingOrder(order, 1.0) for order in dict.fromkeys(ways))
     found = []
     for part in text.split(";"):
         order, _, weight = part.partition(":")
         try:
-            ring = Ring(tuple(int(place) for place in order.split(",")), float(weight or 1.0))
+            ring = RingOrder(tuple(int(place) for place in order.split(",")), float(weight or 1.0))
         except ValueError:
-            ring = Ring((), 0.0)
+            ring = RingOrder((), 0.0)
         if tuple(sorted(ring.order)) != forwards or not 0.0 < ring.bytes_per_s < float("inf"):
             example = written(read("", size))
             raise PlanError(
@@ -257,5 +257,5 @@ def _back(order: Sequence[int]) -> list[int]:
     return [order[0], *reversed(order[1:])]
 
 
-def _total(rings: Sequence[Ring]) -> float:
+def _total(rings: Sequence[RingOrder]) -> float:
     return sum(ring.bytes_per_s for ring in rings)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from ridgeline.synchronisation import payloads
 from ridgeline.synchronisation.entries import (
     Algorithm,
+    CollectiveTraffic,
     Compression,
+    MemoryPasses,
     Option,
     Options,
     OptionValue,
-    Passes,
-    Traffic,
 )
 from ridgeline.synchronisation.rhythm import rhythm_options
 from ridgeline.synchronisation.searched import (
@@ -39,20 +39,26 @@ PIECES = Option("pieces", int, 0, least=0, most=64)
 """Into how many pieces a share of a bucket is cut, so that adding overlaps sending; 0: by its bytes."""
 
 
-def _in_two_halves(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
+def _in_two_halves(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
     """Each worker reduces its share, then all gather the shares.
 
     Source: Patarasuk, Yuan, JPDC 69(2), 2009; the same for sharded optimizers, Rajbhandari et al., SC 2020.
     """
-    return Traffic("reduce_scatter", payload_bytes), Traffic("all_gather", payload_bytes)
+    return (
+        CollectiveTraffic("reduce_scatter", payload_bytes),
+        CollectiveTraffic("all_gather", payload_bytes),
+    )
 
 
-def _up_and_down(payload_bytes: int, workers: int) -> tuple[Traffic, ...]:
+def _up_and_down(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
     """The payload goes up a tree and comes down it; up takes what down does.
 
     Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005: the messages of a reduce are a broadcast's.
     """
-    return Traffic("broadcast", payload_bytes), Traffic("broadcast", payload_bytes)
+    return (
+        CollectiveTraffic("broadcast", payload_bytes),
+        CollectiveTraffic("broadcast", payload_bytes),
+    )
 
 
 def _residual(num_elements: int, element_bytes: int, options: Options) -> int:
@@ -99,6 +105,8 @@ def _uneven_block(workers: int, options: Options) -> str:
     )
 
 
+_TRANSPORTS = "ridgeline.runtime.sync.transports."
+
 ALGORITHMS: dict[str, Algorithm] = {
     entry.name: entry
     for entry in (
@@ -106,14 +114,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             name=DEFAULT_ALGORITHM,
             label="all-reduce",
             frame="all_reduce",
-            transport="ridgeline.runtime.sync.all_reduce:AllReduce",
+            transport=f"{_TRANSPORTS}all_reduce:AllReduce",
             devices=("cpu", "cuda"),
         ),
         Algorithm(
             name="ring",
             label="ring",
             frame="ring",
-            transport="ridgeline.runtime.sync.ring:Ring",
+            transport=f"{_TRANSPORTS}ring:Ring",
             devices=("cpu", "cuda"),
             options=(PIECES,),
             unsearched=as_the_backend,
@@ -122,7 +130,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="rings",
             label="rings",
             frame="rings",
-            transport="ridgeline.runtime.sync.rings:Rings",
+            transport=f"{_TRANSPORTS}rings:Rings",
             devices=("cpu", "cuda"),
             options=(Option("orders", str, ""), PIECES),
             unsearched=links_are_shared,
@@ -131,7 +139,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="tree",
             label="tree",
             frame="tree",
-            transport="ridgeline.runtime.sync.tree:Tree",
+            transport=f"{_TRANSPORTS}tree:Tree",
             devices=("cpu", "cuda"),
             traffic=_up_and_down,
             unsearched=where_rings_are_short,
@@ -140,7 +148,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="hierarchical",
             label="hierarchical",
             frame="hierarchical",
-            transport="ridgeline.runtime.sync.hierarchical:Hierarchical",
+            transport=f"{_TRANSPORTS}hierarchical:Hierarchical",
             devices=("cpu", "cuda"),
             options=(Option("local", int, 0, least=0), PIECES),
             least_workers=4,
@@ -150,7 +158,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="two_shot",
             label="two-shot",
             frame="two_shot",
-            transport="ridgeline.runtime.sync.two_shot:TwoShot",
+            transport=f"{_TRANSPORTS}two_shot:TwoShot",
             devices=("cuda",),
             options=(
                 Option("one_shot_bytes", int, 1 << 18, least=0),
@@ -189,7 +197,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.scattered(2, in_blocks=True),
             codec=f"{_CODECS}blocks:Float16",
             devices=_EVERYWHERE,
-            codec_passes=Passes(16.0, 4.5),
+            codec_passes=MemoryPasses(16.0, 4.5),
             exchange="scatter",
             has_state=True,
             state_bytes=_residual,
@@ -201,7 +209,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.scattered(2, in_blocks=False),
             codec=f"{_CODECS}bfloat16:BFloat16",
             devices=_EVERYWHERE,
-            codec_passes=Passes(11.0, 2.5),
+            codec_passes=MemoryPasses(11.0, 2.5),
             exchange="scatter",
             has_state=True,
             state_bytes=_residual,
@@ -212,7 +220,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.scattered(1, in_blocks=True),
             codec=f"{_CODECS}blocks:Float8",
             devices=_EVERYWHERE,
-            codec_passes=Passes(15.0, 4.0),
+            codec_passes=MemoryPasses(15.0, 4.0),
             exchange="scatter",
             has_state=True,
             state_bytes=_residual,
@@ -224,7 +232,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.scattered(1, in_blocks=True),
             codec=f"{_CODECS}blocks:Int8",
             devices=_EVERYWHERE,
-            codec_passes=Passes(17.0, 4.0),
+            codec_passes=MemoryPasses(17.0, 4.0),
             exchange="scatter",
             has_state=True,
             state_bytes=_residual,
@@ -236,7 +244,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.largest,
             codec=f"{_CODECS}topk:TopK",
             devices=_EVERYWHERE,
-            codec_passes=Passes(20.0, 0.1),
+            codec_passes=MemoryPasses(20.0, 0.1),
             exchange="gather",
             has_state=True,
             state_bytes=_residual_and_momentum,
@@ -254,7 +262,7 @@ COMPRESSIONS: dict[str, Compression] = {
             shaped_bytes=payloads.factors_of_shapes,
             codec=f"{_CODECS}powersgd:PowerSGD",
             devices=_EVERYWHERE,
-            codec_passes=Passes(20.0, 3.0),
+            codec_passes=MemoryPasses(20.0, 3.0),
             has_state=True,
             state_bytes=_residual_and_factor,
             options=(Option("rank", int, 4, least=1),),
@@ -269,7 +277,7 @@ COMPRESSIONS: dict[str, Compression] = {
             objection=_uneven_block,
             codec=f"{_CODECS}sign:Sign",
             devices=_EVERYWHERE,
-            codec_passes=Passes(18.0, 11.0),
+            codec_passes=MemoryPasses(18.0, 11.0),
             exchange="gather",
             has_state=True,
             state_bytes=_residual,

@@ -51,9 +51,8 @@ def power_sgd_step(training: Training, model: nn.Module) -> Step:
 
 def local_sgd_step(training: Training, model: nn.Module) -> Step:
     """Workers train by themselves, and take the mean of their parameters every few steps."""
-    from torch.distributed.optim import (
-        PostLocalSGDOptimizer,
-    )  # compiles much, and warns of its ways
+    # Imported here alone: it compiles much, and warns of its ways.
+    from torch.distributed.optim import PostLocalSGDOptimizer
 
     group = training.world.group()
     own, _ = dist.new_subgroups(group_size=1, group=group)

@@ -24,7 +24,7 @@ CASES = tuple(BATCH)
 COMPUTE, ONE_ALL_REDUCE = "computing alone", "all gradients alone, in one all-reduce"
 
 
-class Link(NamedTuple):
+class ShapedLink(NamedTuple):
     """What joins the workers.
 
     Attributes:
@@ -53,17 +53,17 @@ def group_cases(world: World, asked: Asked) -> Sequence[Case]:
     ]
 
 
-def _link(world: World, asked: Asked) -> Link:
+def _link(world: World, asked: Asked) -> ShapedLink:
     if asked.lacking:
         workers = f"{world.size} local workers, not shaped ({asked.lacking})"
-        return Link(workers, 0.0, is_counted=False)
+        return ShapedLink(workers, 0.0, is_counted=False)
     if not asked.rate:
-        return Link(f"{world.size} hosts, an unshaped link", 0.0, is_counted=True)
+        return ShapedLink(f"{world.size} hosts, an unshaped link", 0.0, is_counted=True)
     words = f"{world.size} hosts, a link of {asked.rate}"
-    return Link(words, bytes_per_s(asked.rate), is_counted=True)
+    return ShapedLink(words, bytes_per_s(asked.rate), is_counted=True)
 
 
-def _contest(world: World, name: str, link: Link) -> Contest:
+def _contest(world: World, name: str, link: ShapedLink) -> Contest:
     training = Training(world, name, BATCH[name] // world.size)
     counted = link.is_counted
     ways = [
@@ -74,7 +74,7 @@ def _contest(world: World, name: str, link: Link) -> Contest:
     return Contest(ways=ways, bound=_bound(training, link))
 
 
-def _bound(training: Training, link: Link) -> Bound:
+def _bound(training: Training, link: ShapedLink) -> Bound:
     """No exact step ends before it has computed, and its gradients have crossed the link."""
     world = training.world
     model = training.made()

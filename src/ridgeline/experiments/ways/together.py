@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.codec import Value
-from ridgeline.experiments.namespaces import Network, gloo_environment
+from ridgeline.experiments.namespaces import NamespaceNetwork, gloo_environment
 from ridgeline.experiments.ways.contest import hold
 from ridgeline.experiments.ways.experiment import LEAST_S
 from ridgeline.experiments.ways.result import WayCase
@@ -46,7 +46,7 @@ class Asked(Value, frozen=True, kw_only=True):
 
 
 def hold_together(
-    asked: Asked, *, workers: int, threads: int, network: Network | None = None
+    asked: Asked, *, workers: int, threads: int, network: NamespaceNetwork | None = None
 ) -> tuple[WayCase, ...]:
     """The cases, held by so many workers on this machine.
 

@@ -1,22 +1,10 @@
-"""A transport that sends what a codec makes of the payload.
-
-Three exchanges, by what encoded payloads allow (`Compression.exchange`):
-
-    sum      they can be added up: the plan's algorithm makes their mean
-    scatter  each worker gets its share of every payload, adds up in single precision, encodes the mean, and
-             all gather the shares: what is sent does not grow with the number of workers
-    gather   every worker gets all payloads and decodes each
-
-Source of `scatter`: Wang et al., "ZeRO++", 2023 (quantised gradients by all-to-all).
-"""
+"""A transport that sends what a codec makes of the payload."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.futures import Future
-from torch.nn import functional
 
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.calls import all_gather, all_to_all
@@ -27,20 +15,20 @@ from ridgeline.synchronisation import Compression
 
 
 class Compressed(Transport):
-    """Encodes, exchanges and decodes buckets, with error feedback where the entry has state.
+    """Has a codec share buckets, with error feedback where the entry has state.
 
     Args:
         algorithm: Adds up what can be added up.
-        codec: Encodes and decodes.
+        codec: Makes the mean of a payload.
         entry: Says how payloads are exchanged, and whether what was left out is remembered.
     """
 
     def __init__(self, algorithm: Transport, codec: Codec, entry: Compression) -> None:
         super().__init__(algorithm.world, algorithm.options)
-        self._algorithm, self._codec, self._entry = algorithm, codec, entry
+        self._algorithm, self._codec = algorithm, codec
         self._feedback = ErrorFeedback() if entry.has_state else None
         self._exchange = Exchange(
-            self._counted_mean, self._gather, self._scatter, self.size, self.rank
+            entry.exchange, self._counted_mean, self._gather, self._scatter, self.size, self.rank
         )
 
     def mean(self, values: Tensor) -> None:
@@ -51,8 +39,7 @@ class Compressed(Transport):
         """Make the payload the mean of what the codec leaves of it."""
         feedback = self._feedback
         values = bucket.payload.float() if feedback is None else feedback.added(bucket)
-        shared = self._codec.share(values, self._exchange, bucket)
-        mean, sent = shared or getattr(self, f"_by_{self._entry.exchange}")(values)
+        mean, sent = self._codec.share(values, self._exchange, bucket)
         bucket.payload.copy_(mean)
         if feedback is not None:
             if bucket.payload.dtype != mean.dtype:
@@ -83,40 +70,6 @@ class Compressed(Transport):
     def close(self) -> None:
         """Release what is held."""
         self._algorithm.close()
-
-    def _by_sum(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        parts = self._codec.encode(values[None])
-        sent = self._codec.decode(parts, values.numel())[0]
-        if self._feedback is not None:
-            sent = sent.clone()  # the parts become the mean
-        for part in parts:
-            self._counted_mean(part.view(-1))
-        return self._codec.decode(parts, values.numel())[0], sent
-
-    def _by_gather(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        parts = self._codec.encode(values[None])
-        gathered = tuple(self._gather(part).flatten(0, 1) for part in parts)
-        total, sent = torch.zeros_like(values), values
-        for rank in range(
-            self.size
-        ):  # one by one: all at once would take the memory of as many buckets
-            row = self._codec.decode(tuple(p[rank : rank + 1] for p in gathered), values.numel())[0]
-            total += row
-            sent = row if rank == self.rank else sent
-        return total.div_(self.size), sent
-
-    def _by_scatter(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        share = self._codec.share_elements(values.numel(), self.size)
-        rows = functional.pad(values, (0, self.size * share - values.numel()))
-        parts = self._codec.encode(rows.view(self.size, share))
-        sent = self._codec.decode(parts, share)
-        mine = self._codec.decode(tuple(map(self._scatter, parts)), share).mean(0)
-        told = self._codec.encode(mine[None])
-        heard = tuple(self._gather(part).flatten(0, 1) for part in told)
-        mean = self._codec.decode(heard, share)
-        # What rounding the mean of its share lost, its owner makes up for: for all workers at once.
-        sent[self.rank] -= self.size * (mine - mean[self.rank])
-        return mean.view(-1)[: values.numel()], sent.view(-1)[: values.numel()]
 
     def _counted_mean(self, values: Tensor) -> None:
         self.count(values)

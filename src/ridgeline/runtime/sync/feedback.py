@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.remembered import Remembered
+from ridgeline.runtime.sync.parameter_memory import ParameterMemory
 
 
-class ErrorFeedback(Remembered):
+class ErrorFeedback(ParameterMemory):
     """What was left out so far, of the gradients in some buckets.
 
     A parameter that this worker did not use has nothing to send, neither now nor of what was left out before:

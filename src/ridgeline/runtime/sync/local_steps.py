@@ -3,8 +3,8 @@
 In most steps a worker knows nothing of the others. Every `every` steps the difference between the last
 common parameters and this worker's own, the pseudo-gradient, goes the way that gradients would go: in
 buckets, by the plan's transport, and so through its codec. The outer optimizer (see `outer`) applies the mean
-to the common parameters, from which all go on with the same bits. Buffers of worker 0 go to all then. What
-the inner optimizer remembers stays each worker's own.
+to the common parameters, from which all go on with the same bits. Buffers of worker 0 go to all then, and
+frozen parameters that the step writes. What the inner optimizer remembers stays each worker's own.
 
 With several fragments each exchange is of one of them, and each of them is exchanged once in `every` steps:
 what travels at once is smaller, and no less in all.
@@ -27,6 +27,7 @@ from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.sync.arrangement import Named, expected_order
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.coverage import Coverage
+from ridgeline.runtime.sync.frozen_writes import FrozenWrites
 from ridgeline.runtime.sync.outer import OuterOptimizer
 from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.world import World
@@ -72,6 +73,7 @@ class LocalSteps:
         options = values_of(sync)
         self._every, self._num_fragments = sync.every, int(options["fragments"])
         self._coverage = Coverage(parameters)
+        self._frozen = FrozenWrites(parameters, world)
         self._buffers, self._world, self._transport = buffers, world, transport
         (self._frame,) = frame_names(sync, 1)
         ordered = [trained[index] for index in expected_order(trained, order)]
@@ -94,6 +96,7 @@ class LocalSteps:
         self._coverage.check_frozen()
         if not self.num_steps:  # a script may have loaded parameters since this was made
             self._outer.begin()
+            self._frozen.begin()
         self._recorder = recorder
         recorder.mark("backward")
 
@@ -118,6 +121,7 @@ class LocalSteps:
                 self._exchange(self._fragments[due])
                 if due == self._num_fragments - 1:
                     self._broadcast_buffers()
+                    self._frozen.follow()
             self.num_exchanges += 1
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:

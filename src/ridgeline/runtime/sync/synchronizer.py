@@ -1,4 +1,4 @@
-"""What the body of a step knows of other workers: a synchronizer, by five calls and its state."""
+"""What the body of a step knows of other workers: calls around backward and optimizer, and state."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.codec import Codec, Parts
+from ridgeline.runtime.sync.exchanges import Parts
+from ridgeline.runtime.sync.row_codec import RowCodec
 
 
-class BFloat16(Codec):
+class BFloat16(RowCodec):
     """Half the bytes, the range of float32, and 8 bits of its 24; no scale is needed.
 
     Rounding loses at most 1 part in 256 of an element. Sums are in float32, so that what is lost does not

@@ -7,18 +7,20 @@ Source: Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 20
 "ZeRO++", 2023 (quantised gradients by all-to-all, added up in full precision).
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.sync.codec import Codec, Parts
-from ridgeline.synchronisation import share_elements
+from ridgeline.runtime.sync.exchanges import Parts
+from ridgeline.runtime.sync.row_codec import RowCodec
+from ridgeline.synchronisation import OptionValue
 
 _TINY = torch.finfo(torch.float32).tiny
 
 
-class Blocks(Codec):
+class Blocks(RowCodec):
     """Elements of `dtype`, each block scaled so that its largest element is near the largest of the type.
 
     A block with one element that is no finite number arrives as NaN.
@@ -28,9 +30,9 @@ class Blocks(Codec):
     most: ClassVar[float]
     """The largest magnitude of the type."""
 
-    def share_elements(self, num_elements: int, workers: int) -> int:
-        """Whole blocks, or less than one."""
-        return share_elements(num_elements, workers, int(self.options["block"]))
+    def __init__(self, options: Mapping[str, OptionValue]) -> None:
+        super().__init__(options)
+        self.block = int(self.options["block"])
 
     def encode(self, rows: Tensor) -> Parts:
         """Bytes [rows, scales and elements]; the row is whole blocks, or one that is smaller."""
@@ -43,7 +45,7 @@ class Blocks(Codec):
     def decode(self, parts: Parts, num_elements: int) -> Tensor:
         """Elements times their scales."""
         (coded,) = parts
-        num_scales = -(-num_elements // int(self.options["block"]))
+        num_scales = -(-num_elements // self.block)
         scale_bytes, elements = coded.split(
             [4 * num_scales, coded.shape[1] - 4 * num_scales], dim=1
         )
@@ -56,7 +58,7 @@ class Blocks(Codec):
 
     def _blocks(self, rows: Tensor) -> Tensor:
         num_rows, num_elements = rows.shape
-        block = min(int(self.options["block"]), num_elements)
+        block = min(self.block, num_elements)
         return rows.view(num_rows, num_elements // block, block)
 
     def _scales(self, largest: Tensor) -> Tensor:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.codec import Codec, Exchange, Parts
-from ridgeline.runtime.sync.remembered import Remembered
+from ridgeline.runtime.sync.codec import Exchange
+from ridgeline.runtime.sync.exchanges import Parts
+from ridgeline.runtime.sync.parameter_memory import ParameterMemory
+from ridgeline.runtime.sync.row_codec import RowCodec
 from ridgeline.synchronisation import OptionValue, kept_elements
 
 _FALL = 0.25
@@ -25,7 +27,7 @@ _FALL = 0.25
 _STEPS = "warmup_steps_done"
 
 
-class TopK(Codec):
+class TopK(RowCodec):
     """Exactly as many elements of a bucket in every step, by magnitude; a NaN counts as the largest.
 
     With `warmup_steps` the density falls from a quarter to the plan's in stages of equal length. A change of
@@ -35,7 +37,7 @@ class TopK(Codec):
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         super().__init__(options)
         self._momentum = float(options["momentum"])
-        self._momenta = Remembered("momentum") if self._momentum else None
+        self._momenta = ParameterMemory("momentum") if self._momentum else None
         self._warmup_steps = int(options["warmup_steps"])
         self._steps = 0
         self._saved_steps: Tensor | None = None

@@ -1,8 +1,7 @@
 """The all-reduce of the backend: NCCL on GPUs, gloo on CPUs.
 
-The mean is the sum rounded once more, and the sum never leaves the range of the mean: NCCL scales what it
-sums; over gloo the copy divides by the power of two that is no less than the number of workers, which is
-exact, and what that is too much is taken back by one division of the sum.
+The sum never leaves the range of the mean: NCCL scales what it sums; over gloo the copy into the bucket does
+(see `scaling`).
 """
 
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from torch.futures import Future
 
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 
@@ -26,8 +26,8 @@ class AllReduce(Transport):
 
     def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
         super().__init__(world, options)
-        self.scale = 1.0 if self.on_device else power_of_two_mean(self.size)
-        self._excess = self.size * self.scale if not self.on_device else 1.0
+        self._scaling = UNSCALED if self.on_device else Scaling.over(self.size)
+        self.scale = self._scaling.factor
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Sum over the workers, on GPUs divided by their number."""
@@ -45,15 +45,8 @@ class AllReduce(Transport):
             return
         values.mul_(self.scale)
         dist.all_reduce(values, group=self.group)
-        if self._excess != 1.0:
-            values.div_(self._excess)
+        self._scaling.take_back(values)
 
     def settle(self, bucket: Bucket) -> None:
         """Take back what the copies divided by too much."""
-        if self._excess != 1.0:
-            bucket.flat.div_(self._excess)
-
-
-def power_of_two_mean(size: int) -> float:
-    """The power of two by which values are divided before a sum over so many workers; exact."""
-    return 0.5 ** (size - 1).bit_length()
+        self._scaling.take_back(bucket.flat)

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ridgeline.runtime.sync.messages import Message, Messages
-from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.sync.transports.messages import Message, Messages
+from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 
@@ -38,8 +38,8 @@ class Tree(SummingTransport):
         if parent is not None:
             # No mean comes before the root has this sum, so the place for it may be named at once.
             exchange([Message(values, parent)], [Message(values, parent)])
-        elif self.excess != 1.0:
-            values.div_(self.excess)
+        else:
+            self.scaling.take_back(values)
         # The largest subtree first: it has the longest way to go.
         exchange([], [Message(values, child) for child in reversed(self._children)])
         self._messages.finish()

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.sync.hosts import hosts_of
-from ridgeline.runtime.sync.messages import Messages
-from ridgeline.runtime.sync.ring import (
+from ridgeline.runtime.sync.transports.hosts import hosts_of
+from ridgeline.runtime.sync.transports.messages import Messages
+from ridgeline.runtime.sync.transports.ring import (
     Cut,
     Lap,
     Move,
@@ -29,7 +29,8 @@ from ridgeline.runtime.sync.ring import (
     run_laps,
     share_elements,
 )
-from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
+from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 
@@ -63,7 +64,7 @@ class Hierarchical(SummingTransport):
         size, place = len(self._inside), self._place
         pieces = num_pieces(values, size, self.options)
         cut = Cut.of(values.numel(), size, pieces)
-        self._run(values, self._inside, adding_moves(cut, place, size), pieces, 1.0)
+        self._run(values, self._inside, adding_moves(cut, place, size), pieces, UNSCALED)
         begin, _ = cut.span((place + 1) % size, 0)
         _, end = cut.span((place + 1) % size, pieces - 1)
         mine = values[begin:end]
@@ -71,8 +72,8 @@ class Hierarchical(SummingTransport):
         pieces_between = num_pieces(mine, num_hosts, self.options)
         cut_between = Cut.of(mine.numel(), num_hosts, pieces_between)
         moves = ring_moves(cut_between, self._between.index(self.rank), num_hosts)
-        self._run(mine, self._between, moves, pieces_between, self.excess)
-        self._run(values, self._inside, gathering_moves(cut, place, size), pieces, 1.0)
+        self._run(mine, self._between, moves, pieces_between, self.scaling)
+        self._run(values, self._inside, gathering_moves(cut, place, size), pieces, UNSCALED)
 
     def _run(
         self,
@@ -80,12 +81,12 @@ class Hierarchical(SummingTransport):
         ring: Sequence[int],
         moves: Sequence[Move],
         pieces: int,
-        excess: float,
+        scaling: Scaling,
     ) -> None:
         place, size = ring.index(self.rank), len(ring)
         previous, following = ring[place - 1], ring[(place + 1) % size]
         lap = Lap(values, self.scratch(values), moves, previous, following)
-        run_laps((lap,), pieces, excess, self._messages)
+        run_laps((lap,), pieces, scaling, self._messages)
 
 
 def check_hosts(hosts: Sequence[Sequence[int]]) -> None:

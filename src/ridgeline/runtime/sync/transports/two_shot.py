@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ridgeline.errors import PlanError
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.hosts import hosts_of
-from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.sync.transports.hosts import hosts_of
+from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 
@@ -75,7 +75,7 @@ class TwoShot(SummingTransport):
         shared = self._shared.get(values.dtype)
         if shared is None or shared.numel() < needed or _num_bytes(values) > self._most_bytes:
             dist.all_reduce(values, group=self.group)
-            values.div_(self.excess)
+            self.scaling.take_back(values)
             return
         if not num_elements:
             return
@@ -87,7 +87,7 @@ class TwoShot(SummingTransport):
             kernels.one_shot_all_reduce_out(shared, "sum", name, summed)
         else:
             summed = kernels.two_shot_all_reduce_(shared, "sum", name)
-        torch.div(summed[:num_elements], self.excess, out=values)
+        torch.div(summed[:num_elements], self.scaling.excess, out=values)
 
     def close(self) -> None:
         """Give the shared memory back."""

@@ -1,8 +1,6 @@
 """Transports that add up and divide by themselves, as the all-reduce of gloo does: scaled, then exact.
 
-Gradients are multiplied by a power of two, so that no sum leaves the range of the mean; what that is too much
-is taken back by one division of each sum, by the worker that made it. So over a power of two of workers the
-mean is the sum with another exponent, and over others it is rounded once more.
+Each sum is divided by the worker that made it; see `scaling`.
 """
 
 import abc
@@ -12,9 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.futures import Future
 
-from ridgeline.runtime.sync.all_reduce import power_of_two_mean
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.transports.scaling import Scaling
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 
@@ -23,20 +21,19 @@ class SummingTransport(Transport):
     """A transport whose subclass adds scaled values up.
 
     Attributes:
-        excess: What the sum of scaled values must be divided by to be the mean; 1 over powers of two.
+        scaling: What is done before and after.
     """
 
     def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
         super().__init__(world, options)
-        self._factor = power_of_two_mean(self.size)
-        self.excess = self.size * self._factor
+        self.scaling = Scaling.over(self.size)
         # On GPUs buckets are filled by one copy of many tensors, which does not scale.
-        self.scale = 1.0 if self.on_device else self._factor
+        self.scale = 1.0 if self.on_device else self.scaling.factor
         self._scratch: dict[Any, Tensor] = {}
 
     @abc.abstractmethod
     def add_up(self, values: Tensor) -> None:
-        """Make `values`, scaled already, their sum over the workers divided by `excess`, in place."""
+        """Make `values`, scaled already, the mean over the workers, in place."""
 
     def scratch_elements(self, num_elements: int) -> int:
         """Elements of memory that `add_up` needs beside so many."""
@@ -46,13 +43,13 @@ class SummingTransport(Transport):
         """Make the payload the mean; on a CPU it is over when this returns."""
         self.count(bucket.payload)
         if self.on_device:
-            bucket.payload.mul_(self._factor)
+            bucket.payload.mul_(self.scaling.factor)
         self.add_up(bucket.payload)
         return None
 
     def mean(self, values: Tensor) -> None:
         """Make `values` the mean; on a CPU, waits."""
-        self.add_up(values.mul_(self._factor))
+        self.add_up(values.mul_(self.scaling.factor))
 
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:
         """Hold as much memory as the largest bucket of each type needs.

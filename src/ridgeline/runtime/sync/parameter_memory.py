@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.runtime.sync.buckets import Bucket
 
 
-class Remembered:
+class ParameterMemory:
     """One float32 number for each element of the gradients in some buckets; zero at first.
 
     Args:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ridgeline.runtime.sync.messages import Messages
-from ridgeline.runtime.sync.ring import (
+from ridgeline.runtime.sync.transports.messages import Messages
+from ridgeline.runtime.sync.transports.ring import (
     ALIGNED,
     Cut,
     Lap,
@@ -19,7 +19,7 @@ from ridgeline.runtime.sync.ring import (
     run_laps,
     share_elements,
 )
-from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 from ridgeline.synchronisation.rings import read, split
@@ -64,7 +64,7 @@ class Rings(SummingTransport):
                 )
             )
             used += cut.share
-        run_laps(laps, pieces, self.excess, self._messages)
+        run_laps(laps, pieces, self.scaling, self._messages)
 
     def _parts(self, num_elements: int) -> list[tuple[int, int]]:
         return split(num_elements, [ring.bytes_per_s for ring in self._rings], ALIGNED)

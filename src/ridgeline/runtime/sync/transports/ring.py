@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ridgeline.runtime.sync.messages import Message, Messages
-from ridgeline.runtime.sync.summing import SummingTransport
+from ridgeline.runtime.sync.transports.messages import Message, Messages
+from ridgeline.runtime.sync.transports.scaling import Scaling
+from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 
@@ -114,8 +115,8 @@ class Lap(NamedTuple):
     following: int
 
 
-def run_laps(laps: Sequence[Lap], pieces: int, excess: float, messages: Messages) -> None:
-    """Add up the payloads of all laps at once; each has as many moves as the others.
+def run_laps(laps: Sequence[Lap], pieces: int, scaling: Scaling, messages: Messages) -> None:
+    """Add up the payloads of all laps, scaled before, at once; each has as many moves as the others.
 
     Cost: On a CPU, blocks until they are there; on a GPU, enqueues.
     """
@@ -140,7 +141,7 @@ def run_laps(laps: Sequence[Lap], pieces: int, excess: float, messages: Messages
             if place < len(works) and works[place] is not None:
                 works[place].wait()  # type: ignore[attr-defined]
             if place < len(laps):
-                _add(laps[place], laps[place].moves[number], excess)
+                _add(laps[place], laps[place].moves[number], scaling)
         if number + pieces < num_moves:
             start(number + pieces)
     messages.finish()
@@ -153,12 +154,12 @@ def _landing(lap: Lap, move: Move) -> Tensor:
     return lap.scratch[move.slot : move.slot + end - begin]
 
 
-def _add(lap: Lap, move: Move, excess: float) -> None:
+def _add(lap: Lap, move: Move, scaling: Scaling) -> None:
     if move.slot is None:
         return
     mine = lap.values[slice(*move.receives)].add_(_landing(lap, move))
-    if move.is_sum and excess != 1.0:
-        mine.div_(excess)
+    if move.is_sum:
+        scaling.take_back(mine)
 
 
 class Ring(SummingTransport):
@@ -179,7 +180,7 @@ class Ring(SummingTransport):
         moves = ring_moves(cut, self.rank, self.size)
         previous, following = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         lap = Lap(values, self.scratch(values), moves, previous, following)
-        run_laps((lap,), pieces, self.excess, self._messages)
+        run_laps((lap,), pieces, self.scaling, self._messages)
 
 
 def share_elements(num_elements: int, size: int, options: Mapping[str, OptionValue]) -> int:

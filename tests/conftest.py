@@ -13,6 +13,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+# Before OpenMP is loaded, here and in child processes. Threads that spin for work take cores from the other
+# tests: small networks then train for more than twice as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 GRACE_S = 5.0
 """What is already on its way out may take this long; a test that leaves nothing waits for nothing."""
 

@@ -2,12 +2,12 @@
 
 import msgspec
 import pytest
+from held_together import SLOW_S
 
 from ridgeline.experiments.ways.result import WayCase
 from ridgeline.probe.group import run_in_group
 
 Seen = tuple[WayCase, dict[str, int]]
-PAUSE_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,9 @@ def test_all_run_alike(seen: list[Seen]) -> None:
 def test_the_slowest_worker_counts(seen: list[Seen]) -> None:
     """A worker that waits for nobody is as slow as the one that it would wait for."""
     for case, _ in seen:
-        assert case.row("slow on 1").seconds.value >= PAUSE_S
-        assert case.row("other on 1").seconds.value < case.row("slow on 1").seconds.value
+        assert case.row("slow on 1").seconds.value == SLOW_S
+        assert case.row("same").seconds.value == SLOW_S / 4
+        assert case.row("other on 1").seconds.value == SLOW_S / 16
 
 
 def test_results_of_all_are_compared(seen: list[Seen]) -> None:

@@ -1,14 +1,13 @@
 """Gradients of compiled steps leave while backward goes on, and only when they are there."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from torchrun import torchrun
 
 PROGRAM = Path(__file__).parent / "early_program.py"
 
@@ -18,22 +17,10 @@ pytestmark = [
 ]
 
 
-def train(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    return subprocess.run(
-        [sys.executable, *launch, str(PROGRAM), str(output), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("execution", ["compiled+graph", "regional+graph"])
 def test_gradients_leave_early_and_whole(execution: str, tmp_path: Path) -> None:
     """Parameters are those of the eager step, and the first transfer begins before backward is over."""
-    done = train(tmp_path / "result.json", execution)
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(2, PROGRAM, tmp_path / "result.json", execution)
     result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
     assert result["gap"] < 1e-9
     frames = result["frames"]
@@ -44,6 +31,6 @@ def test_gradients_leave_early_and_whole(execution: str, tmp_path: Path) -> None
 
 def test_a_gradient_that_leaves_too_early_is_noticed(tmp_path: Path) -> None:
     """The check before use tells: what the test above rests on."""
-    done = train(tmp_path / "result.json", "compiled+graph", "careless")
+    done = torchrun(2, PROGRAM, tmp_path / "result.json", "compiled+graph", "careless", check=False)
     assert done.returncode != 0
     assert "EquivalenceError" in done.stderr

@@ -1,15 +1,13 @@
 """Every way to exchange gradients that GPUs are offered trains over NCCL, eagerly and in a captured graph."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS
+from torchrun import torchrun
 
 PROGRAM = Path(__file__).parent / "exchange_program.py"
 EXACT, LOSSY = 1e-4, 0.2
@@ -24,14 +22,7 @@ pytestmark = [
 def test_all_ways_train_and_are_captured(tmp_path: Path) -> None:
     """Exact ones near the all-reduce, lossy ones not far, all workers with the same bits."""
     output = tmp_path / "found.json"
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *launch, str(PROGRAM), str(output)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "NVIDIA_TF32_OVERRIDE": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = torchrun(2, PROGRAM, output, check=False, NVIDIA_TF32_OVERRIDE="0")
     found = json.loads(output.read_text()) if output.exists() else {}
     assert done.returncode == 0, f"{found}\n{done.stderr[-3000:]}"
     wrong = {}

@@ -1,13 +1,12 @@
 """Data parallelism over NCCL equals DistributedDataParallel, eagerly and in a captured graph."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from torchrun import torchrun
 
 SCRIPT = Path(__file__).parents[1] / "runtime" / "parity_cases.py"
 
@@ -21,15 +20,7 @@ pytestmark = [
 def test_two_gpus_equal_ddp_closely(execution: str, tmp_path: Path) -> None:
     """After 20 steps parameters are close to DDP's, and buffers those of worker 0, in every case."""
     output = tmp_path / "parity.json"
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *launch, str(SCRIPT), str(output), "cuda", execution],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "NVIDIA_TF32_OVERRIDE": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(2, SCRIPT, output, "cuda", execution, NVIDIA_TF32_OVERRIDE="0")
     results = json.loads(output.read_text())
     assert len(results) >= 20
     # AdamW divides by the root of tiny second moments, which magnifies the last bit at first.

@@ -1,13 +1,12 @@
 """Every algorithm makes the mean over GPUs as well: eagerly, and in graphs that are replayed with other values."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from torchrun import torchrun
 
 SCRIPT = Path(__file__).parent / "transport_cases.py"
 WORKERS = [count for count in (2, 4, 8) if count <= torch.cuda.device_count()]
@@ -22,15 +21,7 @@ pytestmark = [
 def test_means_over_gpus_are_exact(workers: int, tmp_path: Path) -> None:
     """Within rounding of the mean in double precision, and the same bits on all workers."""
     output = tmp_path / "found.json"
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers))
-    done = subprocess.run(
-        [sys.executable, *launch, str(SCRIPT), str(output)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(workers, SCRIPT, output)
     told = [json.loads(Path(f"{output}.{rank}").read_text()) for rank in range(workers)]
     refused = {name: cases["refused"] for name, cases in told[0].items() if "refused" in cases}
     assert not refused

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parent)]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from namespaces import need_hosts
 

@@ -1,9 +1,6 @@
 """Workers on two hosts train as on one, see the link between them, and predict what a step over it takes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import pytest
 from namespaces import torchrun
 
 from ridgeline.experiments.namespaces import NamespaceNetwork, bytes_per_s
+from torchrun import torchrun as torchrun_here
 
 pytestmark = pytest.mark.alone  # times of one worker a core
 SCRIPT = Path(__file__).parent / "trained_across.py"
@@ -36,15 +34,7 @@ def across(
 def on_one(across: object, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two workers of one host found; not at the same time."""
     directory = tmp_path_factory.mktemp("on_one")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *launch, str(SCRIPT), str(directory)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun_here(2, SCRIPT, directory)
     return written(directory)
 
 

@@ -1,10 +1,7 @@
 """Compiled forms of a step: regions are found, switched on for steps only, and train like the eager step."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from ridgeline.runtime.hybrid.compiling import (
 )
 from ridgeline.runtime.step import TrainStep
 from ridgeline.tasks.resnet18 import ResNet18
+from torchrun import torchrun
 
 CHECK_WORKER = Path(__file__).parent / "check_worker.py"
 PARITY = Path(__file__).parents[1] / "runtime" / "parity_cases.py"
@@ -152,15 +150,7 @@ def test_a_compiled_step_trains_like_the_eager_one(
 
 def test_a_step_that_is_wrong_on_one_worker_is_refused_by_all(tmp_path: Path) -> None:
     """The workers look closer together, or those that do would wait for the others for ever."""
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *launch, str(CHECK_WORKER), str(tmp_path / "error")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(2, CHECK_WORKER, tmp_path / "error")
     errors = [(tmp_path / f"error.{rank}").read_text() for rank in range(2)]
     assert errors[0] == errors[1]
     assert "wanted execution='compiled' to equal the eager step within" in errors[0]
@@ -373,10 +363,7 @@ def test_weights_that_are_tied_and_untied_later_are_compiled_anew(execution: Any
 def test_two_workers_train_by_region_as_ddp_does(tmp_path: Path) -> None:
     """Blocks compiled one by one hand their gradients to the same buckets; parameters follow DDP's."""
     output = tmp_path / "parity.json"
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    command = [sys.executable, *launch, str(PARITY), str(output), "cpu", "regional", "blocks"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(2, PARITY, output, "cpu", "regional", "blocks")
     results = json.loads(output.read_text())
     assert sorted(results) == ["blocks / adamw", "blocks / sgd"]
     assert max(result["gap"] for result in results.values()) < 1e-4

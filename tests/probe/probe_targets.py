@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import subprocess
-import time
+import threading
 from pathlib import Path
 
 import msgspec
@@ -59,8 +59,7 @@ def leave(request: bytes) -> bytes:
 def hang(request: bytes) -> bytes:
     """Rank 0 notes its process and never comes back."""
     Path(json.loads(request)["pid_file"]).write_text(str(os.getpid()))
-    while True:
-        time.sleep(3600)
+    threading.Event().wait()
 
 
 def hang_in_child(request: bytes) -> bytes:

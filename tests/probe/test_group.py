@@ -4,11 +4,11 @@ import json
 import math
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
@@ -137,13 +137,14 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 def _ends(pid: int) -> bool:
     """Whether a process ends soon, or is there only because nobody collects it."""
     try:
-        process = psutil.Process(pid)
-        limit = time.monotonic() + 20.0
-        while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < limit:
-            time.sleep(0.02)
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
         return True
+    try:
+        ended, _, _ = select.select([process], [], [], 20.0)
+    finally:
+        os.close(process)
+    return bool(ended)
 
 
 def _worker_of(parent: subprocess.Popen[bytes]) -> psutil.Process:

@@ -13,9 +13,10 @@ from torch import nn
 from ridgeline.errors import WorkloadError
 from ridgeline.machine import Setting
 from ridgeline.probe import rebuild, values
-from ridgeline.probe.dispatch import PHASES, Excess, measure_dispatch, reissue_excess
+from ridgeline.probe.dispatch import Excess, measure_dispatch, reissue_excess
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.replay import Replay
+from ridgeline.probe.small_step import PHASES
 from ridgeline.probe.valid_inputs import Made
 from ridgeline.workload import Op, Parameter, TensorSpec, Workload
 

@@ -25,6 +25,7 @@ class Operation(NamedTuple):
     lane: str = ""
     fails: bool = False
     sleep_s: float = 0.0
+    """Gives other threads the chance to overtake; no outcome may depend on it."""
     priority: int = 0
     target: int = 0
 

@@ -1,10 +1,7 @@
 """Some workers of a job train together, as a job of their own would, and whatever the others do."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from ridgeline.runtime.layout.ownership import (
 )
 from ridgeline.runtime.mesh import AXES
 from ridgeline.runtime.world import World
+from torchrun import torchrun
 
 SCRIPT = Path(__file__).parent / "group_cases.py"
 CPU = torch.device("cpu")
@@ -72,15 +70,7 @@ REFUSED = {
 def run(directory: Path, workers: int, *arguments: str) -> list[dict[str, Any]]:
     """What each worker of a job wrote, by rank."""
     directory.mkdir()
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    done = subprocess.run(
-        [sys.executable, *launch, str(SCRIPT), str(directory), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(workers, SCRIPT, directory, *arguments)
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(workers)]
 
 

@@ -1,15 +1,13 @@
 """Data parallelism equals DistributedDataParallel, in every case that a training step can meet."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ridgeline.simulator.frames import step_frames
+from torchrun import torchrun
 
 TWO_WORKERS = Path(__file__).parent / "two_workers.py"
 THREE_WORKERS = Path(__file__).parent / "parity_cases.py"
@@ -31,15 +29,7 @@ CASES = (
 
 def run_workers(script: Path, workers: int, output: Path) -> dict[str, Any]:
     """What worker 0 of a script wrote, run by real processes over gloo."""
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers))
-    done = subprocess.run(
-        [sys.executable, *command, str(script), str(output)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(workers, script, output)
     return json.loads(output.read_text())
 
 

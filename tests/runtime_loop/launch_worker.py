@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-import time
+import threading
 from pathlib import Path
 
 from ridgeline.runtime import worker_process
@@ -53,7 +53,7 @@ def act(what: str, run_dir: Path, rank: int) -> None:
                 (run_dir / f"running.{rank}").touch()
     if what == "wait":
         (run_dir / f"running.{rank}").touch()
-        time.sleep(1000)
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

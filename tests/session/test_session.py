@@ -16,14 +16,13 @@ from torch import Tensor, nn
 import ridgeline as rl
 from ridgeline.errors import PlanError
 from strategies import make_machine
+from torchrun import torchrun
 
 SCRIPT = Path(__file__).parent / "auto_worker.py"
 
 
-def run_script(
-    *prefixes: list[str], directory: Path, script: Path = SCRIPT
-) -> list[dict[str, Any]]:
-    """What each worker wrote, of processes that are started side by side."""
+def run_script(*prefixes: list[str], directory: Path) -> list[dict[str, Any]]:
+    """What each worker of a user's script wrote, of processes that are started side by side."""
     environment = {
         **os.environ,
         "XDG_CACHE_HOME": str(directory),
@@ -32,7 +31,7 @@ def run_script(
     }
     started = [
         subprocess.Popen(
-            [sys.executable, *prefix, str(script), str(directory)],
+            [sys.executable, *prefix, str(SCRIPT), str(directory)],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -42,6 +41,16 @@ def run_script(
     for process in started:
         _, errors = process.communicate()
         assert process.returncode == 0, errors[-3000:]
+    return written(directory)
+
+
+def run_workers(workers: int, name: str, directory: Path) -> list[dict[str, Any]]:
+    """What each of so many workers of another script wrote."""
+    torchrun(workers, SCRIPT.with_name(name), directory, XDG_CACHE_HOME=str(directory))
+    return written(directory)
+
+
+def written(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(directory.glob("?.json"))]
 
 
@@ -88,11 +97,11 @@ def test_choosing_leaves_no_trace_in_the_maths(tmp_path: Path) -> None:
 
 def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     """Two workers choose the same plan and end with the same parameters, on one host as on two."""
-    torchrun = ["-m", "torch.distributed.run"]
+    agent = ["-m", "torch.distributed.run"]
     on_one, on_two = tmp_path / "one", tmp_path / "two"
     on_one.mkdir()
     on_two.mkdir()
-    launch = [*torchrun, "--standalone", "--nproc-per-node", "2"]
+    launch = [*agent, "--standalone", "--nproc-per-node", "2"]
     first, second = run_script(launch, directory=on_one)
     assert first["plan"] == second["plan"]
     assert "workers=2" in first["plan"]
@@ -100,7 +109,7 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     assert first["losses"] != second["losses"]
     # Two agents are two hosts to the workers, wherever they run.
     where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    hosts = [[*torchrun, *where, "--node-rank", str(rank)] for rank in (0, 1)]
+    hosts = [[*agent, *where, "--node-rank", str(rank)] for rank in (0, 1)]
     third, fourth = run_script(*hosts, directory=on_two)
     assert third["plan"] == fourth["plan"]
     assert third["parameters"] == fourth["parameters"]
@@ -113,8 +122,7 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
 
 def test_what_one_of_two_workers_does_not_bear_all_leave_out(tmp_path: Path) -> None:
     """A memory format that the code does not allow fails its plans; a log that one worker writes ends all trials."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    results = run_script(launch, directory=tmp_path, script=SCRIPT.with_name("stranger_worker.py"))
+    results = run_workers(2, "stranger_worker.py", tmp_path)
     assert (tmp_path / "log").read_text() == "x" * 5
     for result in results:
         expected = pytest.approx(result["by hand"]["losses"], rel=1e-5)
@@ -135,9 +143,7 @@ def test_what_one_of_two_workers_does_not_bear_all_leave_out(tmp_path: Path) -> 
 
 def test_groups_of_one_job_choose_each_for_themselves(tmp_path: Path) -> None:
     """Ranks 1 and 2 measure, trace and try together while rank 0, in a group of its own, does so alone."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    script = SCRIPT.with_name("group_worker.py")
-    alone, first, second = run_script(launch, directory=tmp_path, script=script)
+    alone, first, second = run_workers(3, "group_worker.py", tmp_path)
     assert alone["workers"] == 1
     assert first["workers"] == 2
     assert first["plan"] == second["plan"]

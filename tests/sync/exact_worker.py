@@ -1,17 +1,15 @@
 """Four workers over gloo: means by each transport, of cases that come as lines of JSON; a line of answers each.
 
-MASTER_PORT=... python exact_worker.py
+torchrun --nproc-per-node 4 exact_worker.py
 
-Two and three workers are groups of the four. It ends with its standard input.
+Two and three workers are groups of the four. Rank 0 reads the cases and writes the answers; all end with its
+standard input.
 """
 
 import json
-import multiprocessing
-import os
 import sys
-import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -137,60 +135,34 @@ KINDS: dict[str, Callable[[World, dict[str, Any], Known], dict[str, Any]]] = {
 }
 
 
-def work(rank: int, cases: "Connection[Any, Any]") -> None:
-    """Be a worker until there are no more cases."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(max(GROUPS)))
-    World.join(threads=1, device="cpu")
+def cases_of(rank: int, store: dist.Store) -> Iterator[str]:
+    """Lines that rank 0 reads and hands to all."""
+    for number in count():
+        if rank == 0:
+            store.set(f"case {number}", sys.stdin.readline())
+        line = store.get(f"case {number}").decode()
+        if not line:
+            return
+        yield line
+
+
+def main() -> None:
+    world = World.join(threads=1, device="cpu")
+    rank, store = world.rank, dist.distributed_c10d._get_default_store()
     worlds = {}
     for size, ranks in GROUPS.items():
         group = dist.new_group(list(ranks))
         if rank in ranks:
             worlds[size] = World.join(threads=1, device="cpu", process_group=group)
     known: Known = {}
-    while (case := cases.recv()) is not None:
-        try:
-            cases.send(answer(worlds, case, known))
-        except Exception:  # noqa: BLE001 - the test shows it
-            cases.send({"failed": traceback.format_exc()})
-    os._exit(0)  # the ordinary end of torch's threads is not what is tested
-
-
-def answers(pipes: "list[Connection[Any, Any]]") -> list[dict[str, Any]]:
-    """Of all who have one, by rank; or the first failure, since others may wait for that worker for ever."""
-    told: dict[int, dict[str, Any] | None] = {}
-    while len(told) < len(pipes):
-        for ready in wait(pipes):
-            one = ready.recv()  # type: ignore[union-attr]
-            if one is not None and "failed" in one:
-                return [one]
-            told[pipes.index(ready)] = one  # type: ignore[arg-type]
-    return [one for _, one in sorted(told.items()) if one is not None]
-
-
-def main() -> None:
-    fork = multiprocessing.get_context("fork")  # so that torch is imported once
-    pipes = [fork.Pipe() for _ in range(max(GROUPS))]
-    processes = [
-        fork.Process(target=work, args=(rank, theirs), daemon=True)
-        for rank, (_, theirs) in enumerate(pipes)
-    ]
-    for process in processes:
-        process.start()
-    for line in sys.stdin:
-        for ours, _ in pipes:
-            ours.send(json.loads(line))
-        told = answers([ours for ours, _ in pipes])
-        sys.stdout.write(json.dumps(told) + "\n")
-        sys.stdout.flush()
-        if any("failed" in one for one in told):
-            break
-    else:
-        for ours, _ in pipes:
-            ours.send(None)
-        for process in processes:
-            process.join()
-    for process in processes:
-        process.kill()  # those that wait for one that failed
+    for number, line in enumerate(cases_of(rank, store)):
+        told = answer(worlds, json.loads(line), known)
+        store.set(f"answer {number} of {rank}", json.dumps(told))
+        if rank == 0:
+            answers = [json.loads(store.get(f"answer {number} of {r}")) for r in range(world.size)]
+            sys.stdout.write(json.dumps([one for one in answers if one is not None]) + "\n")
+            sys.stdout.flush()
+    World.leave()
 
 
 if __name__ == "__main__":

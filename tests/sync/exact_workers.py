@@ -1,13 +1,11 @@
 """Workers that stay while a module's tests ask them for means: one start, and one import of torch."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from torchrun import talking
 
 SCRIPT = Path(__file__).parent / "exact_worker.py"
 
@@ -16,17 +14,7 @@ class Workers:
     """Four workers over gloo, of whom two, three or all answer."""
 
     def __init__(self) -> None:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
-            env={**os.environ, **place, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process = talking(4, SCRIPT)
 
     def ask(self, kind: str, size: int, **case: Any) -> list[dict[str, Any]]:
         """What each of so many workers says, by rank."""
@@ -35,10 +23,10 @@ class Workers:
         line = json.dumps({"kind": kind, "size": size, "options": {}, **case})
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
-        told: list[dict[str, Any]] = json.loads(self._process.stdout.readline())
-        failed = [one["failed"] for one in told if "failed" in one]
-        assert not failed, failed[0]
-        return told
+        told = self._process.stdout.readline()
+        assert told, "a worker failed, as its output says"
+        answers: list[dict[str, Any]] = json.loads(told)
+        return answers
 
     def __enter__(self) -> Self:
         """The workers themselves."""

@@ -14,6 +14,7 @@ import torch
 import toy_codec  # registers its entry
 import toy_transport  # likewise
 from local_runs import diverged, put_back, resumed
+from seam_cases import fed_back
 from torch import Tensor, nn
 
 from ridgeline.errors import WorkloadError
@@ -235,38 +236,6 @@ def by_every_codec(world: World, wanted: list[list[Tensor]]) -> dict[str, Any]:
     return {name: told(trained(world, plan), wanted) for name, plan in ways.items()}
 
 
-def fed_back(world: World) -> dict[str, Any]:
-    """What arrived of gradients that do not depend on the parameters, and what was left out."""
-    model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 3))
-    start = {name: p.detach().double() for name, p in model.named_parameters()}
-    total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in model.named_parameters()}
-    generator = torch.Generator().manual_seed(7 + world.rank)
-
-    def loss_fn(model: nn.Module, batch: list[Tensor]) -> Tensor:
-        pairs = zip(model.parameters(), batch, strict=True)
-        return sum(((p * g).sum() for p, g in pairs), torch.zeros(()))
-
-    optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    largest = []
-    with TrainStep(model, loss_fn, optimizer, planned(compression="coarse"), device="cpu") as step:
-        start = {name: p.detach().double() for name, p in model.named_parameters()}
-        for _ in range(400):
-            batch = [torch.randn(p.shape, generator=generator) for p in model.parameters()]
-            for sum_, gradient in zip(total.values(), batch, strict=True):
-                sum_.add_(gradient)
-            step(batch)
-            state = step.synchronizer.state_dict()  # type: ignore[union-attr]
-            left = [value for name, value in state.items() if name.startswith("residual.")]
-            largest.append(max(float(value.abs().max()) for value in left))
-    gaps = []
-    for name, parameter in model.named_parameters():
-        arrived = start[name] - parameter.detach().double()
-        wanted = total[name] - state[f"residual.{name}"].double()
-        torch.distributed.all_reduce(wanted)
-        gaps.append(float((arrived - wanted / 2).abs().max()))
-    return {"gap": max(gaps), "early": max(largest[:100]), "late": max(largest[-100:])}
-
-
 def all_exchanged(world: World) -> list[bool]:
     """Whether every parameter of some sizes is exchanged, in buckets and fragments of some sizes."""
     found = []
@@ -353,7 +322,11 @@ def main() -> None:
     found = {
         "laws": laws(world),
         "codecs": by_every_codec(world, separately("sgd")),
-        "fed back": fed_back(world),
+        "fed back": fed_back(
+            world,
+            nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 3)),
+            planned(compression="coarse"),
+        ),
         "all exchanged": all_exchanged(world),
         "fragments": in_fragments(world),
         "teacher": with_a_teacher(world),

@@ -8,18 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import stopped_runs
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.loop import train
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.sync.checkpointing import gathered, of_worker
-from ridgeline.runtime.task import Task
-from ridgeline.runtime.training_state import model_state
 from ridgeline.runtime.world import World
 
 STEPS = 12
@@ -65,10 +61,8 @@ def trained(world: World, plan: Plan, *, partly: bool = False) -> dict[str, Any]
     }
 
 
-def fed_back(world: World) -> dict[str, Any]:
+def fed_back(world: World, model: nn.Module, plan: Plan) -> dict[str, Any]:
     """What arrived of gradients that do not depend on the parameters, and what was left out."""
-    model = Net()
-    start = {name: p.detach().double() for name, p in model.named_parameters()}
     sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in model.named_parameters()}
     generator = torch.Generator().manual_seed(7 + world.rank)
 
@@ -78,14 +72,16 @@ def fed_back(world: World) -> dict[str, Any]:
 
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     largest = []
-    with TrainStep(model, loss_fn, optimizer, planned(compression="coarse"), device="cpu") as step:
+    with TrainStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+        start = {name: p.detach().double() for name, p in model.named_parameters()}
         for _ in range(400):
             batch = [torch.randn(p.shape, generator=generator) for p in model.parameters()]
             for total, gradient in zip(sums.values(), batch, strict=True):
                 total.add_(gradient)
             step(batch)
             state = step.synchronizer.state_dict()  # type: ignore[union-attr]
-            largest.append(max(float(value.abs().max()) for value in state.values()))
+            left = [value for name, value in state.items() if name.startswith("residual.")]
+            largest.append(max(float(value.abs().max()) for value in left))
     gaps = []
     for name, parameter in model.named_parameters():
         arrived = start[name] - parameter.detach().double()
@@ -95,49 +91,18 @@ def fed_back(world: World) -> dict[str, Any]:
     return {"gap": max(gaps), "early": max(largest[:100]), "late": max(largest[-100:])}
 
 
-class StopHereError(RidgelineError):
-    """Stands for a kill in the middle of a run."""
-
-
 def resumed(world: World, folder: Path, plan: Plan) -> dict[str, Any]:
     """Whether a run that was stopped and taken up again ends with the bits of one that was not."""
-    generator = torch.Generator().manual_seed(3)
-    x, y = torch.randn(48, 6, generator=generator), torch.randint(0, 3, (48,), generator=generator)
-    calls, stop_at = 0, 0
-
-    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == stop_at:
-            raise StopHereError("here")
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    task = Task(
-        name="tiny",
-        model=Net,
-        loss_fn=loss_fn,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
-        train_data=TensorDataset(x, y),
-        test_data=TensorDataset(x[:8], y[:8]),
-        metric=lambda model, batch: (model(batch[0]).argmax(1) == batch[1]).sum(),
-        batch_size=4,
+    found = stopped_runs.resumed(
+        world,
+        folder,
+        plan,
+        Net,
+        lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+        stops=(8,),
+        checkpoint_every=2,
     )
-
-    def run(name: str, *, resume: bool = False) -> None:
-        options = {"epochs": 2, "seed": 5, "resume": resume, "checkpoint_every": 2}
-        train(task, plan, world, run_dir=folder / name, **options)  # type: ignore[arg-type]
-
-    run("whole")
-    calls, stop_at = 0, 9
-    try:
-        run("stopped")
-    except StopHereError:
-        stop_at = 0
-    run("stopped", resume=True)
-    ends = [max((folder / name / "checkpoints").glob("step-*")) for name in ("whole", "stopped")]
-    states = [model_state(end) for end in ends]
-    equal = [torch.equal(states[0][name], states[1][name]) for name in states[0]]
-    return {"equal": all(equal), "steps": [end.name for end in ends], "was_stopped": stop_at == 0}
+    return found[8]
 
 
 def put_back(world: World) -> dict[str, bool]:
@@ -186,7 +151,7 @@ def main() -> None:
         "toy, partly": trained(world, planned(algorithm="gather_all"), partly=True),
         "codec": trained(world, planned(compression="coarse")),
         "codec over toy": trained(world, planned(algorithm="gather_all", compression="coarse")),
-        "fed back": fed_back(world),
+        "fed back": fed_back(world, Net(), planned(compression="coarse")),
         "put back": put_back(world),
         "resumed": resumed(world, output.parent, planned(compression="coarse")),
     }

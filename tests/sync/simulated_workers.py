@@ -20,41 +20,62 @@ from ridgeline.runtime.sync.transport import Transport
 from ridgeline.synchronisation import COMPRESSIONS, values_of
 
 
+class OtherFailedError(Exception):
+    """Ends a thread whose counterpart has failed."""
+
+
 class Channel:
-    """Hands each of some threads what all have brought."""
+    """Hands each of some threads what all have brought.
+
+    They run one at a time, each until it has brought something: in turns, none of them waits for the
+    interpreter, which takes longer than a step.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.shapes: list[tuple[int, ...]] = []
-        self._brought: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size)
+        self._brought: list[Any] = []
+        self._turns: list[threading.Semaphore] = []
+        self._is_broken = False
 
     def all(self, rank: int, value: Tensor) -> list[Tensor]:
-        self._brought[rank] = value
         if rank == 0:
+            self._brought = []
             self.shapes.append(tuple(value.shape))
-        self._barrier.wait(60)
-        found = list(self._brought)
-        self._barrier.wait(60)
-        return found
+        brought = self._brought
+        assert len(brought) == rank, "each brings as often as the others"
+        brought.append(value)
+        self._end_turn(rank)
+        self._turns[rank].acquire()
+        if self._is_broken:
+            raise OtherFailedError
+        return list(brought)
+
+    def _end_turn(self, rank: int) -> None:
+        self._turns[(rank + 1) % self.size].release()
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         """What `work(rank)` returns for each rank."""
+        self._turns = [threading.Semaphore(0) for _ in range(self.size)]
+        self._is_broken = False
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
 
         def call(rank: int) -> None:
+            self._turns[rank].acquire()
             try:
                 results[rank] = work(rank)
-            except threading.BrokenBarrierError:
+            except OtherFailedError:
                 pass
             except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
                 errors.append(error)
-                self._barrier.abort()
+                self._is_broken = True
+            self._end_turn(rank)
 
         threads = [threading.Thread(target=call, args=(rank,)) for rank in range(self.size)]
         for thread in threads:
             thread.start()
+        self._end_turn(-1)
         for thread in threads:
             thread.join()
         if errors:

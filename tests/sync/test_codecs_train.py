@@ -1,15 +1,14 @@
 """Every codec trains over gloo, with two, three and four workers, as a step of one's own uses it."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from codec_cases import KINDS, RESUMED
 from test_codec_laws import CODECS
+
+from torchrun import torchrun
 
 SCRIPT = Path(__file__).parent / "codec_cases.py"
 NAMES = tuple(f"{name} {options}" for name, options in CODECS)
@@ -20,15 +19,7 @@ FAR = 0.5
 def start(folder: Path, workers: int) -> dict[str, Any]:
     """What the first of some workers found."""
     output = folder / "found.json"
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers))
-    done = subprocess.run(
-        [sys.executable, *command, str(SCRIPT), str(output)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(workers, SCRIPT, output)
     found: dict[str, Any] = json.loads(output.read_text())
     return found
 

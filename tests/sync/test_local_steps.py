@@ -1,9 +1,6 @@
 """Workers that train alone between two exchanges: what they have in common, and when."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from ridgeline.plan import Sync
 from ridgeline.runtime.sync.local_steps import cut_fragments
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import offered_compressions
+from torchrun import torchrun
 
 HERE = Path(__file__).parent
 LAWS = (
@@ -32,15 +30,7 @@ ROUNDING = 2e-6
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two workers over gloo found, in one start."""
     output = tmp_path_factory.mktemp("local") / "found.json"
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *command, str(HERE / "local_cases.py"), str(output)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(2, HERE / "local_cases.py", output)
     told: dict[str, Any] = json.loads(output.read_text())
     return told
 

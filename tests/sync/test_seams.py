@@ -1,9 +1,6 @@
 """A transport and a codec that a user adds, one file and one entry each, are what the built-in ones are."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.step import simulate
 from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS
 from strategies import make_machine, make_workload
+from torchrun import torchrun
 
 HERE = Path(__file__).parent
 MS, MIB = 1_000_000, 1 << 20
@@ -40,15 +38,7 @@ def planned(**sync: Any) -> Plan:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two workers over gloo found, in one start."""
     output = tmp_path_factory.mktemp("seams") / "found.json"
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *command, str(HERE / "seam_cases.py"), str(output)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(2, HERE / "seam_cases.py", output)
     told: dict[str, Any] = json.loads(output.read_text())
     return told
 

@@ -7,7 +7,6 @@ optimizer around its operators. A mean over one network charges its modules to a
 that has none; so each cause has a figure of its own, from steps with much of it and little of the others.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ridgeline.probe.dispatch import PHASES, WIDTH, OperatorRecorder, SmallNetwork
-from ridgeline.probe.replay import Replay
-from ridgeline.workload import Op, Phase, Workload
+from ridgeline.probe.small_step import PHASES, WIDTH, SmallNetwork, SmallStep
+from ridgeline.workload import Phase, Workload
 
 CPU = torch.device("cpu")
 ROUNDS = 20
@@ -101,7 +99,7 @@ def host_costs(rounds: int = ROUNDS) -> HostCosts:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _solved(*(step.beyond(rounds) for step in _steps()))
+        return _solved(*_steps(rounds))
     finally:
         torch.set_num_threads(threads)
 
@@ -133,75 +131,36 @@ def _solved(chain: Beyond, network: Beyond, few: Beyond, many: Beyond, loop: Bey
     )
 
 
-class _Step:
-    """A step so small that all its time is the host's, and a replay of it."""
-
-    def __init__(
-        self, loss: Callable[[], Tensor], optimizer: Optimizer, modules: int, parameters: int
-    ) -> None:
-        self._loss, self._optimizer = loss, optimizer
-        self._modules, self._parameters = modules, parameters
-        for _ in range(3):
-            self._run()
-        recorder = OperatorRecorder()
-        with recorder:
-            self._run(recorder)
-        self._calls = recorder.calls
-        self._ops: tuple[Op, ...] = tuple(op for phase in PHASES for op in self._calls[phase])
-
-    def beyond(self, rounds: int) -> Beyond:
-        """What it costs beyond its replay."""
-        replay = Replay(self._ops, CPU)
-        real: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
-        again: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
-        for _ in range(rounds):
-            for phase, taken in zip(PHASES, self._run(), strict=True):
-                real[phase].append(taken)
-            with torch.no_grad():
-                marks = replay.run(lambda index: True)
-            for phase in PHASES:
-                taken_ns = sum(e - b for i, (b, e) in marks.items() if self._ops[i].phase == phase)
-                again[phase].append(taken_ns * 1e-9)
-        return Beyond(
-            {phase: min(real[phase]) - min(again[phase]) for phase in PHASES},
-            {phase: len(self._calls[phase]) for phase in PHASES},
-            self._modules,
-            self._parameters,
-        )
-
-    def _run(self, recorder: OperatorRecorder | None = None) -> tuple[float, float, float]:
-        times = [time.perf_counter()]
-        loss = self._loss()
-        times.append(time.perf_counter())
-        if recorder is not None:
-            recorder.phase = "backward"
-        loss.backward()
-        times.append(time.perf_counter())
-        if recorder is not None:
-            recorder.phase = "optimizer"
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        times.append(time.perf_counter())
-        return times[1] - times[0], times[2] - times[1], times[3] - times[2]
+def _beyond(
+    loss: Callable[[], Tensor], optimizer: Optimizer, modules: int, parameters: int, rounds: int
+) -> Beyond:
+    step = SmallStep(loss, optimizer, CPU, times_clearing=True)
+    return Beyond(
+        step.beyond_replay(rounds, min),
+        {phase: len(step.calls[phase]) for phase in PHASES},
+        modules,
+        parameters,
+    )
 
 
-def _steps() -> Iterable[_Step]:
+def _steps(rounds: int) -> Iterable[Beyond]:
     """In the order of the arguments of `_solved`."""
-    yield _chain(CHAIN, FEW, fused=True)
+    yield _chain(CHAIN, FEW, rounds, fused=True)
     network, batch = SmallNetwork().to(CPU), torch.rand(2, WIDTH, device=CPU)
     parameters = list(network.parameters())
-    yield _Step(
+    yield _beyond(
         lambda: network(batch),
         SGD(parameters, lr=0.01, momentum=0.9, fused=True),
         network.num_calls,
         len(parameters),
+        rounds,
     )
-    yield _chain(MANY // 2, FEW, fused=True)
-    yield _chain(MANY // 2, MANY, fused=True)
-    yield _chain(MANY // 2, MANY, fused=False)
+    yield _chain(MANY // 2, FEW, rounds, fused=True)
+    yield _chain(MANY // 2, MANY, rounds, fused=True)
+    yield _chain(MANY // 2, MANY, rounds, fused=False)
 
 
-def _chain(links: int, num_parameters: int, *, fused: bool) -> _Step:
+def _chain(links: int, num_parameters: int, rounds: int, *, fused: bool) -> Beyond:
     """Products, sums and activations one after the other, which take turns with the parameters."""
     parameters = [nn.Parameter(torch.rand(WIDTH, device=CPU)) for _ in range(num_parameters)]
     batch = torch.rand(2, WIDTH, device=CPU)
@@ -214,7 +173,7 @@ def _chain(links: int, num_parameters: int, *, fused: bool) -> _Step:
         return x.sum()
 
     optimizer = SGD(parameters, lr=0.01, momentum=0.9, fused=fused, foreach=False)
-    return _Step(loss, optimizer, 0, num_parameters)
+    return _beyond(loss, optimizer, 0, num_parameters, rounds)
 
 
 def _parts(path: str) -> list[str]:

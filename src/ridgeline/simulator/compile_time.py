@@ -23,7 +23,7 @@ kernels are made and timed once for all that are alike.
 
 Source: for a GPU fitted to first steps of `torch.compile` with an empty cache on the hosts of
 H200s (torch 2.11), as operators, kinds and seconds: ResNet-50 461, 114, 45 to 70; VGG-16 95, 62, 15 to 36;
-ViT-B/16 546, 53, 25 to 50; EfficientNet-B0 732, 322, 86 to 99; BEiT-base 738, 68, 24; a Perceiver 557, 116, 30;
+ViT-B/16 546, 53, 25 to 50; EfficientNet-B0 732, 322, 86 to 99; BEiT-base 738, 68, 24; Perceiver 557, 116, 30;
 DLA 387, 102, 35; all within 1.6 times. For a CPU assumed: on two busy cores (torch 2.13) a ResNet-18 with
 some 210 operators took 86 s, small networks with 20 operators 10 to 30 s; on two cores of an Intel Xeon
 (torch 2.11) 20 networks of up to 450 operators 50 to 153 s, about 50 s and 0.17 to 0.47 s an operator. What

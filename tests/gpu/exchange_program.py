@@ -20,6 +20,7 @@ from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import (
+    ALGORITHMS,
     DEFAULT_ALGORITHM,
     UNCOMPRESSED,
     offered,
@@ -69,7 +70,11 @@ def main() -> None:
     import toy_transport
 
     world = World.join()
-    ways = {name: Sync(algorithm=name, bucket_bytes=(1 << 16,)) for name in offered("cuda")}
+    ways = {
+        name: Sync(algorithm=name, bucket_bytes=(1 << 16,))
+        for name in offered("cuda")
+        if world.size >= ALGORITHMS[name].least_workers
+    }
     ways |= {
         name: Sync(compression=name, bucket_bytes=(1 << 16,))
         for name in offered_compressions("cuda")

@@ -129,6 +129,18 @@ def test_what_cannot_be_captured_is_not_tried_again() -> None:
     assert next_trial(both, room, device="cuda") is None
 
 
+def test_a_precision_that_fails_operator_by_operator_is_not_compiled() -> None:
+    """An operator that has no bf16 has none in programs and graphs either; other precisions are tried."""
+    narrow = [make_candidate(mode, 1.0) for mode in ("eager", "compiled", "graph")]
+    narrow = [
+        msgspec.structs.replace(c, plan=msgspec.structs.replace(c.plan, precision="bf16"))
+        for c in narrow
+    ]
+    narrow[0] = msgspec.structs.replace(narrow[0], failure="not implemented for 'BFloat16'")
+    candidates = [*narrow, make_candidate("eager", 2.0), make_candidate("compiled", 1.5, 1.0)]
+    assert _trials(candidates, "cuda") == ["eager", "compiled"]
+
+
 def test_the_first_compiled_plan_is_the_one_that_is_replayed() -> None:
     """It has the kernels of the other, whose step may hide behind a slow host and tell nothing of it."""
     candidates = [

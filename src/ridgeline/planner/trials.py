@@ -124,16 +124,16 @@ def could_win(
 def has_failed_alike(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
     """Whether the same mode failed in this precision, or in two of them: what cannot be captured stays so.
 
-    What failed while it had to draw the eager step's random numbers may succeed with its own.
+    Neither is a precision tried in which the step failed operator by operator: some operator has none. What
+    failed while it had to draw the eager step's random numbers may succeed with its own.
     """
     plan = candidate.plan
-    alike = (plan.execution, plan.workers, plan.random)
-    failed = [
-        c.plan.precision
-        for c in candidates
-        if c.failure and (c.plan.execution, c.plan.workers, c.plan.random) == alike
+    failed = [c.plan for c in candidates if c.failure and c.plan.workers == plan.workers]
+    alike = [
+        p.precision for p in failed if (p.execution, p.random) == (plan.execution, plan.random)
     ]
-    return candidate.plan.precision in failed or len(set(failed)) > 1
+    plainly = [p.precision for p in failed if p.execution == "eager"]
+    return plan.precision in (*alike, *plainly) or len(set(alike)) > 1
 
 
 def num_tries(tries: int, steps: int | None) -> int:

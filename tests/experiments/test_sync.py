@@ -4,6 +4,7 @@ import pytest
 
 from ridgeline.errors import LaunchError
 from ridgeline.experiments import namespaces, sync
+from ridgeline.experiments.sync.ours import WANTED
 from ridgeline.experiments.sync.peers import PEERS
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
@@ -18,7 +19,10 @@ def check(case: WayCase) -> None:
     assert [(row.way, row.reason) for row in case.rows if row.status != "measured"] == []
     assert rows["ridgeline, exact"].difference < 1e-5
     assert all(rows[name].difference > 1e-5 for name in SENDS_LESS)
-    assert rows["ridgeline, exact"].predicted_s > 0.0
+    for name in WANTED:
+        assert rows[f"ridgeline, {name}"].predicted_s > 0.0
+    for name in ("powersgd, rank 4", "every 4 steps", "every 50 steps"):
+        assert rows[f"ridgeline, {name}"].difference > 1e-5
     assert "rl.Plan(workers=2" in rows["ridgeline, exact"].notes[0]
     assert case.limit is not None
 

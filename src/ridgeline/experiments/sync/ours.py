@@ -1,12 +1,13 @@
-"""Our steps: the plan that the planner takes for this network, exact, and lossy where codecs are offered."""
+"""Our steps: the plans that the planner takes for this network, and what torch's hooks do, done by ours."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from ridgeline import units
+from ridgeline.experiments.sync.peers import LOCAL_STEPS, RANK
 from ridgeline.experiments.sync.training import Step, Training, make_runner
 from ridgeline.experiments.ways.case import Runner, Way
 from ridgeline.plan import Plan
@@ -16,15 +17,32 @@ from ridgeline.probe.measure import measure
 from ridgeline.runtime.step import TrainStep
 from ridgeline.simulator.step import simulate
 from ridgeline.simulator.synchronising import sent_bytes
-from ridgeline.synchronisation import COMPRESSIONS, offered_compressions
 from ridgeline.tracing.capture import trace
 
 EXECUTION = "eager"
 """As the others run: what is compared is how gradients are sent."""
+FAR_APART = 50
+"""Steps between two exchanges of DiLoCo, at the lower end of those of the paper."""
+
+
+class Wanted(NamedTuple):
+    """What the planner is asked for: knobs that are set, and changes of the maths that it may make."""
+
+    fixed: dict[str, Any]
+    allow: tuple[str, ...] = ()
+
+
+WANTED = {
+    "exact": Wanted({}),
+    "lossy allowed": Wanted({}, (PERMISSION,)),
+    f"powersgd, rank {RANK}": Wanted({"compression": "powersgd"}, (PERMISSION,)),
+    f"every {LOCAL_STEPS} steps": Wanted({"every": LOCAL_STEPS}),
+    f"every {FAR_APART} steps": Wanted({"every": FAR_APART}),
+}
 
 
 def our_ways(training: Training, *, is_counted: bool) -> Sequence[Way]:
-    """One way without permission to lose anything, and one with it where there is something to permit.
+    """A way for each of `WANTED`.
 
     Cost: Measures this machine and its network as far as they are not known, and traces the step.
     """
@@ -32,13 +50,17 @@ def our_ways(training: Training, *, is_counted: bool) -> Sequence[Way]:
     optimizer = training.optimizer(model)
     workload = trace(model, training.loss_fn, optimizer, training.batches[0], name=training.name)
     machine = measure(workload=workload, process_group=training.world.group())
-    kind, size = training.world.kind, training.world.size
-    fixed = {"execution": EXECUTION, "threads": training.world.threads}
-    lossy = [name for name in offered_compressions(kind) if not COMPRESSIONS[name].is_exact]
-    allowed = {"exact": (), "lossy allowed": (PERMISSION,)} if lossy else {"exact": ()}
+    always = {"execution": EXECUTION, "threads": training.world.threads}
     ways = []
-    for words, allow in allowed.items():
-        plan = choose(machine, workload, world_size=size, fixed=fixed, allow=allow).best.plan
+    for words, wanted in WANTED.items():
+        ranking = choose(
+            machine,
+            workload,
+            world_size=training.world.size,
+            fixed={**always, **wanted.fixed},
+            allow=wanted.allow,
+        )
+        plan = ranking.best.plan
         predicted_s = simulate(machine, workload, plan).step_ns * 1e-9
         handed = units.num_bytes(sum(sent_bytes(workload, plan)))
         notes = (f"{plan!r}: {handed} handed over a step",)
@@ -54,4 +76,5 @@ def _runner(
         optimizer: Any = training.optimizer(model)
         return TrainStep(model, training.loss_fn, optimizer, plan, world=training.world)
 
-    return make_runner(training, make, is_counted, predicted_s=predicted_s, notes=notes)
+    steps = plan.sync.every
+    return make_runner(training, make, is_counted, steps, predicted_s=predicted_s, notes=notes)

@@ -24,8 +24,8 @@ from ridgeline.synchronisation import (
     DEFAULT_ALGORITHM,
     UNCOMPRESSED,
     check_sync,
-    is_bucket_frame,
     is_exact,
+    is_exchange_frame,
     trains_apart,
 )
 from ridgeline.workload import Workload
@@ -105,7 +105,7 @@ def _row(machine: Machine, workload: Workload, plan: Plan, sync: Sync) -> Exchan
         timeline = simulate(machine, workload, there, details=False)
     except PlanError as refused:
         return msgspec.structs.replace(row, verdict=_reason(refused, sync))
-    exchange_ns = sum(span.duration_ns for span in timeline.frames if is_bucket_frame(span.name))
+    exchange_ns = sum(span.duration_ns for span in timeline.frames if is_exchange_frame(span.name))
     return msgspec.structs.replace(
         row,
         sent_bytes=sum(sent_bytes(workload, there)),

@@ -161,7 +161,8 @@ def test_entries_stand_under_their_names_with_heads_of_their_own() -> None:
 def test_what_is_offered_now(device: str) -> None:
     """Exact algorithms and every compression run everywhere, and need four collectives."""
     on_gpus = ("two_shot",) if device == "cuda" else ()
-    assert offered(device) == (DEFAULT_ALGORITHM, "ring", "rings", "tree", "hierarchical", *on_gpus)
+    everywhere = (DEFAULT_ALGORITHM, "ring", "rings", "tree", "hierarchical")
+    assert offered(device) == (*everywhere, *on_gpus, "sharded")
     assert offered_compressions(device) == tuple(COMPRESSIONS)
     assert operations(device) == ("all_reduce", "broadcast", "all_to_all", "all_gather")
 

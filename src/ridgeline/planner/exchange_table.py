@@ -26,6 +26,7 @@ from ridgeline.synchronisation import (
     check_sync,
     is_exact,
     is_exchange_frame,
+    parts_update,
     trains_apart,
 )
 from ridgeline.workload import Workload
@@ -140,6 +141,8 @@ def _judged(
         words.append(f"loses: {-gain:.1%} slower than the default")
     else:
         words.append(f"gains {gain:.1%}, which is within the uncertainty of {error:.1%}")
+    if parts_update(Sync(algorithm=row.algorithm)):
+        words.append(f"a worker keeps 1/{plan.workers} of the optimizer's state")
     if not row.is_exact:
         allowed = PERMISSION in allow
         words.append(UNKNOWN_LOSS if allowed else f"wants allow={PERMISSION!r}: {UNKNOWN_LOSS}")

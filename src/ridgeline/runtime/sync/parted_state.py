@@ -103,16 +103,12 @@ def whole_state(
     before = optimizer.state
     if not held:
         return optimizer.state_dict()
-    found: dict[nn.Parameter, dict[str, Any]] = {
-        # What was loaded since the last step is whole, and the same on all workers.
-        p: dict(before[p])
-        for p in held
-        if p in before
-    }
+    # Of frozen parameters, and of all where it was loaded since the last step, it is whole on every worker.
+    found = {key: dict(value) for key, value in before.items() if not is_part(key)}
     everyone = _exchanged([_told(one, before) for one in held.values()], world)
     for parameter, told in zip(held, everyone, strict=True):
         for key, (kind, value) in told.common.items():
-            tensor = torch.tensor(value, dtype=getattr(torch, kind)) if kind else value
+            tensor = _scalar(value, kind) if kind else value
             found.setdefault(parameter, {})[key] = tensor
     kinds = dict(zip(held, (told.kinds for told in everyone), strict=True))
     for bucket in buckets:
@@ -129,6 +125,10 @@ def whole_state(
         return optimizer.state_dict()
     finally:
         optimizer.state = before
+
+
+def _scalar(value: Any, kind: str) -> Tensor:
+    return torch.tensor(value, dtype=getattr(torch, kind), device="cpu")
 
 
 def _told(own: Held, state: Mapping[Any, Mapping[str, Any]]) -> _Told:

@@ -88,7 +88,6 @@ class PartedUpdate:
         Raises:
             WorkloadError: see `Reducer.arm`.
         """
-        self._show_whole()  # the last step may have failed in its update
         self._recorder = recorder
         self._reducer.arm(recorder)
 
@@ -130,7 +129,12 @@ class PartedUpdate:
             recorder.current.closed.append((GATHERING, "communication", start, stop))
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """See `Synchronizer`."""
+        """See `Synchronizer`.
+
+        Args:
+            groups: The `param_groups` of this optimizer.
+        """
+        self._show_whole()  # the last step may have failed in its update
         self._reducer.check_covers(groups)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

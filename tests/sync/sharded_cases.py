@@ -3,13 +3,15 @@
 torchrun --nproc-per-node 2 sharded_cases.py OUTPUT
 """
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
@@ -108,10 +110,12 @@ def trained(
         model, loss_of(deep=not skips), optimizer, plan, device="cpu", clip_norm=clip
     ) as step:
         synchronizer: Any = step.synchronizer
-        sent = []
+        sent, left = [0], [0]
         for batch in batches(world):
-            step(batch)
+            with counted_messages() as messages:
+                step(batch)
             scheduler.step()
+            left.append(sum(messages))
             sent.append(synchronizer._transport.sent_bytes)
         state = step.optimizer_state()
         return {
@@ -124,7 +128,24 @@ def trained(
             "payloads": [bucket.payload.numel() for bucket in synchronizer.buckets],
             "state_bytes": state_bytes(optimizer, model),
             "sent_bytes": sent[-1] - sent[-2],
+            "link_bytes": left[-1],
         }
+
+
+@contextlib.contextmanager
+def counted_messages() -> Iterator[list[int]]:
+    """Bytes of each message that this worker sends to another one inside."""
+    send, sizes = dist.isend, list[int]()
+
+    def counting(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        sizes.append(tensor.numel() * tensor.element_size())
+        return send(tensor, *args, **options)
+
+    dist.isend = counting  # type: ignore[assignment]
+    try:
+        yield sizes
+    finally:
+        dist.isend = send
 
 
 def state_bytes(optimizer: Optimizer, model: Net) -> int:
@@ -248,7 +269,7 @@ def put_back(world: World) -> dict[str, bool]:
 def share(state: dict[str, Any], world: World) -> dict[str, Any]:
     """What the first worker has, on all."""
     told = [state]
-    torch.distributed.broadcast_object_list(told, group=world.group(), group_src=0)
+    dist.broadcast_object_list(told, group=world.group(), group_src=0)
     return told[0]
 
 

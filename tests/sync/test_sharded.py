@@ -21,7 +21,7 @@ from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.parts import hold_parts, is_part
 from ridgeline.runtime.world import World
 from ridgeline.simulator.frames import step_frames
-from ridgeline.synchronisation import handed_bytes, part_elements
+from ridgeline.synchronisation import handed_bytes, link_bytes, part_elements
 
 HERE = Path(__file__).parent
 EXACT_WAYS = ("accumulated", "channels last", "fused", "skipped by one", "skipped by all")
@@ -107,11 +107,13 @@ def test_clipping_is_by_the_norm_of_all_parts(found: dict[str, Any]) -> None:
 
 
 def test_what_is_sent_and_shown_is_what_is_predicted(found: dict[str, Any]) -> None:
-    """Bytes by bucket, and frames."""
+    """Bytes by bucket, those that leave a worker, and frames."""
     plan = planned("sharded")
     for told in found["optimizers"]["AdamW"]:
         sent = [handed_bytes(plan.sync, numel, 4, 2) for numel in told["payloads"]]
         assert told["sent_bytes"] == sum(sent)
+        links = [link_bytes(plan.sync, numel, 4, 2) for numel in told["payloads"]]
+        assert told["link_bytes"] == sum(links)
         expected = step_frames(workers=2, num_buckets=len(sent), has_buffers=True, sync=plan.sync)
         assert len(sent) > 1
         assert sorted(told["frames"]) == sorted(frame.name for frame in expected)

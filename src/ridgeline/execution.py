@@ -190,6 +190,11 @@ def may_train_apart(name: Execution, device: str) -> bool:
     return not MODES[name].is_replayed_on(device)
 
 
+def may_part_update(name: Execution, device: str) -> bool:
+    """Whether the update in steps of a mode may be divided among workers: captured steps are not, so far."""
+    return not MODES[name].is_replayed_on(device)
+
+
 def check_plan(plan: Plan, device: str) -> None:
     """Refuse a plan for a training step that cannot be honoured, be it to run it or to predict it.
 
@@ -222,7 +227,7 @@ def check_plan(plan: Plan, device: str) -> None:
             "captured step is the same in every replay: exchange in every step, or use another mode"
         )
     is_parted = plan.workers > 1 and parts_update(plan.sync)
-    if is_parted and MODES[plan.execution].is_replayed_on(device):
+    if is_parted and not may_part_update(plan.execution, device):
         raise PlanError(
             f"wanted another execution for sync.algorithm={plan.sync.algorithm!r}, got {plan.execution!r} in "
             "the plan; this release captures no update that is divided among workers: use another mode, or "

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sharded_cases import OPTIMIZERS, make_task, planned
 from torch import nn
 
+from ridgeline.optimizer_forms import updates_by_element
 from ridgeline.plan import Plan
 from ridgeline.runtime import checkpoint
 from ridgeline.runtime.loop import train
@@ -206,3 +207,32 @@ def test_parts_are_equal_aligned_and_no_larger_than_that(
     step = max(16, 64 // element_bytes)
     assert part % step == 0
     assert part * workers >= num_elements > (part - step) * workers - bool(not num_elements)
+
+
+class Renamed(torch.optim.SGD):
+    """Updates as its base does."""
+
+
+class Scaled(torch.optim.SGD):
+    """Does more in a step than its base."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_element"),
+    [
+        *((kind, True) for kind, _ in OPTIMIZERS.values()),
+        (Renamed, True),
+        (Scaled, False),
+        (torch.optim.Adafactor, False),
+        (torch.optim.LBFGS, False),
+        (torch.optim.SparseAdam, False),
+    ],
+)
+def test_which_optimizers_update_by_element(
+    kind: type[torch.optim.Optimizer], by_element: bool
+) -> None:
+    """Those whose step is that of a known one of torch; what another step looks at nobody knows."""
+    assert updates_by_element(kind([nn.Parameter(torch.zeros(2, 2))], lr=0.1)) == by_element  # type: ignore[call-arg]

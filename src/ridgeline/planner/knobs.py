@@ -7,7 +7,14 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from ridgeline.errors import MachineError, PlanError
-from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered, may_train_apart
+from ridgeline.execution import (
+    MODES,
+    PRECISIONS,
+    check_alone,
+    check_offered,
+    may_part_update,
+    may_train_apart,
+)
 from ridgeline.machine import Machine
 from ridgeline.plan import (
     DEFAULT_BUCKET_BYTES,
@@ -19,6 +26,7 @@ from ridgeline.plan import (
     Plan,
     Precision,
     RandomNumbers,
+    Sync,
     is_whole,
 )
 from ridgeline.planner.buckets import searched_bucket_bytes
@@ -33,6 +41,7 @@ from ridgeline.planner.exchanges import (
 from ridgeline.planner.pruning import Pruned, exchanging, fitting, losing
 from ridgeline.simulator.fusion import blocks_of
 from ridgeline.simulator.pieces import bucket_gradients
+from ridgeline.synchronisation import parts_update
 from ridgeline.workload import Workload
 
 KNOBS = (
@@ -230,6 +239,17 @@ def value_of(plan: Plan, knob: str) -> str:
     return str(getattr(plan, knob))
 
 
+def _takes_several(execution: Execution, request: Request) -> bool:
+    """Whether a mode runs several workers that exchange as the user fixed it; a fixed mode is not judged."""
+    if MODES[execution].is_one_program:
+        return False
+    fixed = request.fixed
+    if "execution" in fixed or "algorithm" not in fixed:
+        return True
+    is_parted = parts_update(Sync(algorithm=fixed["algorithm"]))
+    return not is_parted or may_part_update(execution, request.device)
+
+
 def _frames(request: Request) -> Iterator[Plan]:
     """Plans by workers, threads, execution and precision; default buckets."""
     fixed = request.fixed
@@ -248,7 +268,7 @@ def _frames(request: Request) -> Iterator[Plan]:
     for workers in sorted(request.workloads):
         if not _has_room(request, workers):
             continue
-        alone = [e for e in executions if workers == 1 or not MODES[e].is_one_program]
+        alone = [e for e in executions if workers == 1 or _takes_several(e, request)]
         for threads in _threads(request, workers):
             for execution in alone:
                 for precision in precisions:

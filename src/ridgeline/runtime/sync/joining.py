@@ -16,7 +16,7 @@ from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.common_state import CommonState
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.local_steps import LocalSteps
-from ridgeline.runtime.sync.parted_update import PartedUpdate
+from ridgeline.runtime.sync.parted_update import PartedUpdate, check_can_part
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.sync.transport import Transport
@@ -72,10 +72,13 @@ def join_others(
     Raises:
         PlanError: an entry of the plan names no class.
         WorkloadError: the optimizer has parameters that are not the model's, or a buffer cannot be sent; or
-            the update cannot be divided among the workers as the plan says, see `PartedUpdate`.
+            the update cannot be divided among the workers as the plan says, see `check_can_part`.
     """
-    transport = make_transport(plan.sync, world)
     parameters, buffers = list(model.named_parameters()), FlatBuffers(model)
+    if parts_update(plan.sync):
+        trained = [(name, p) for name, p in parameters if p.requires_grad]
+        check_can_part(trained, optimizer, plan.sync.algorithm)
+    transport = make_transport(plan.sync, world)
     if trains_apart(plan.sync):
         apart = LocalSteps(
             parameters, buffers, world=world, sync=plan.sync, transport=transport, order=order
@@ -97,14 +100,7 @@ def join_others(
     synchronizer: Synchronizer = reducer
     if parts_update(plan.sync):
         assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
-        synchronizer = PartedUpdate(
-            [(name, p) for name, p in parameters if p.requires_grad],
-            optimizer,
-            reducer=reducer,
-            transport=transport,
-            world=world,
-            algorithm=plan.sync.algorithm,
-        )
+        synchronizer = PartedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
     return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
 
 

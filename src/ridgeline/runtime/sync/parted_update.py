@@ -40,36 +40,20 @@ class PartedUpdate:
     """Exchanges gradients in every step, and the parameters that they have updated; a `Synchronizer`.
 
     Args:
-        parameters: (name, parameter) of all that are trained.
-        optimizer: Of all of them; updates each element by itself.
+        optimizer: Of all parameters that are trained; see `check_can_part`.
         reducer: Averages gradients by `transport`.
         transport: Gives each worker the mean of its part.
         world: This worker's place; size at least 2.
-        algorithm: Its word in the plan.
 
     Attributes:
         overhead_ns: Host time spent since `arm`, without copies and collective calls.
-
-    Raises:
-        WorkloadError: a parameter is not the optimizer's, or has gaps in its memory; or the optimizer has the
-            state of parts from an earlier step.
     """
 
     trains_apart = False
 
     def __init__(
-        self,
-        parameters: Sequence[tuple[str, nn.Parameter]],
-        optimizer: Optimizer,
-        *,
-        reducer: Reducer,
-        transport: Sharded,
-        world: World,
-        algorithm: str,
+        self, optimizer: Optimizer, *, reducer: Reducer, transport: Sharded, world: World
     ) -> None:
-        refuse_parts(optimizer)
-        check_dense(parameters, algorithm)
-        _check_updates_all(parameters, optimizer, algorithm)
         self._optimizer, self._reducer = optimizer, reducer
         self._transport, self._world = transport, world
         self._held: dict[nn.Parameter, Held] = {}
@@ -220,9 +204,22 @@ def _copy(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> None:
         torch._foreach_copy_(list(places), list(values))
 
 
-def _check_updates_all(
+def check_can_part(
     parameters: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer, algorithm: str
 ) -> None:
+    """See that an optimizer's update can be divided among workers.
+
+    Args:
+        parameters: (name, parameter) of all that are trained.
+        optimizer: That of the step.
+        algorithm: Of the plan, for messages.
+
+    Raises:
+        WorkloadError: a parameter is not the optimizer's, or has gaps in its memory; or the optimizer has the
+            state of parts from an earlier step.
+    """
+    refuse_parts(optimizer)
+    check_dense(parameters, algorithm)
     known = {p for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in parameters:
         if parameter not in known:

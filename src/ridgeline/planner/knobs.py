@@ -7,14 +7,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from ridgeline.errors import MachineError, PlanError
-from ridgeline.execution import (
-    MODES,
-    PRECISIONS,
-    check_alone,
-    check_offered,
-    may_part_update,
-    may_train_apart,
-)
+from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered, may_train_apart
 from ridgeline.machine import Machine
 from ridgeline.plan import (
     DEFAULT_BUCKET_BYTES,
@@ -26,7 +19,6 @@ from ridgeline.plan import (
     Plan,
     Precision,
     RandomNumbers,
-    Sync,
     is_whole,
 )
 from ridgeline.planner.buckets import searched_bucket_bytes
@@ -37,11 +29,11 @@ from ridgeline.planner.exchanges import (
     check_exchanges,
     exchange_changes,
     exchanges,
+    exchanges_in,
 )
 from ridgeline.planner.pruning import Pruned, exchanging, fitting, losing
 from ridgeline.simulator.fusion import blocks_of
 from ridgeline.simulator.pieces import bucket_gradients
-from ridgeline.synchronisation import parts_update
 from ridgeline.workload import Workload
 
 KNOBS = (
@@ -239,17 +231,6 @@ def value_of(plan: Plan, knob: str) -> str:
     return str(getattr(plan, knob))
 
 
-def _takes_several(execution: Execution, request: Request) -> bool:
-    """Whether a mode runs several workers that exchange as the user fixed it; a fixed mode is not judged."""
-    if MODES[execution].is_one_program:
-        return False
-    fixed = request.fixed
-    if "execution" in fixed or "algorithm" not in fixed:
-        return True
-    is_parted = parts_update(Sync(algorithm=fixed["algorithm"]))
-    return not is_parted or may_part_update(execution, request.device)
-
-
 def _frames(request: Request) -> Iterator[Plan]:
     """Plans by workers, threads, execution and precision; default buckets."""
     fixed = request.fixed
@@ -268,7 +249,7 @@ def _frames(request: Request) -> Iterator[Plan]:
     for workers in sorted(request.workloads):
         if not _has_room(request, workers):
             continue
-        alone = [e for e in executions if workers == 1 or _takes_several(e, request)]
+        alone = [e for e in executions if workers == 1 or exchanges_in(e, fixed, request.device)]
         for threads in _threads(request, workers):
             for execution in alone:
                 for precision in precisions:

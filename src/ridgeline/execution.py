@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Execution, Plan, Precision
-from ridgeline.synchronisation import changing_options, check_sync, trains_apart
+from ridgeline.synchronisation import changing_options, check_sync, parts_update, trains_apart
 
 Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
 Purpose = Literal["callable", "step"]
@@ -190,6 +190,11 @@ def may_train_apart(name: Execution, device: str) -> bool:
     return not MODES[name].is_replayed_on(device)
 
 
+def may_part_update(name: Execution, device: str) -> bool:
+    """Whether the update in steps of a mode may be divided among workers: captured steps are not, so far."""
+    return not MODES[name].is_replayed_on(device)
+
+
 def check_plan(plan: Plan, device: str) -> None:
     """Refuse a plan for a training step that cannot be honoured, be it to run it or to predict it.
 
@@ -220,6 +225,13 @@ def check_plan(plan: Plan, device: str) -> None:
         raise PlanError(
             f"wanted sync.every=1 for execution={plan.execution!r}, got {plan.sync.every} in the plan; a "
             "captured step is the same in every replay: exchange in every step, or use another mode"
+        )
+    is_parted = plan.workers > 1 and parts_update(plan.sync)
+    if is_parted and not may_part_update(plan.execution, device):
+        raise PlanError(
+            f"wanted another execution for sync.algorithm={plan.sync.algorithm!r}, got {plan.execution!r} in "
+            "the plan; this release captures no update that is divided among workers: use another mode, or "
+            "another algorithm"
         )
     if MODES[plan.execution].replays_model and plan.accumulate > 1:
         raise PlanError(

@@ -17,6 +17,15 @@ def all_gather(whole: Tensor, share: Tensor, group: dist.ProcessGroup | None) ->
     _gather(whole, share, group=group)
 
 
-def reduce_scatter(share: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Fill `share` with this worker's share of the sum of `whole`; None is the group of the whole job."""
-    _reduce(share, whole, group=group)
+def reduce_scatter(
+    share: Tensor, whole: Tensor, group: dist.ProcessGroup | None, op: Any = dist.ReduceOp.SUM
+) -> None:
+    """Fill `share` with this worker's share of the sum of `whole`; None is the group of the whole job.
+
+    Args:
+        share: May be its place in `whole`.
+        whole: As many shares as there are workers, by rank.
+        group: Of the workers.
+        op: Another reduction than the sum.
+    """
+    _reduce(share, whole, op=op, group=group)

@@ -18,6 +18,25 @@ READ_RATE_ON_HOST = ("Adadelta", "RMSprop")
 """Their form for one tensor at a time passes `alpha=-lr`, which reads the learning rate on the host."""
 
 
+BY_ELEMENT = (
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adagrad",
+    "Adadelta",
+    "Adamax",
+    "ASGD",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+)
+"""Optimizers that update each element by its own gradient, its own state, and the number of the step.
+
+Source: torch/optim, releases 2.11 to 2.13. Not so: Adafactor, LBFGS, Muon; SparseAdam has no dense gradients.
+"""
+
+
 def fits_graph(optimizer: Any, model: Any) -> bool:
     """Whether a CUDA graph can hold the step of an optimizer; else it steps outside of a captured step."""
     name = type(optimizer).__name__
@@ -49,6 +68,13 @@ def calls_model(optimizer: Any) -> bool:
 def has_step_of_torch(optimizer: Any) -> bool:
     """Whether an optimizer's step is torch's; what another one reads or counts in Python nobody knows."""
     return type(optimizer).step.__module__.startswith("torch.optim")
+
+
+def updates_by_element(optimizer: Any) -> bool:
+    """Whether an optimizer's step is that of one in `BY_ELEMENT`: the same for any part of a parameter."""
+    # Wrapped in what torch and profilers put around it, a method keeps its qualified name.
+    owner = type(optimizer).step.__qualname__.partition(".")[0]
+    return has_step_of_torch(optimizer) and owner in BY_ELEMENT
 
 
 def has_device_form(optimizer: str, group: Mapping[str, Any]) -> bool:

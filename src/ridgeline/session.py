@@ -241,6 +241,13 @@ class TrainStep(Closing):
             workload=self._describe(),
         )
 
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's `state_dict()`, whole on the first worker whatever the plan; all workers call this.
+
+        See `runtime.step.TrainStep.optimizer_state`.
+        """
+        return self._ready().optimizer_state()
+
     def save(self, path: str | Path) -> Path:
         """Write the whole training step as one program with its state, for batches like those seen.
 

@@ -221,7 +221,7 @@ def test_under_torchrun(tmp_path: Path, machine_file: Path) -> None:
         (
             Plan(workers=2, sync=Sync(algorithm="kvstore")),
             (),
-            "wanted sync.algorithm to be one of 'all_reduce', 'ring', 'rings', 'tree', 'hierarchical', 'two_shot', got 'kvstore' in the plan; this release runs no other",
+            "wanted sync.algorithm to be one of 'all_reduce', 'ring', 'rings', 'tree', 'hierarchical', 'two_shot', 'sharded', got 'kvstore' in the plan; this release runs no other",
         ),
         (Plan(workers=2), ("--workers", "4"), "wanted --workers 4, got workers=2 in the plan; give one of them"),
         (

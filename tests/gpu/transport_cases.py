@@ -16,6 +16,7 @@ from ridgeline.plan import Sync
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import ALGORITHMS, offered
 
@@ -29,9 +30,11 @@ def values_of(rank: int, seed: int, numel: int, dtype: torch.dtype) -> Tensor:
 
 
 def run(transport: Transport, bucket: Bucket) -> None:
-    """As the reducer does, the copies into the bucket apart."""
+    """As the reducer does, the copies into the bucket apart; then, where each has its part, all parts."""
     transport.reduce(bucket)
     transport.settle(bucket)
+    if isinstance(transport, Sharded) and transport.has_settled:
+        transport.gather(bucket.payload)
 
 
 def gap(world: World, bucket: Bucket, seed: int, numel: int) -> float:
@@ -48,7 +51,7 @@ def gap(world: World, bucket: Bucket, seed: int, numel: int) -> float:
 def case(world: World, transport: Transport, numel: int, dtype: torch.dtype) -> dict[str, Any]:
     """One bucket: reduced, reduced again in a captured graph, and the graph replayed with other values."""
     parameter = nn.Parameter(torch.zeros(numel, dtype=dtype, device=world.device))
-    bucket = Bucket(0, [("p", parameter)])
+    bucket = Bucket(0, [("p", parameter)], num_parts=world.size)
     transport.arranged((bucket,))
 
     def fill(seed: int) -> None:
@@ -74,6 +77,15 @@ def case(world: World, transport: Transport, numel: int, dtype: torch.dtype) -> 
     return {"gaps": gaps, "bits": sums.tolist()}
 
 
+def cases(world: World, transport: Transport) -> dict[str, Any]:
+    """Buckets of all sizes and types."""
+    return {
+        f"{numel} {dtype}": case(world, transport, numel, dtype)
+        for numel in NUMBERS
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+
+
 def main() -> None:
     world = World.join(device="cuda")
     found: dict[str, Any] = {}
@@ -86,11 +98,10 @@ def main() -> None:
         except PlanError as error:
             found[name] = {"refused": str(error)}
             continue
-        found[name] = {
-            f"{numel} {dtype}": case(world, transport, numel, dtype)
-            for numel in NUMBERS
-            for dtype in (torch.float32, torch.bfloat16)
-        }
+        found[name] = cases(world, transport)
+        if isinstance(transport, Sharded):
+            transport.has_settled = True
+            found[f"{name}, in halves"] = cases(world, transport)
         transport.close()
     Path(f"{sys.argv[1]}.{world.rank}").write_text(json.dumps(found))
     World.leave()

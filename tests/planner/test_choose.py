@@ -245,7 +245,8 @@ def test_assumptions_are_in_the_notes() -> None:
     assert notes == (
         (
             "ways to reduce that were not compared: ring (the backend's all-reduce sends the same bytes in as "
-            "many messages); rings (workers share one network, which one ring fills); tree (over 2 workers a tree waits for no fewer messages than a ring, larger ones)"
+            "many messages); rings (workers share one network, which one ring fills); tree (over 2 workers a tree waits for no fewer messages than a ring, larger ones); "
+            "sharded (it saves memory, not time: the updated parameters travel where no backward pass hides it)"
         ),
         "ceilings at 1 x 2 cpu threads were not measured: assumed as at 2 x 1 cpu threads",
         (

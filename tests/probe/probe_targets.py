@@ -17,7 +17,7 @@ from ridgeline.probe.measure import measure
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.survey import Findings
-from ridgeline.synchronisation import ALGORITHMS
+from ridgeline.synchronisation import ALGORITHMS, CollectiveTraffic
 from ridgeline.workload import Workload
 
 
@@ -114,8 +114,10 @@ def measure_in_place(request: bytes) -> bytes:
 
 def sharing_survey(request: bytes) -> bytes:
     """Collectives of two sizes where an algorithm is offered that halves the all-reduce."""
-    entry = ALGORITHMS["sharded"]._replace(transport="some.module:Sharded", devices=("cpu",))
-    ALGORITHMS["sharded"] = entry
+    halves = ("reduce_scatter", "all_gather")
+    ALGORITHMS["sharded"] = ALGORITHMS["sharded"]._replace(
+        traffic=lambda payload, workers: tuple(CollectiveTraffic(name, payload) for name in halves)
+    )
     peers = Peers(rank=dist.get_rank(), size=dist.get_world_size(), device=torch.device("cpu"))
     setting = Setting(device="cpu", workers=peers.size, threads=1)
     collectives.QUICK_BYTES = (1 << 10, 1 << 20)

@@ -45,7 +45,7 @@ from strategies import make_machine, make_workload
             Plan(sync=Sync(algorithm="kvstore")),
             (
                 "wanted sync.algorithm to be one of 'all_reduce', 'ring', 'rings', 'tree', 'hierarchical', "
-                "'two_shot', got 'kvstore' in the plan; this release runs no other"
+                "'two_shot', 'sharded', got 'kvstore' in the plan; this release runs no other"
             ),
         ),
         (

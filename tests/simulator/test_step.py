@@ -258,6 +258,21 @@ def test_laws_of_every_prediction(machine, workload, limit: int) -> None:
     assert replay(timeline).step_ns == pytest.approx(timeline.step_ns, abs=2)
 
 
+def test_a_divided_update_is_shorter_and_its_parameters_come_back_exposed() -> None:
+    """Each worker updates half; what was hidden behind backward is half an exchange, and the rest is behind it."""
+    machine = make_machine(latency_s=0.0, bandwidth=1e12)
+    plan = Plan(workers=2, threads=1, sync=Sync(algorithm="sharded", bucket_bytes=(1 << 20,)))
+    timeline = simulate(machine, make_workload(), plan)
+    plain = simulate(machine, make_workload(), _buckets(1 << 20))
+    ours, theirs = _spans(timeline), _spans(plain)
+    length = {name: end - start for name, (start, end) in (*theirs.items(), *ours.items())}
+    assert length["optimizer"] * 2 == theirs["optimizer"][1] - theirs["optimizer"][0]
+    assert length["sharded/0"] * 2 == pytest.approx(length["all_reduce/0"], abs=2)
+    assert ours["all_gather"] == ours["wait"]  # the later of two frames of that name
+    assert ours["all_gather"][0] == ours["optimizer"][1]
+    assert ours["all_gather"][1] == timeline.step_ns == replay(timeline).step_ns
+
+
 def test_replay_returns_the_recorded_step() -> None:
     """Recorded durations on the virtual clock give back the recorded step exactly."""
     recorded = make_timeline(

@@ -124,6 +124,25 @@ def test_training_is_that_of_the_all_reduce(
     )
     assert sorted(told[0]["frames"]) == sorted(frame.name for frame in frames)
     assert len(payloads) > 1
+    assert all(
+        one["least_overhead_ns"] >= 0 for one in told
+    )  # what waits in a thread takes none of it
+
+
+@pytest.mark.parametrize("skips", ["nobody", "last", "all"])
+@pytest.mark.parametrize("size", SIZES)
+def test_so_is_training_in_parts(workers: Workers, size: int, skips: str) -> None:
+    """To the bit for two workers, else within rounding; a worker sends gradients, and then its parameters."""
+    told = workers.ask("trained", size, algorithm="sharded", skips=skips)
+    plain = workers.ask("trained", size, algorithm="all_reduce", skips=skips)
+    assert all(one["parameters"] == told[0]["parameters"] for one in told)
+    for ours, theirs in zip(told[0]["parameters"], plain[0]["parameters"], strict=True):
+        if size == 2:
+            assert ours == theirs
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    if skips == "nobody":  # else buckets were others in the first step
+        whole = exact_worker.STEPS * sum(told[0]["payloads"]) * 4
+        assert told[0]["sent_bytes"] == whole + whole // size
 
 
 INSTEAD = "use sync.algorithm='all_reduce', or say options={'local': workers of a host}"

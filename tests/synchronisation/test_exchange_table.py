@@ -46,6 +46,15 @@ def test_a_slow_link_pays_for_a_codec_and_a_fast_one_does_not() -> None:
     assert not slow.is_exact
 
 
+def test_a_divided_update_says_what_it_saves() -> None:
+    """It hands over the gradients and its part of the parameters, in no less time than all-reduces."""
+    row = rows_of(1e9)["sharded"]
+    assert row.sent_bytes == 4 * MIB + 2 * MIB
+    assert row.exchange_s is not None
+    assert row.verdict.endswith("; a worker keeps 1/2 of the optimizer's state")
+    assert row.is_exact
+
+
 def test_the_chosen_way_is_marked() -> None:
     """And is the default here; a gain within the uncertainty is told as that."""
     rows = rows_of(1e9)

@@ -203,3 +203,39 @@ def test_blocks_of_signs_are_whole_bytes_of_whole_cache_lines() -> None:
         "wanted sync.options['block'] as a multiple of 32, got 100 in the plan; for example 64"
     )
     check_sync(Sync(compression="sign", options={"block": 96}), 2, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (
+            Plan(workers=2, sync=Sync(algorithm="sharded", every=4)),
+            (
+                "wanted sync.every=1 for sync.algorithm='sharded', got 4 in the plan; each worker has the "
+                "optimizer's state of its part alone, and cannot train alone: exchange in every step, or use "
+                "another algorithm"
+            ),
+        ),
+        (
+            Plan(workers=2, sync=Sync(algorithm="sharded", compression="int8")),
+            (
+                "wanted sync.compression='none' for sync.algorithm='sharded', got 'int8' in the plan; codecs "
+                "bring the whole mean to all workers: leave it out, or use another algorithm"
+            ),
+        ),
+        (
+            Plan(workers=2, sync=Sync(algorithm="sharded"), execution="compiled+graph"),
+            (
+                "wanted another execution for sync.algorithm='sharded', got 'compiled+graph' in the plan; this "
+                "release captures no update that is divided among workers: use another mode, or another "
+                "algorithm"
+            ),
+        ),
+    ],
+)
+def test_what_no_divided_update_goes_with(plan: Plan, message: str) -> None:
+    """Neither other rhythms nor codecs nor captured steps; a worker alone divides nothing."""
+    with pytest.raises(PlanError) as caught:
+        check_plan(plan, "cuda")
+    assert str(caught.value) == message
+    check_plan(Plan(sync=Sync(algorithm="sharded"), execution="compiled+graph"), "cuda")

@@ -5,6 +5,7 @@ import pytest
 from toy_entries import GOSSIP, MIB, MS, planned
 
 from ridgeline.errors import PlanError
+from ridgeline.machine import Setting
 from ridgeline.plan import Plan, Sync, cut_buckets
 from ridgeline.planner import Ranking, choose
 from ridgeline.planner.buckets import searched_bucket_bytes
@@ -199,6 +200,17 @@ def test_fixed_fields_that_nothing_honours_are_refused(
     with pytest.raises(PlanError) as error:
         fixed_ranking(**fixed)
     assert str(error.value) == message
+
+
+def test_a_divided_update_is_compared_in_modes_that_run_it() -> None:
+    """On GPUs in none that is captured; one worker divides nothing. Unless it is fixed, it is not compared."""
+    settings = [Setting(device="cuda", workers=n, threads=0) for n in (1, 2)]
+    machine = make_machine(device="cuda", settings=settings)
+    loads = {n: make_workload(device="cuda", samples=64 // n) for n in (1, 2)}
+    plans = [c.plan for c in choose(machine, loads, fixed={"algorithm": "sharded"}).candidates]
+    assert {plan.execution for plan in plans if plan.workers == 2} == {"eager", "compiled"}
+    assert "graph" in {plan.execution for plan in plans if plan.workers == 1}
+    assert "sharded" not in {c.plan.sync.algorithm for c in choose(machine, loads).candidates}
 
 
 def test_numbers_of_workers_that_are_too_few_are_left_out() -> None:

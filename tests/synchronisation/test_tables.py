@@ -17,12 +17,16 @@ from ridgeline.synchronisation import (
     bucket_of,
     codec_bytes,
     frame_names,
+    gathering_of,
     handed_bytes,
     is_bucket_frame,
     is_exact,
+    link_bytes,
+    num_update_parts,
     offered,
     offered_compressions,
     operations,
+    part_elements,
     state_bytes,
     traffic_of,
     why_losing,
@@ -161,7 +165,8 @@ def test_entries_stand_under_their_names_with_heads_of_their_own() -> None:
 def test_what_is_offered_now(device: str) -> None:
     """Exact algorithms and every compression run everywhere, and need four collectives."""
     on_gpus = ("two_shot",) if device == "cuda" else ()
-    assert offered(device) == (DEFAULT_ALGORITHM, "ring", "rings", "tree", "hierarchical", *on_gpus)
+    everywhere = (DEFAULT_ALGORITHM, "ring", "rings", "tree", "hierarchical")
+    assert offered(device) == (*everywhere, *on_gpus, "sharded")
     assert offered_compressions(device) == tuple(COMPRESSIONS)
     assert operations(device) == ("all_reduce", "broadcast", "all_to_all", "all_gather")
 
@@ -176,6 +181,26 @@ def test_payloads_by_shape() -> None:
     assert handed_bytes(low, num_elements, 4, 2, shapes) == wanted
     signs = Sync(compression="sign")
     assert wire_bytes(signs, num_elements, 4, 2, shapes) == num_elements // 8 + 4 * (32 + 1 + 9 + 1)
+
+
+@given(elements, st.sampled_from((2, 4, 8)), several)
+def test_a_divided_update_moves_the_bytes_of_an_all_reduce(
+    num_elements: int, element_bytes: int, workers: int
+) -> None:
+    """In two halves, one of them behind the optimizer; what is handed over is filled up to equal parts."""
+    sync, plain = Sync(algorithm="sharded"), Sync()
+    num_bytes = num_elements * element_bytes
+    assert len(gathering_of(sync, num_bytes, workers)) == 1
+    assert gathering_of(plain, num_bytes, workers) == ()
+    moved = link_bytes(sync, num_elements, element_bytes, workers)
+    wanted = link_bytes(plain, num_elements, element_bytes, workers)
+    assert wanted <= moved <= wanted + 4
+    part = part_elements(num_elements, element_bytes, workers) * element_bytes
+    handed = handed_bytes(sync, num_elements, element_bytes, workers)
+    assert handed == part * workers + part
+    assert num_bytes <= part * workers < num_bytes + workers * max(64, 16 * element_bytes)
+    assert handed_bytes(sync, num_elements, element_bytes, 1) == 0
+    assert (num_update_parts(sync, workers), num_update_parts(plain, workers)) == (workers, 1)
 
 
 def test_what_is_scattered_hands_over_its_share_as_well() -> None:

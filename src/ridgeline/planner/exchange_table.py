@@ -24,8 +24,9 @@ from ridgeline.synchronisation import (
     DEFAULT_ALGORITHM,
     UNCOMPRESSED,
     check_sync,
-    is_bucket_frame,
     is_exact,
+    is_exchange_frame,
+    parts_update,
     trains_apart,
 )
 from ridgeline.workload import Workload
@@ -105,7 +106,7 @@ def _row(machine: Machine, workload: Workload, plan: Plan, sync: Sync) -> Exchan
         timeline = simulate(machine, workload, there, details=False)
     except PlanError as refused:
         return msgspec.structs.replace(row, verdict=_reason(refused, sync))
-    exchange_ns = sum(span.duration_ns for span in timeline.frames if is_bucket_frame(span.name))
+    exchange_ns = sum(span.duration_ns for span in timeline.frames if is_exchange_frame(span.name))
     return msgspec.structs.replace(
         row,
         sent_bytes=sum(sent_bytes(workload, there)),
@@ -140,6 +141,8 @@ def _judged(
         words.append(f"loses: {-gain:.1%} slower than the default")
     else:
         words.append(f"gains {gain:.1%}, which is within the uncertainty of {error:.1%}")
+    if parts_update(Sync(algorithm=row.algorithm)):
+        words.append(f"a worker keeps 1/{plan.workers} of the optimizer's state")
     if not row.is_exact:
         allowed = PERMISSION in allow
         words.append(UNKNOWN_LOSS if allowed else f"wants allow={PERMISSION!r}: {UNKNOWN_LOSS}")

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ridgeline.errors import PlanError
-from ridgeline.plan import Plan, Sync
+from ridgeline.execution import MODES, may_part_update
+from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.synchronisation import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -76,6 +77,15 @@ def check_exchanges(
     refusals = [_refusal(sync, workers, device) for sync in _named(fixed, allow, device)]
     if all(refusals):
         raise PlanError(refusals[0])
+
+
+def exchanges_in(execution: Execution, fixed: Mapping[str, Any], device: str) -> bool:
+    """Whether steps of a mode exchange as the user fixed it; a mode that is fixed as well is not judged."""
+    if MODES[execution].is_one_program:
+        return False
+    if "execution" in fixed or "algorithm" not in fixed:
+        return True
+    return not ALGORITHMS[fixed["algorithm"]].parts_update or may_part_update(execution, device)
 
 
 def exchange_changes(plan: Plan) -> int:

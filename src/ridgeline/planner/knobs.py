@@ -29,6 +29,7 @@ from ridgeline.planner.exchanges import (
     check_exchanges,
     exchange_changes,
     exchanges,
+    exchanges_in,
 )
 from ridgeline.planner.pruning import Pruned, exchanging, fitting, losing
 from ridgeline.simulator.fusion import blocks_of
@@ -248,7 +249,7 @@ def _frames(request: Request) -> Iterator[Plan]:
     for workers in sorted(request.workloads):
         if not _has_room(request, workers):
             continue
-        alone = [e for e in executions if workers == 1 or not MODES[e].is_one_program]
+        alone = [e for e in executions if workers == 1 or exchanges_in(e, fixed, request.device)]
         for threads in _threads(request, workers):
             for execution in alone:
                 for precision in precisions:

@@ -20,6 +20,7 @@ KINDS = {
     "wait": ("Exposed communication", "@wait"),
     "optimizer": ("Optimizer", "@optimizer"),
     "bucket": ("Gradients", "@communication"),
+    "all_gather": ("Updated parameters", "@communication"),
     "broadcast_buffers": ("Buffers", "@copy"),
     "other": ("Other", "@other"),
 }

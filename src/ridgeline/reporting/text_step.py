@@ -35,6 +35,7 @@ _STYLES = {
     "wait": "red",
     "optimizer": "magenta",
     "bucket": "yellow",
+    "all_gather": "yellow",
     "broadcast_buffers": "green",
     "other": "white",
 }
@@ -46,6 +47,7 @@ _LETTERS = {
     "wait": "w",
     "optimizer": "O",
     "bucket": "R",
+    "all_gather": "P",
     "broadcast_buffers": "b",
     "other": "x",
 }

@@ -7,10 +7,10 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import CALLED, check_plan
-from ridgeline.optimizer_forms import calls_model
+from ridgeline.optimizer_forms import BY_ELEMENT, calls_model, updates_by_element
 from ridgeline.plan import Plan
 from ridgeline.runtime.world import World
-from ridgeline.synchronisation import values_of
+from ridgeline.synchronisation import parts_update, values_of
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -74,6 +74,22 @@ def check_momentum(optimizer: Optimizer, plan: Plan) -> None:
                 f"momentum={plan.sync.options['momentum']!r}, got {name} with {key}={value!r} in group "
                 f"{number}: it would be added twice; use SGD with momentum=0, or leave the option out"
             )
+
+
+def check_parted(optimizer: Optimizer, plan: Plan) -> None:
+    """An update in parts, cut through the middle of parameters, wants an optimizer that looks at no whole.
+
+    Raises:
+        PlanError: the plan divides the update among workers, and the optimizer is not known to update each
+            element by itself.
+    """
+    if plan.workers == 1 or not parts_update(plan.sync) or updates_by_element(optimizer):
+        return
+    raise PlanError(
+        f"wanted an optimizer that updates each element by itself for sync.algorithm={plan.sync.algorithm!r} "
+        f"(torch's {', '.join(BY_ELEMENT)}), got {type(optimizer).__name__}, which may look at whole "
+        "parameters; use one of those, or another algorithm"
+    )
 
 
 def check_gradients(model: nn.Module, optimizer: Optimizer) -> None:

@@ -40,7 +40,8 @@ def check_same_state(
 
     Args:
         model: Its parameters, and buffers if `has_buffers`; None: the optimizer alone.
-        optimizer: Its state tensors, and its settings by group, such as the learning rate.
+        optimizer: Its state tensors, and its settings by group, such as the learning rate. State of a part of
+            the parameters is each worker's own, and is not compared.
         world: This worker's place.
         when: For the message, e.g. `at its first step`.
         has_buffers: Whether the buffers of all workers are those of worker 0 at this moment.

@@ -36,11 +36,13 @@ from ridgeline.runtime.requirements import (
     check_clip_norm,
     check_momentum,
     check_optimizer,
+    check_parted,
     check_supported,
 )
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.world import World
+from ridgeline.synchronisation import parts_update
 from ridgeline.timeline import Timeline
 
 WARMUP_STEPS = 3
@@ -139,6 +141,7 @@ class TrainStep(Closing):
         check_optimizer(optimizer)
         check_calls(optimizer, self.plan)
         check_momentum(optimizer, self.plan)
+        check_parted(optimizer, self.plan)
         check_clip_norm(clip_norm)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
@@ -174,7 +177,7 @@ class TrainStep(Closing):
             device=self.world.device,
             notes=self.notes,
             forms=forms,
-            parted=parted_groups(self.world),
+            parted=parted_groups(self.world, parts_update=parts_update(self.plan.sync)),
         )
         if self.plan.precision == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -252,6 +255,23 @@ class TrainStep(Closing):
         Cost: On GPUs, waits for the recorded steps to end.
         """
         return self.recorder.timeline(self.name, self.world.size, self.notes)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's `state_dict()`, whole on the first worker whatever the plan; all workers call this.
+
+        Where each worker keeps the state of its part of the parameters alone, the others get the settings,
+        and its tensors are on the CPU. It fits `load_state_dict` of an optimizer on any number of workers.
+
+        Raises:
+            PlanError: the step was closed.
+
+        Cost: Waits for the device; for parts, one gathering for each kind of state and bucket.
+        """
+        if self._is_closed:
+            raise PlanError(CLOSED)
+        if self.synchronizer is None:
+            return self.optimizer.state_dict()
+        return self.synchronizer.optimizer_state(self.optimizer)
 
     def save(self, path: str | Path, batch: Any) -> Path:
         """Write the whole step as a program with its state; `rl.load(path)` goes on training elsewhere.

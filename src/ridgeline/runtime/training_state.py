@@ -110,6 +110,10 @@ def save(
     random_states = gather_bytes(random_state.capture(world), world)
     tensors = gathered(synchronizer, world)
     own = gathered_own(synchronizer, trained.model, trained.optimizer, world)
+    if synchronizer is None:
+        optimizer = trained.optimizer.state_dict()
+    else:  # whole on the first worker, also where each has a part
+        optimizer = synchronizer.optimizer_state(trained.optimizer)
     if saver is None:
         return
     state: dict[str, Any] = {
@@ -117,7 +121,7 @@ def save(
         "plan": msgspec.to_builtins(plan.settings),
         "course": msgspec.to_builtins(course),
         "model": flatten(dict(trained.model.state_dict()), "model", tensors),
-        "optimizer": flatten(trained.optimizer.state_dict(), "optimizer", tensors),
+        "optimizer": flatten(optimizer, "optimizer", tensors),
     }
     if own.trees:
         state["own"] = own.trees

@@ -13,6 +13,11 @@ A frame reads and writes variables and runs on one lane; frames on one lane run 
     wait               compute        exposed communication: computing is done, gradients are not
     optimizer          compute        clipping and the optimizer
 
+Where each worker updates its part of the parameters (an algorithm with `parts_update`), behind the optimizer
+
+    all_gather         communication  updated parameters to all workers
+    wait               compute        until they are there
+
 A worker alone has `backward` undivided and neither communication nor `wait`. So has one of several that train
 alone for some steps (`Sync.every` > 1), and behind the optimizer, in every step, with or without an exchange
 
@@ -30,7 +35,7 @@ from collections.abc import Sequence
 from ridgeline.codec import Value
 from ridgeline.execution import MODES, check_alone
 from ridgeline.plan import Execution, Sync
-from ridgeline.synchronisation import frame_names, trains_apart
+from ridgeline.synchronisation import GATHERING, frame_names, parts_update, trains_apart
 from ridgeline.timeline import Lane
 
 WHOLE_STEP = "step"
@@ -99,6 +104,7 @@ def step_frames(
     rhythm = sync or Sync()
     if workers > 1 and not trains_apart(rhythm):
         frames += _synchronised(frame_names(rhythm, num_buckets), has_buffers=has_buffers)
+        frames += _gathered() if parts_update(rhythm) else []
         return tuple(frames)
     frames += [
         Frame(name="backward", lane="compute", reads=("activations",), writes=("gradients",)),
@@ -110,6 +116,15 @@ def step_frames(
         frames.append(Frame(name=name, lane="communication", reads=common, writes=common))
         frames.append(Frame(name="wait", lane="compute", reads=common))
     return tuple(frames)
+
+
+def _gathered() -> list[Frame]:
+    """What follows the optimizer where each worker has updated its part of the parameters."""
+    updated = ("parameters",)
+    return [
+        Frame(name=GATHERING, lane="communication", reads=updated, writes=updated),
+        Frame(name="wait", lane="compute", reads=updated),
+    ]
 
 
 def _synchronised(names: Sequence[str], *, has_buffers: bool) -> list[Frame]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.dataflow import element_bytes
-from ridgeline.synchronisation import state_bytes
+from ridgeline.synchronisation import num_update_parts, state_bytes
 from ridgeline.workload import MemoryPoint, Workload
 
 USABLE_SHARE = 0.9
@@ -24,6 +24,7 @@ def peak_memory_bytes(workload: Workload, plan: Plan) -> int:
 
     Activations shrink with the micro-batch. With several workers, or several micro-batches, gradients
     stay allocated for the whole step: in flat buckets, beside which backward makes each gradient anew.
+    The optimizer's state shrinks with the workers where each updates its part of the parameters.
 
     Args:
         workload: The traced step of one worker's whole batch.
@@ -37,10 +38,13 @@ def peak_memory_bytes(workload: Workload, plan: Plan) -> int:
     largest = max(gradients, default=0)
     if plan.workers == 1 and plan.accumulate == 1:
         return workload.peak_memory_bytes
+    parts = num_update_parts(plan.sync, plan.workers)
     points: Sequence[MemoryPoint] = workload.memory
     peak = max(
         (
-            p.parameter_bytes + p.state_bytes + _ceil(p.activation_bytes, plan.accumulate)
+            p.parameter_bytes
+            + _ceil(p.state_bytes, parts)
+            + _ceil(p.activation_bytes, plan.accumulate)
             for p in points
         ),
         default=0,

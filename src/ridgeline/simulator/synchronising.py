@@ -14,10 +14,15 @@ from ridgeline.simulator.communication import CommunicationCost, CostTable, find
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.pieces import BucketCut, Piece, cut_workload, memory_piece
 from ridgeline.synchronisation import (
+    GATHERING,
+    CollectiveTraffic,
     codec_bytes,
     frame_names,
+    gathering_bytes,
+    gathering_of,
     handed_bytes,
     outer_bytes,
+    parts_update,
     traffic_of,
 )
 from ridgeline.workload import Workload
@@ -46,7 +51,19 @@ class BucketPrices:
             MachineError: no table of a collective was measured.
         """
         num_elements = -(-num_bytes // element_bytes)
-        parts = traffic_of(self.sync, num_elements, element_bytes, self._setting.workers, shapes)
+        return self._priced(
+            traffic_of(self.sync, num_elements, element_bytes, self._setting.workers, shapes)
+        )
+
+    def gathering_cost(self, num_bytes: int) -> CommunicationCost:
+        """The cost of bringing the updated parameters of a bucket of so many bytes to all workers.
+
+        Raises:
+            MachineError: no table of a collective was measured.
+        """
+        return self._priced(gathering_of(self.sync, num_bytes, self._setting.workers))
+
+    def _priced(self, parts: Sequence[CollectiveTraffic]) -> CommunicationCost:
         costs = [table_cost(self._table(part.operation), part.num_bytes) for part in parts]
         notes = dict.fromkeys(cost.note for cost in costs if cost.note)
         return CommunicationCost(sum(cost.seconds for cost in costs), "; ".join(notes))
@@ -78,6 +95,12 @@ def communication_seconds(
     for name, cut in zip(frame_names(plan, len(cuts)), cuts, strict=True):
         seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
         notes[note] = None
+    if parts_update(plan.sync):
+        gathered = [bucket.gathering_cost(cut.num_bytes) for cut in cuts]
+        moved = sum(gathering_bytes(plan.sync, cut.num_bytes, plan.workers) for cut in cuts)
+        copying_s = prices(machine, setting).copy_seconds(moved)
+        seconds[GATHERING] = copying_s + sum(cost.seconds for cost in gathered)
+        notes |= dict.fromkeys(cost.note for cost in gathered)
     if buffer_bytes:
         cost = table_cost(find_table(machine, "broadcast", setting), buffer_bytes)
         seconds["broadcast_buffers"] = cost.seconds

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 from ridgeline.errors import PlanError
 from ridgeline.synchronisation.entries import Algorithm, Compression, Option
-from ridgeline.synchronisation.rhythm import check_option_of_rhythm, check_rhythm
+from ridgeline.synchronisation.rhythm import check_option_of_rhythm, check_rhythm, trains_apart
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
+    UNCOMPRESSED,
     offered,
     offered_compressions,
     options_of,
@@ -98,10 +99,28 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     if objection := compression.objection(workers, values_of(sync)):
         raise PlanError(objection)
     check_rhythm(sync, workers)
+    if algorithm.parts_update:
+        _check_parts(sync, workers)
     if 1 < workers < algorithm.least_workers:
         raise PlanError(
             f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "
             f"workers={workers} in the plan; use more, or another algorithm"
+        )
+
+
+def _check_parts(sync: "Sync", workers: int) -> None:
+    """Refuse what does not go with workers that update a part of the parameters each."""
+    if trains_apart(sync) and workers > 1:
+        raise PlanError(
+            f"wanted sync.every=1 for sync.algorithm={sync.algorithm!r}, got {sync.every} in the plan; each "
+            "worker has the optimizer's state of its part alone, and cannot train alone: exchange in every "
+            "step, or use another algorithm"
+        )
+    if COMPRESSIONS[sync.compression].encodes:
+        raise PlanError(
+            f"wanted sync.compression={UNCOMPRESSED!r} for sync.algorithm={sync.algorithm!r}, got "
+            f"{sync.compression!r} in the plan; codecs bring the whole mean to all workers: leave it out, or "
+            "use another algorithm"
         )
 
 

@@ -9,6 +9,7 @@ from ridgeline import units
 from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.machine import Operation
 from ridgeline.synchronisation.entries import CollectiveTraffic, Shape
+from ridgeline.synchronisation.payloads import part_elements
 from ridgeline.synchronisation.rhythm import outer_state_bytes
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
@@ -64,6 +65,8 @@ def handed_bytes(
         workers: Data-parallel workers.
         shapes: Of all parameters in it.
     """
+    if parts_update(sync) and workers > 1:  # its part of the parameters, behind the optimizer
+        return (workers + 1) * part_elements(num_elements, element_bytes, workers) * element_bytes
     encoded = wire_bytes(sync, num_elements, element_bytes, workers, shapes)
     # Where payloads are scattered, the mean of a worker's share is encoded and handed over as well.
     is_scattered = COMPRESSIONS[sync.compression].exchange == "scatter"
@@ -74,7 +77,10 @@ def link_bytes(
     sync: "Sync", num_elements: int, element_bytes: int, workers: int, shapes: Sequence[Shape] = ()
 ) -> float:
     """Bytes that cross each worker's link for one bucket, in one direction; arguments as in `traffic_of`."""
-    parts = traffic_of(sync, num_elements, element_bytes, workers, shapes)
+    parts = (
+        *traffic_of(sync, num_elements, element_bytes, workers, shapes),
+        *gathering_of(sync, num_elements * element_bytes, workers),
+    )
     return sum(bus_bandwidth_factor(p.operation, workers) * p.num_bytes for p in parts)
 
 
@@ -140,6 +146,39 @@ def traffic_of(
     return ALGORITHMS[sync.algorithm].traffic(-(-payload_bytes // rounds), workers) * rounds
 
 
+def gathering_of(sync: "Sync", num_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
+    """The collectives that bring the updated parameters of one bucket to all, behind the optimizer.
+
+    None where every worker updates all of them.
+
+    Args:
+        sync: Names the algorithm.
+        num_bytes: Of the bucket.
+        workers: Data-parallel workers.
+    """
+    return ALGORITHMS[sync.algorithm].gathering(num_bytes, workers) if workers > 1 else ()
+
+
+def gathering_bytes(sync: "Sync", num_bytes: int, workers: int) -> int:
+    """Memory traffic of bringing updated parameters of so many bytes to all, the collectives apart.
+
+    Source: counted. Its own part is copied into the bucket, and the bucket into the parameters.
+    """
+    if not parts_update(sync) or workers == 1:
+        return 0
+    return 2 * num_bytes + 2 * -(-num_bytes // workers)
+
+
+def parts_update(sync: "Sync") -> bool:
+    """Whether each worker updates a part of the parameters alone; see `Algorithm.parts_update`."""
+    return ALGORITHMS[sync.algorithm].parts_update
+
+
+def num_update_parts(sync: "Sync", workers: int) -> int:
+    """Into how many parts, one a worker, the update and the optimizer's state are divided; 1 for none."""
+    return workers if parts_update(sync) else 1
+
+
 def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
     """Bytes of memory traffic (to encode, to decode) of a bucket of `num_bytes`; zero without a codec.
 
@@ -174,7 +213,9 @@ def bucket_operations(device: str) -> tuple[Operation, ...]:
     """The collectives of buckets on a device: those of what is offered there, in the order of the tables."""
     found: dict[Operation, None] = {}
     for name in offered(device):
-        traffic = ALGORITHMS[name].traffic(_SAMPLE_BYTES, _SAMPLE_WORKERS)
+        entry = ALGORITHMS[name]
+        sizes = (_SAMPLE_BYTES, _SAMPLE_WORKERS)
+        traffic = (*entry.traffic(*sizes), *entry.gathering(*sizes))
         found.update(dict.fromkeys(part.operation for part in traffic))
     kinds = {COMPRESSIONS[name].exchange for name in offered_compressions(device)}
     if "scatter" in kinds:

@@ -63,6 +63,11 @@ def one_all_reduce(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic,
     return (CollectiveTraffic("all_reduce", payload_bytes),)
 
 
+def nothing_more(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
+    """The traffic behind the optimizer of an algorithm that brings the whole mean to all before it."""
+    return ()
+
+
 def no_state(num_elements: int, element_bytes: int, options: Options) -> int:
     """The state of what remembers nothing from one step to the next."""
     return 0
@@ -84,6 +89,10 @@ class Algorithm(NamedTuple):
             release knows the word and does not run it.
         devices: Kinds of device on which it is offered, `cpu` and `cuda`.
         traffic: (payload bytes, workers) to the collectives of one bucket.
+        parts_update: Whether each worker gets the mean of its part of every bucket alone, updates the
+            parameters of that part alone and keeps the optimizer's state for it alone.
+        gathering: (payload bytes, workers) to the collectives that bring the updated parameters of one bucket
+            to all, behind the optimizer.
         is_exact: Whether the result is the plain mean, up to the order of additions.
         has_state: Whether it remembers something from one step to the next.
         options: What `Sync.options` may set.
@@ -97,6 +106,8 @@ class Algorithm(NamedTuple):
     transport: str = ""
     devices: tuple[str, ...] = ()
     traffic: Callable[[int, int], tuple[CollectiveTraffic, ...]] = one_all_reduce
+    parts_update: bool = False
+    gathering: Callable[[int, int], tuple[CollectiveTraffic, ...]] = nothing_more
     is_exact: bool = True
     has_state: bool = False
     options: tuple[Option, ...] = ()

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ridgeline.plan import Plan, Sync
 
 
+GATHERING = "all_gather"
+"""The frame, behind the optimizer, in which updated parts of the parameters are brought to all workers."""
+
+
 def frame_names(plan_or_sync: "Plan | Sync", num_buckets: int) -> tuple[str, ...]:
     """The frames in which the buckets are reduced, in launch order.
 
@@ -47,6 +51,11 @@ def is_bucket_frame(frame_name: str) -> bool:
 def bucket_of(frame_name: str) -> int | None:
     """The number of the bucket that is reduced in a frame; None for other frames."""
     return int(frame_name.rpartition("/")[2]) if is_bucket_frame(frame_name) else None
+
+
+def is_exchange_frame(frame_name: str) -> bool:
+    """Whether gradients or parameters are exchanged in a frame of this name."""
+    return frame_name == GATHERING or is_bucket_frame(frame_name)
 
 
 def words_of(sync: "Sync") -> dict[str, str]:

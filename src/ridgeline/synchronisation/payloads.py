@@ -12,6 +12,7 @@ SCALE_BYTES = 4
 """One float32 scale beside the elements that it scales."""
 INDEX_BYTES = 4
 VALUE_BYTES = 4
+_PART_ELEMENTS, _PART_BYTES = 16, 64
 """Position and float32 value of an element that is sent by itself."""
 
 
@@ -25,6 +26,21 @@ def share_elements(num_elements: int, workers: int, block: int = 1) -> int:
     """
     share = -(-num_elements // workers)
     return -(-share // block) * block if share > block else share
+
+
+def part_elements(num_elements: int, element_bytes: int, workers: int) -> int:
+    """Elements of each of the equal parts of a bucket, one a worker; the last one is filled up.
+
+    Parts begin where vectors of an operator on the whole bucket do, so that an update of a part rounds as an
+    update of all does: at multiples of 64 bytes, and of 16 elements.
+
+    Args:
+        num_elements: Of the payload, with what aligns its gradients.
+        element_bytes: Of one element.
+        workers: As many parts.
+    """
+    step = max(_PART_ELEMENTS, _PART_BYTES // element_bytes)
+    return -(-num_elements // (workers * step)) * step
 
 
 def unchanged(num_elements: int, element_bytes: int, workers: int, options: Options) -> int:

@@ -40,3 +40,10 @@ def links_are_shared(device: str, workers: int) -> str:
 def kernels_are_unmeasured(device: str, workers: int) -> str:
     """Kernels on symmetric memory have no size table, and NCCL's would hide what they are for."""
     return "its kernels are not measured, so that nothing tells how long they take"
+
+
+def memory_is_what_it_saves(device: str, workers: int) -> str:
+    """Parts of the optimizer's state save memory; the parameters come back behind the optimizer, exposed."""
+    return (
+        "it saves memory, not time: the updated parameters travel where no backward pass hides it"
+    )

@@ -24,6 +24,7 @@ from ridgeline.synchronisation.searched import (
     hosts_are_one,
     kernels_are_unmeasured,
     links_are_shared,
+    memory_is_what_it_saves,
     where_rings_are_short,
 )
 
@@ -39,15 +40,14 @@ PIECES = Option("pieces", int, 0, least=0, most=64)
 """Into how many pieces a share of a bucket is cut, so that adding overlaps sending; 0: by its bytes."""
 
 
-def _in_two_halves(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
-    """Each worker reduces its share, then all gather the shares.
+def _half_an_all_reduce(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
+    """Each worker reduces its part, or all gather the parts: one after the other they are an all-reduce.
+
+    Either moves (n - 1)/n of the payload through each link, as an all-reduce of half of it does.
 
     Source: Patarasuk, Yuan, JPDC 69(2), 2009; the same for sharded optimizers, Rajbhandari et al., SC 2020.
     """
-    return (
-        CollectiveTraffic("reduce_scatter", payload_bytes),
-        CollectiveTraffic("all_gather", payload_bytes),
-    )
+    return (CollectiveTraffic("all_reduce", -(-payload_bytes // 2)),)
 
 
 def _up_and_down(payload_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:
@@ -166,7 +166,17 @@ ALGORITHMS: dict[str, Algorithm] = {
             ),
             unsearched=kernels_are_unmeasured,
         ),
-        Algorithm(name="sharded", label="sharded", frame="sharded", traffic=_in_two_halves),
+        Algorithm(
+            name="sharded",
+            label="sharded",
+            frame="sharded",
+            transport=f"{_TRANSPORTS}sharded:Sharded",
+            devices=("cpu", "cuda"),
+            traffic=_half_an_all_reduce,
+            parts_update=True,
+            gathering=_half_an_all_reduce,
+            unsearched=memory_is_what_it_saves,
+        ),
         Algorithm(
             name="kvstore",
             label="key-value store",

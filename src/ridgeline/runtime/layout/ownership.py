@@ -21,9 +21,15 @@ def replicated_axes(world: World) -> tuple[Axis, ...]:
     return tuple(axis for axis in _REPLICATED if world.axis_size(axis) > 1)
 
 
-def parted_groups(world: World) -> tuple[ProcessGroup, ...]:
-    """Groups of several workers, one for each axis along which parameters are parted."""
-    parted = [axis for axis in AXES if axis not in _REPLICATED and world.axis_size(axis) > 1]
+def parted_groups(world: World, *, parts_update: bool = False) -> tuple[ProcessGroup, ...]:
+    """Groups of several workers, one for each axis along which gradients are parted.
+
+    Args:
+        world: Has the axes.
+        parts_update: Whether workers with the same parameters have the gradients of a part of them each.
+    """
+    whole = () if parts_update else _REPLICATED
+    parted = [axis for axis in AXES if axis not in whole and world.axis_size(axis) > 1]
     return tuple(world.group(axis) for axis in parted)
 
 
@@ -32,16 +38,23 @@ def writes_checkpoint(world: World) -> bool:
     return all(world.axis_rank(axis) == 0 for axis in _REPLICATED)
 
 
-def total_norm(gradients: Sequence[Tensor], parted: Sequence[ProcessGroup] = ()) -> Tensor:
+def total_norm(
+    gradients: Sequence[Tensor],
+    parted: Sequence[ProcessGroup] = (),
+    device: torch.device | None = None,
+) -> Tensor:
     """The Euclidean norm of all gradients of the model as one vector, 0-d.
 
     Args:
         gradients: Of this worker, averaged over those that hold the same parameters.
-        parted: Groups over which parameters are parted; see `parted_groups`.
+        parted: Groups over which gradients are parted; see `parted_groups`.
+        device: Where the norm is to be where there is no gradient; None: on the CPU.
 
     Cost: Two passes over the gradients, and one small all-reduce a group; does not wait for a GPU.
     """
     norm = nn.utils.get_total_norm(gradients)
+    if parted and not gradients:  # a worker may have no part of a small model
+        norm = norm.to(device)
     for group in parted:
         squared = norm.square()
         dist.all_reduce(squared, group=group)
@@ -65,5 +78,6 @@ def clip_gradients(
     """
     held = list(parameters)
     with torch.no_grad():
-        norm = total_norm([p.grad for p in held if p.grad is not None], parted)
+        device = held[0].device if held else None
+        norm = total_norm([p.grad for p in held if p.grad is not None], parted, device)
         nn.utils.clip_grads_with_norm_(held, max_norm, norm)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ridgeline.plan import Sync, cut_buckets
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.simulator.frames import step_frames
-from ridgeline.synchronisation import is_bucket_frame
+from ridgeline.synchronisation import is_bucket_frame, num_update_parts
 
 Named = tuple[str, nn.Parameter]
 NUM_SIGNALS = 10
@@ -55,13 +55,14 @@ def arrange(
         bucket_bytes: Limits as in `cut_buckets`.
         workers: At least 2.
         has_buffers: Whether buffers are sent too, which has a frame of its own.
-        sync: Names the frames of the buckets; None takes the default.
+        sync: Names the frames of the buckets, and says whether they have parts; None takes the default.
     """
     named = [parameters[index] for index in order]
     sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in named]
     cuts = cut_buckets(sizes, tuple(bucket_bytes))
+    parts = 1 if sync is None else num_update_parts(sync, workers)
     buckets = tuple(
-        Bucket(n, [named[place] for place in cut], 0 if n else NUM_SIGNALS)
+        Bucket(n, [named[place] for place in cut], 0 if n else NUM_SIGNALS, parts)
         for n, cut in enumerate(cuts)
     )
     places = {

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ridgeline.plan import aligned_elements
 from ridgeline.runtime.ready import Ready
+from ridgeline.synchronisation import part_elements
 
 
 class Bucket:
@@ -28,7 +29,8 @@ class Bucket:
         names: Parameter names.
         parameters: The parameters, in ready order.
         flat: One tensor, [payload, behind].
-        payload: [elements of all views, padding], of which the workers make the mean.
+        payload: [elements of all views, padding], of which the workers make the mean; of as many equal parts
+            as it was made for.
         behind: [one flag a parameter, signals], of which they make the sum, or a multiple of it.
         signals: What the workers' signals amount to: their sum, scaled as gradients are when it is read.
         sent_signals: What this worker says in every coming step; written by whoever has something to say.
@@ -37,7 +39,11 @@ class Bucket:
     """
 
     def __init__(
-        self, index: int, members: Sequence[tuple[str, nn.Parameter]], num_signals: int = 0
+        self,
+        index: int,
+        members: Sequence[tuple[str, nn.Parameter]],
+        num_signals: int = 0,
+        num_parts: int = 1,
     ) -> None:
         self.index = index
         self.names = tuple(name for name, _ in members)
@@ -48,6 +54,8 @@ class Bucket:
         for parameter in self.parameters:
             offsets.append(end)
             end += aligned_elements(parameter.numel(), first.element_size())
+        if num_parts > 1:
+            end = num_parts * part_elements(end, first.element_size(), num_parts)
         num_flags = len(self.parameters)
         self.flat = torch.zeros(
             end + num_flags + num_signals, dtype=first.dtype, device=first.device

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ridgeline.plan import Sync, cut_buckets
 from ridgeline.runtime import attendance
@@ -135,6 +136,10 @@ class LocalSteps:
     def common(self) -> list[tuple[str, Tensor]]:
         """The common parameters by name: the same bits on all workers at any time."""
         return list(self._outer.common())
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Its `state_dict()`: this worker has all of it."""
+        return optimizer.state_dict()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The steps so far, the common parameters, the outer momentum, and what the transport remembers."""

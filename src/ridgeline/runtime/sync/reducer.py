@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
+from torch.optim import Optimizer
 
 from ridgeline.errors import EngineError, WorkloadError
 from ridgeline.plan import Sync
@@ -191,6 +192,10 @@ class Reducer:
 
     def after_step(self) -> None:
         """Nothing is left to do."""
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Its `state_dict()`: this worker has all of it."""
+        return optimizer.state_dict()
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the transport remembers from step to step."""

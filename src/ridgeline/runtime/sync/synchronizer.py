@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ridgeline.runtime.recorder import Recorder
 
@@ -36,6 +37,9 @@ class Synchronizer(Protocol):
         Raises:
             WorkloadError: one is not, so that every worker would train it on its own.
         """
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's `state_dict()`; all workers call this, and the first one gets all there is."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What this worker remembers from step to step, by name; the tensors themselves, not copies."""

@@ -33,13 +33,19 @@ LONG = 10**9
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, which knows that compiling takes twice as long here as is assumed."""
+    """A cache of its own, which knows that compiling the task took twice as long here as is assumed."""
     from ridgeline.probe.measure import known_machine
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory = known_machine().directory
-    compile_times.CompileTimes(ratios=(2.0,)).save(directory / "compile-times.json")
+    known = (compile_times.CompileTime(step="tiny", ratio=2.0),)
+    compile_times.CompileTimes(known=known).save(directory / "compile-times.json")
     return directory
+
+
+def learned(cache: Path) -> list[tuple[str, float]]:
+    """What the cache knows of compiling: of which step, and what it took over what is assumed."""
+    return [(entry.step, entry.ratio) for entry in compile_times.load(cache).known]
 
 
 @pytest.fixture
@@ -107,8 +113,7 @@ def test_trials_are_told_and_learned_from(
     assert decision.ranking is not None
     predicted = {c.plan.execution: c.timeline.counters for c in decision.ranking.candidates}
     assert predicted[mode]["compile_s"] == pytest.approx(2.0 * assumed_s)
-    learned = compile_times.load(cache).ratios
-    assert learned == (2.0, pytest.approx(COMPILED_S / assumed_s))
+    assert learned(cache) == [("tiny", 2.0), ("tiny", pytest.approx(COMPILED_S / assumed_s))]
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0])
@@ -175,7 +180,7 @@ def test_silence_while_compiling_is_announced(
         *([line] if execution == "compiled" else []),
     ]
     assert decision.predicted.counters.get("compile_s", 0.0) == pytest.approx(seconds)
-    assert compile_times.load(cache).ratios == (2.0,), "nothing was tried"
+    assert learned(cache) == [("tiny", 2.0)], "nothing was tried"
 
 
 def test_images_are_traced_in_channels_last_memory(
@@ -333,4 +338,4 @@ def test_a_group_tells_the_same_on_rank_0(
         f"  failed: {failed}",
     ]
     assert said == (expected if rank == 0 else [])
-    assert compile_times.load(cache).ratios == (2.0,)
+    assert learned(cache) == [("tiny", 2.0)]

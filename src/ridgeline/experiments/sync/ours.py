@@ -44,12 +44,13 @@ WANTED = {
 def our_ways(training: Training, *, is_counted: bool) -> Sequence[Way]:
     """A way for each of `WANTED`.
 
-    Cost: Measures this machine and its network as far as they are not known, and traces the step.
+    Cost: Measures this machine and its network, which may have been busy when they were measured before, and
+        traces the step.
     """
     model = training.made()
     optimizer = training.optimizer(model)
     workload = trace(model, training.loss_fn, optimizer, training.batches[0], name=training.name)
-    machine = measure(workload=workload, process_group=training.world.group())
+    machine = measure(workload=workload, process_group=training.world.group(), refresh=True)
     always = {"execution": EXECUTION, "threads": training.world.threads}
     ways = []
     for words, wanted in WANTED.items():

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Execution, Plan, Precision
-from ridgeline.synchronisation import changing_options, check_sync, parts_update, trains_apart
+from ridgeline.synchronisation import changing_options, check_sync, shards_update, trains_apart
 
 Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
 Purpose = Literal["callable", "step"]
@@ -185,13 +185,12 @@ def check_alone(name: Execution, workers: int) -> None:
         )
 
 
-def may_train_apart(name: Execution, device: str) -> bool:
-    """Whether steps of a mode may exchange now and then only: a step that a GPU replays cannot tell."""
-    return not MODES[name].is_replayed_on(device)
+def runs_uncaptured(name: Execution, device: str) -> bool:
+    """Whether a step of a mode is issued anew each time, so that steps, or workers, may do other things.
 
-
-def may_part_update(name: Execution, device: str) -> bool:
-    """Whether the update in steps of a mode may be divided among workers: captured steps are not, so far."""
+    A captured step is the same in every replay. So workers that train alone between exchanges, or that update
+    a part of the parameters each, want such a mode.
+    """
     return not MODES[name].is_replayed_on(device)
 
 
@@ -221,13 +220,13 @@ def check_plan(plan: Plan, device: str) -> None:
     check_offered(plan.execution, "step", device)
     check_alone(plan.execution, plan.workers)
     _check_shapes(plan, device)
-    if trains_apart(plan.sync) and not may_train_apart(plan.execution, device):
+    if trains_apart(plan.sync) and not runs_uncaptured(plan.execution, device):
         raise PlanError(
             f"wanted sync.every=1 for execution={plan.execution!r}, got {plan.sync.every} in the plan; a "
             "captured step is the same in every replay: exchange in every step, or use another mode"
         )
-    is_parted = plan.workers > 1 and parts_update(plan.sync)
-    if is_parted and not may_part_update(plan.execution, device):
+    is_parted = plan.workers > 1 and shards_update(plan.sync)
+    if is_parted and not runs_uncaptured(plan.execution, device):
         raise PlanError(
             f"wanted another execution for sync.algorithm={plan.sync.algorithm!r}, got {plan.execution!r} in "
             "the plan; this release captures no update that is divided among workers: use another mode, or "

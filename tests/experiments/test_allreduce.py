@@ -25,7 +25,7 @@ def test_every_algorithm_is_there(found: WayExperiment) -> None:
     ours = [
         f"ridgeline {ALGORITHMS[name].label}"
         for name in offered("cpu")
-        if ALGORITHMS[name].is_exact and not ALGORITHMS[name].parts_update
+        if ALGORITHMS[name].is_exact and not ALGORITHMS[name].shards_update
     ]
     assert ours
     for case in found.cases[:2]:

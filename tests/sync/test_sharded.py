@@ -19,10 +19,10 @@ from ridgeline.plan import Plan
 from ridgeline.runtime import checkpoint
 from ridgeline.runtime.loop import train
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.parts import hold_parts, is_part
+from ridgeline.runtime.sync.shards import is_shard, make_shards
 from ridgeline.runtime.world import World
 from ridgeline.simulator.frames import step_frames
-from ridgeline.synchronisation import handed_bytes, link_bytes, part_elements
+from ridgeline.synchronisation import handed_bytes, link_bytes, update_shard_elements
 
 HERE = Path(__file__).parent
 EXACT_WAYS = ("accumulated", "channels last", "fused", "skipped by one", "skipped by all")
@@ -176,12 +176,12 @@ def test_parts_of_all_workers_are_the_parameters(
     assert bucket.payload.numel() == share * num_parts
     for rank in range(num_parts):
         bucket.payload.fill_(-1.0)[rank * share : (rank + 1) * share] = float(rank)
-        for parameter, held in hold_parts((bucket,), rank, num_parts).items():
+        for parameter, held in make_shards((bucket,), rank, num_parts).items():
             assert held.parameter is parameter
             if held.part is None:
                 assert held.begin == held.end
                 continue
-            assert is_part(held.part)
+            assert is_shard(held.part)
             assert bool((held.of(bucket.views[held.position]) == float(rank)).all())
             assert held.begin * dtype.itemsize % 64 == 0
             with torch.no_grad():
@@ -203,7 +203,7 @@ def test_parts_are_equal_aligned_and_no_larger_than_that(
     num_elements: int, element_bytes: int, workers: int
 ) -> None:
     """All parts hold all elements, and smaller ones that are aligned would not."""
-    part = part_elements(num_elements, element_bytes, workers)
+    part = update_shard_elements(num_elements, element_bytes, workers)
     step = max(16, 64 // element_bytes)
     assert part % step == 0
     assert part * workers >= num_elements > (part - step) * workers - bool(not num_elements)

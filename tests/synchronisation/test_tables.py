@@ -22,13 +22,13 @@ from ridgeline.synchronisation import (
     is_bucket_frame,
     is_exact,
     link_bytes,
-    num_update_parts,
+    num_shards,
     offered,
     offered_compressions,
     operations,
-    part_elements,
     state_bytes,
     traffic_of,
+    update_shard_elements,
     why_losing,
     wire_bytes,
     words_of,
@@ -195,12 +195,12 @@ def test_a_divided_update_moves_the_bytes_of_an_all_reduce(
     moved = link_bytes(sync, num_elements, element_bytes, workers)
     wanted = link_bytes(plain, num_elements, element_bytes, workers)
     assert wanted <= moved <= wanted + 4
-    part = part_elements(num_elements, element_bytes, workers) * element_bytes
+    part = update_shard_elements(num_elements, element_bytes, workers) * element_bytes
     handed = handed_bytes(sync, num_elements, element_bytes, workers)
     assert handed == part * workers + part
     assert num_bytes <= part * workers < num_bytes + workers * max(64, 16 * element_bytes)
     assert handed_bytes(sync, num_elements, element_bytes, 1) == 0
-    assert (num_update_parts(sync, workers), num_update_parts(plain, workers)) == (workers, 1)
+    assert (num_shards(sync, workers), num_shards(plain, workers)) == (workers, 1)
 
 
 def test_what_is_scattered_hands_over_its_share_as_well() -> None:

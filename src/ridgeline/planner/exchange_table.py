@@ -26,7 +26,7 @@ from ridgeline.synchronisation import (
     check_sync,
     is_exact,
     is_exchange_frame,
-    parts_update,
+    shards_update,
     trains_apart,
 )
 from ridgeline.workload import Workload
@@ -141,7 +141,7 @@ def _judged(
         words.append(f"loses: {-gain:.1%} slower than the default")
     else:
         words.append(f"gains {gain:.1%}, which is within the uncertainty of {error:.1%}")
-    if parts_update(Sync(algorithm=row.algorithm)):
+    if shards_update(Sync(algorithm=row.algorithm)):
         words.append(f"a worker keeps 1/{plan.workers} of the optimizer's state")
     if not row.is_exact:
         allowed = PERMISSION in allow

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ridgeline.errors import PlanError
-from ridgeline.execution import MODES, may_part_update
+from ridgeline.execution import MODES, runs_uncaptured
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.synchronisation import (
     ALGORITHMS,
@@ -85,7 +85,7 @@ def exchanges_in(execution: Execution, fixed: Mapping[str, Any], device: str) ->
         return False
     if "execution" in fixed or "algorithm" not in fixed:
         return True
-    return not ALGORITHMS[fixed["algorithm"]].parts_update or may_part_update(execution, device)
+    return not ALGORITHMS[fixed["algorithm"]].shards_update or runs_uncaptured(execution, device)
 
 
 def exchange_changes(plan: Plan) -> int:

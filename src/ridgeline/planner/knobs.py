@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from ridgeline.errors import MachineError, PlanError
-from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered, may_train_apart
+from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered, runs_uncaptured
 from ridgeline.machine import Machine
 from ridgeline.plan import (
     DEFAULT_BUCKET_BYTES,
@@ -238,7 +238,7 @@ def _frames(request: Request) -> Iterator[Plan]:
     if "execution" in fixed:
         executions = (fixed["execution"],)
     elif fixed.get("every", 1) > 1:
-        executions = tuple(e for e in executions if may_train_apart(e, request.device))
+        executions = tuple(e for e in executions if runs_uncaptured(e, request.device))
     precisions: tuple[Precision, ...] = (
         "as-is",
         *(p for p in PRECISIONS[request.device] if p in request.allow),

@@ -282,9 +282,8 @@ class Replay:
                 program.append(None)
                 continue
             sources = tuple(places.source(index, position) for position in range(len(op.inputs)))
-            for (
-                source
-            ) in sources:  # also of what is replaced below: it lives as long as in the step
+            # Also of what is replaced below: it lives as long as in the step.
+            for source in sources:
                 if source.op >= 0:
                     last_read[source.op, source.output] = index
             sources = tuple(

@@ -10,7 +10,7 @@ from ridgeline.execution import CALLED, check_plan
 from ridgeline.optimizer_forms import BY_ELEMENT, calls_model, updates_by_element
 from ridgeline.plan import Plan
 from ridgeline.runtime.world import World
-from ridgeline.synchronisation import parts_update, values_of
+from ridgeline.synchronisation import shards_update, values_of
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -76,14 +76,14 @@ def check_momentum(optimizer: Optimizer, plan: Plan) -> None:
             )
 
 
-def check_parted(optimizer: Optimizer, plan: Plan) -> None:
+def check_sharded(optimizer: Optimizer, plan: Plan) -> None:
     """An update in parts, cut through the middle of parameters, wants an optimizer that looks at no whole.
 
     Raises:
         PlanError: the plan divides the update among workers, and the optimizer is not known to update each
             element by itself.
     """
-    if plan.workers == 1 or not parts_update(plan.sync) or updates_by_element(optimizer):
+    if plan.workers == 1 or not shards_update(plan.sync) or updates_by_element(optimizer):
         return
     raise PlanError(
         f"wanted an optimizer that updates each element by itself for sync.algorithm={plan.sync.algorithm!r} "

@@ -36,13 +36,13 @@ from ridgeline.runtime.requirements import (
     check_clip_norm,
     check_momentum,
     check_optimizer,
-    check_parted,
+    check_sharded,
     check_supported,
 )
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.world import World
-from ridgeline.synchronisation import parts_update
+from ridgeline.synchronisation import shards_update
 from ridgeline.timeline import Timeline
 
 WARMUP_STEPS = 3
@@ -141,7 +141,7 @@ class TrainStep(Closing):
         check_optimizer(optimizer)
         check_calls(optimizer, self.plan)
         check_momentum(optimizer, self.plan)
-        check_parted(optimizer, self.plan)
+        check_sharded(optimizer, self.plan)
         check_clip_norm(clip_norm)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
@@ -177,7 +177,7 @@ class TrainStep(Closing):
             device=self.world.device,
             notes=self.notes,
             forms=forms,
-            parted=parted_groups(self.world, parts_update=parts_update(self.plan.sync)),
+            parted=parted_groups(self.world, shards_update=shards_update(self.plan.sync)),
         )
         if self.plan.precision == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True

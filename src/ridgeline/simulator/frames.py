@@ -13,7 +13,7 @@ A frame reads and writes variables and runs on one lane; frames on one lane run 
     wait               compute        exposed communication: computing is done, gradients are not
     optimizer          compute        clipping and the optimizer
 
-Where each worker updates its part of the parameters (an algorithm with `parts_update`), behind the optimizer
+Where each worker updates its part of the parameters (an algorithm with `shards_update`), behind the optimizer
 
     all_gather         communication  updated parameters to all workers
     wait               compute        until they are there
@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from ridgeline.codec import Value
 from ridgeline.execution import MODES, check_alone
 from ridgeline.plan import Execution, Sync
-from ridgeline.synchronisation import GATHERING, frame_names, parts_update, trains_apart
+from ridgeline.synchronisation import GATHERING, frame_names, shards_update, trains_apart
 from ridgeline.timeline import Lane
 
 WHOLE_STEP = "step"
@@ -104,7 +104,7 @@ def step_frames(
     rhythm = sync or Sync()
     if workers > 1 and not trains_apart(rhythm):
         frames += _synchronised(frame_names(rhythm, num_buckets), has_buffers=has_buffers)
-        frames += _gathered() if parts_update(rhythm) else []
+        frames += _gathered() if shards_update(rhythm) else []
         return tuple(frames)
     frames += [
         Frame(name="backward", lane="compute", reads=("activations",), writes=("gradients",)),

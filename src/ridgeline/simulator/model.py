@@ -34,7 +34,7 @@ from ridgeline.simulator.synchronising import (
     encoding_pieces,
     local_steps_seconds,
 )
-from ridgeline.synchronisation import num_update_parts, trains_apart
+from ridgeline.synchronisation import num_shards, trains_apart
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
@@ -221,7 +221,7 @@ def _held(
     if mode.is_one_program:
         return {WHOLE_STEP: (forward + backward) * plan.accumulate + priced.optimizer}
     pieces = {f"micro/{index}": forward + backward for index in range(plan.accumulate - 1)}
-    parts = num_update_parts(plan.sync, plan.workers)
+    parts = num_shards(plan.sync, plan.workers)
     update = tuple(piece.divided(parts) for piece in priced.optimizer)
     pieces |= {"forward": forward, "optimizer": update}
     if plan.workers == 1 or exchanges_parameters(plan):

@@ -22,7 +22,7 @@ from ridgeline.synchronisation import (
     gathering_of,
     handed_bytes,
     outer_bytes,
-    parts_update,
+    shards_update,
     traffic_of,
 )
 from ridgeline.workload import Workload
@@ -95,7 +95,7 @@ def communication_seconds(
     for name, cut in zip(frame_names(plan, len(cuts)), cuts, strict=True):
         seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
         notes[note] = None
-    if parts_update(plan.sync):
+    if shards_update(plan.sync):
         gathered = [bucket.gathering_cost(cut.num_bytes) for cut in cuts]
         moved = sum(gathering_bytes(plan.sync, cut.num_bytes, plan.workers) for cut in cuts)
         copying_s = prices(machine, setting).copy_seconds(moved)

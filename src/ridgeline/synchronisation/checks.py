@@ -99,8 +99,8 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     if objection := compression.objection(workers, values_of(sync)):
         raise PlanError(objection)
     check_rhythm(sync, workers)
-    if algorithm.parts_update:
-        _check_parts(sync, workers)
+    if algorithm.shards_update:
+        _check_sharded(sync, workers)
     if 1 < workers < algorithm.least_workers:
         raise PlanError(
             f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "
@@ -108,7 +108,7 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
         )
 
 
-def _check_parts(sync: "Sync", workers: int) -> None:
+def _check_sharded(sync: "Sync", workers: int) -> None:
     """Refuse what does not go with workers that update a part of the parameters each."""
     if trains_apart(sync) and workers > 1:
         raise PlanError(

@@ -9,7 +9,7 @@ from ridgeline import units
 from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.machine import Operation
 from ridgeline.synchronisation.entries import CollectiveTraffic, Shape
-from ridgeline.synchronisation.payloads import part_elements
+from ridgeline.synchronisation.payloads import update_shard_elements
 from ridgeline.synchronisation.rhythm import outer_state_bytes
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
@@ -65,8 +65,12 @@ def handed_bytes(
         workers: Data-parallel workers.
         shapes: Of all parameters in it.
     """
-    if parts_update(sync) and workers > 1:  # its part of the parameters, behind the optimizer
-        return (workers + 1) * part_elements(num_elements, element_bytes, workers) * element_bytes
+    if shards_update(sync) and workers > 1:  # its part of the parameters, behind the optimizer
+        return (
+            (workers + 1)
+            * update_shard_elements(num_elements, element_bytes, workers)
+            * element_bytes
+        )
     encoded = wire_bytes(sync, num_elements, element_bytes, workers, shapes)
     # Where payloads are scattered, the mean of a worker's share is encoded and handed over as well.
     is_scattered = COMPRESSIONS[sync.compression].exchange == "scatter"
@@ -164,19 +168,19 @@ def gathering_bytes(sync: "Sync", num_bytes: int, workers: int) -> int:
 
     Source: counted. Its own part is copied into the bucket, and the bucket into the parameters.
     """
-    if not parts_update(sync) or workers == 1:
+    if not shards_update(sync) or workers == 1:
         return 0
     return 2 * num_bytes + 2 * -(-num_bytes // workers)
 
 
-def parts_update(sync: "Sync") -> bool:
-    """Whether each worker updates a part of the parameters alone; see `Algorithm.parts_update`."""
-    return ALGORITHMS[sync.algorithm].parts_update
+def shards_update(sync: "Sync") -> bool:
+    """Whether each worker updates a part of the parameters alone; see `Algorithm.shards_update`."""
+    return ALGORITHMS[sync.algorithm].shards_update
 
 
-def num_update_parts(sync: "Sync", workers: int) -> int:
+def num_shards(sync: "Sync", workers: int) -> int:
     """Into how many parts, one a worker, the update and the optimizer's state are divided; 1 for none."""
-    return workers if parts_update(sync) else 1
+    return workers if shards_update(sync) else 1
 
 
 def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:

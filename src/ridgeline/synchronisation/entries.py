@@ -89,7 +89,7 @@ class Algorithm(NamedTuple):
             release knows the word and does not run it.
         devices: Kinds of device on which it is offered, `cpu` and `cuda`.
         traffic: (payload bytes, workers) to the collectives of one bucket.
-        parts_update: Whether each worker gets the mean of its part of every bucket alone, updates the
+        shards_update: Whether each worker gets the mean of its part of every bucket alone, updates the
             parameters of that part alone and keeps the optimizer's state for it alone.
         gathering: (payload bytes, workers) to the collectives that bring the updated parameters of one bucket
             to all, behind the optimizer.
@@ -106,7 +106,7 @@ class Algorithm(NamedTuple):
     transport: str = ""
     devices: tuple[str, ...] = ()
     traffic: Callable[[int, int], tuple[CollectiveTraffic, ...]] = one_all_reduce
-    parts_update: bool = False
+    shards_update: bool = False
     gathering: Callable[[int, int], tuple[CollectiveTraffic, ...]] = nothing_more
     is_exact: bool = True
     has_state: bool = False

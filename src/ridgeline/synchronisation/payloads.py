@@ -28,7 +28,7 @@ def share_elements(num_elements: int, workers: int, block: int = 1) -> int:
     return -(-share // block) * block if share > block else share
 
 
-def part_elements(num_elements: int, element_bytes: int, workers: int) -> int:
+def update_shard_elements(num_elements: int, element_bytes: int, workers: int) -> int:
     """Elements of each of the equal parts of a bucket, one a worker; the last one is filled up.
 
     Parts begin where vectors of an operator on the whole bucket do, so that an update of a part rounds as an

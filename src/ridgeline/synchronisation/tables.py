@@ -173,7 +173,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             transport=f"{_TRANSPORTS}sharded:Sharded",
             devices=("cpu", "cuda"),
             traffic=_half_an_all_reduce,
-            parts_update=True,
+            shards_update=True,
             gathering=_half_an_all_reduce,
             unsearched=memory_is_what_it_saves,
         ),

@@ -57,7 +57,7 @@ def _contest(world: World, num_bytes: int) -> Contest:
     ways = [Way(f"{backend} all_reduce", "peer", partial(_backend, world, values))]
     for name in offered(world.kind):
         entry = ALGORITHMS[name]
-        if entry.is_exact and not entry.parts_update:  # a part of the mean is no all-reduce
+        if entry.is_exact and not entry.shards_update:  # a part of the mean is no all-reduce
             make = partial(_ours, world, values, name)
             ways.append(Way(f"ridgeline {entry.label}", "ridgeline", make, _refusal(name, world)))
     return Contest(ways=ways)

@@ -21,14 +21,14 @@ def replicated_axes(world: World) -> tuple[Axis, ...]:
     return tuple(axis for axis in _REPLICATED if world.axis_size(axis) > 1)
 
 
-def parted_groups(world: World, *, parts_update: bool = False) -> tuple[ProcessGroup, ...]:
+def parted_groups(world: World, *, shards_update: bool = False) -> tuple[ProcessGroup, ...]:
     """Groups of several workers, one for each axis along which gradients are parted.
 
     Args:
         world: Has the axes.
-        parts_update: Whether workers with the same parameters have the gradients of a part of them each.
+        shards_update: Whether workers with the same parameters have the gradients of a part of them each.
     """
-    whole = () if parts_update else _REPLICATED
+    whole = () if shards_update else _REPLICATED
     parted = [axis for axis in AXES if axis not in whole and world.axis_size(axis) > 1]
     return tuple(world.group(axis) for axis in parted)
 

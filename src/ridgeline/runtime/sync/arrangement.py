@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ridgeline.plan import Sync, cut_buckets
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.simulator.frames import step_frames
-from ridgeline.synchronisation import is_bucket_frame, num_update_parts
+from ridgeline.synchronisation import is_bucket_frame, num_shards
 
 Named = tuple[str, nn.Parameter]
 NUM_SIGNALS = 10
@@ -60,7 +60,7 @@ def arrange(
     named = [parameters[index] for index in order]
     sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in named]
     cuts = cut_buckets(sizes, tuple(bucket_bytes))
-    parts = 1 if sync is None else num_update_parts(sync, workers)
+    parts = 1 if sync is None else num_shards(sync, workers)
     buckets = tuple(
         Bucket(n, [named[place] for place in cut], 0 if n else NUM_SIGNALS, parts)
         for n, cut in enumerate(cuts)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ridgeline.plan import aligned_elements
 from ridgeline.runtime.ready import Ready
-from ridgeline.synchronisation import part_elements
+from ridgeline.synchronisation import update_shard_elements
 
 
 class Bucket:
@@ -55,7 +55,7 @@ class Bucket:
             offsets.append(end)
             end += aligned_elements(parameter.numel(), first.element_size())
         if num_parts > 1:
-            end = num_parts * part_elements(end, first.element_size(), num_parts)
+            end = num_parts * update_shard_elements(end, first.element_size(), num_parts)
         num_flags = len(self.parameters)
         self.flat = torch.zeros(
             end + num_flags + num_signals, dtype=first.dtype, device=first.device

@@ -16,13 +16,13 @@ from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.common_state import CommonState
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.local_steps import LocalSteps
-from ridgeline.runtime.sync.parted_update import PartedUpdate, check_can_part
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.sharded_update import ShardedUpdate, check_can_shard
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.runtime.world import World
-from ridgeline.synchronisation import parts_update, trains_apart
+from ridgeline.synchronisation import shards_update, trains_apart
 
 
 class StateWatch(Protocol):
@@ -72,12 +72,12 @@ def join_others(
     Raises:
         PlanError: an entry of the plan names no class.
         WorkloadError: the optimizer has parameters that are not the model's, or a buffer cannot be sent; or
-            the update cannot be divided among the workers as the plan says, see `check_can_part`.
+            the update cannot be divided among the workers as the plan says, see `check_can_shard`.
     """
     parameters, buffers = list(model.named_parameters()), FlatBuffers(model)
-    if parts_update(plan.sync):
+    if shards_update(plan.sync):
         trained = [(name, p) for name, p in parameters if p.requires_grad]
-        check_can_part(trained, optimizer, plan.sync.algorithm)
+        check_can_shard(trained, optimizer, plan.sync.algorithm)
     transport = make_transport(plan.sync, world)
     if trains_apart(plan.sync):
         apart = LocalSteps(
@@ -98,9 +98,9 @@ def join_others(
     )
     reducer.check_covers(optimizer.param_groups)
     synchronizer: Synchronizer = reducer
-    if parts_update(plan.sync):
+    if shards_update(plan.sync):
         assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
-        synchronizer = PartedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
+        synchronizer = ShardedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
     return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
 
 

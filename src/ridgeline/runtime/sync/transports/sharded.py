@@ -1,8 +1,8 @@
 """Half an all-reduce: each worker gets the mean of its part of a bucket, and later all get all parts.
 
-In between each worker updates the parameters of its part (see `parted_update`), so that the other half brings
-parameters to all instead of gradients. Over NCCL these are its reduce-scatter and its all-gather. Over gloo
-they are the two laps of the ring: gloo has no reduce-scatter that sends less than an all-reduce.
+In between each worker updates the parameters of its part (see `sharded_update`), so that the other half
+brings parameters to all instead of gradients. Over NCCL these are its reduce-scatter and its all-gather.
+Over gloo they are the two laps of the ring: gloo has no reduce-scatter that sends less than an all-reduce.
 
 Source: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020,
 stage 1.
@@ -47,7 +47,7 @@ class Sharded(Ring):
         self._laps = Messages(self.group, on_device=self.on_device)
         self.has_settled = False
 
-    def own_part(self, whole: Tensor) -> Tensor:
+    def own_shard(self, whole: Tensor) -> Tensor:
         """This worker's part of a tensor that is laid out like a payload."""
         return whole.view(self.size, -1)[self.rank]
 
@@ -57,7 +57,7 @@ class Sharded(Ring):
             return super().reduce(bucket)
         self.count(bucket.payload)
         if self.on_device:
-            part = self.own_part(bucket.payload)
+            part = self.own_shard(bucket.payload)
             average = dist.ReduceOp.AVG
             flat_collectives.reduce_scatter(part, bucket.payload, self.group, average)
         else:
@@ -69,11 +69,11 @@ class Sharded(Ring):
 
         Cost: On a CPU, blocks until they are there; on a GPU, enqueues.
         """
-        part = self.own_part(whole)
+        part = self.own_shard(whole)
         self.count(part)
         if self.on_device:
             data = whole.view(torch.uint8)
-            flat_collectives.all_gather(data, self.own_part(data), self.group)
+            flat_collectives.all_gather(data, self.own_shard(data), self.group)
         else:
             self._run(whole, gathering_moves(*self._ring(whole)))
 

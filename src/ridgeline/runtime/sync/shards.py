@@ -17,7 +17,7 @@ _MARK = "_is_part_of_a_parameter"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Held:
+class Shard:
     """What a worker holds of one parameter.
 
     Attributes:
@@ -43,7 +43,7 @@ class Held:
         return in_memory_order(whole)[self.begin : self.end]
 
 
-def hold_parts(buckets: Sequence[Bucket], rank: int, num_parts: int) -> dict[nn.Parameter, Held]:
+def make_shards(buckets: Sequence[Bucket], rank: int, num_parts: int) -> dict[nn.Parameter, Shard]:
     """What the worker of a rank holds of each parameter.
 
     Args:
@@ -52,18 +52,20 @@ def hold_parts(buckets: Sequence[Bucket], rank: int, num_parts: int) -> dict[nn.
         num_parts: As many as there are workers.
     """
     return {
-        held.parameter: held for bucket in buckets for held in _of_bucket(bucket, rank, num_parts)
+        shard.parameter: shard
+        for bucket in buckets
+        for shard in _of_bucket(bucket, rank, num_parts)
     }
 
 
-def _of_bucket(bucket: Bucket, rank: int, num_parts: int) -> Iterator[Held]:
+def _of_bucket(bucket: Bucket, rank: int, num_parts: int) -> Iterator[Shard]:
     share = bucket.payload.numel() // num_parts
     for position, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
         offset = view.storage_offset() - bucket.payload.storage_offset()
         bounds = (rank * share - offset, (rank + 1) * share - offset)
         begin, end = (min(max(int(bound), 0), parameter.numel()) for bound in bounds)
         part = _part(parameter, begin, end) if begin < end else None
-        yield Held(
+        yield Shard(
             parameter=parameter,
             bucket=bucket,
             position=position,
@@ -81,7 +83,7 @@ def _part(parameter: nn.Parameter, begin: int, end: int) -> nn.Parameter:
     return part
 
 
-def is_part(parameter: Tensor) -> bool:
+def is_shard(parameter: Tensor) -> bool:
     """Whether a parameter is a part of another one."""
     return getattr(parameter, _MARK, False)
 

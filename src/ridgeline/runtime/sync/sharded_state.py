@@ -18,7 +18,7 @@ from ridgeline.errors import WorkloadError
 from ridgeline.runtime import attendance
 from ridgeline.runtime.agree import gather_bytes
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.parts import Held, is_part
+from ridgeline.runtime.sync.shards import Shard, is_shard
 from ridgeline.runtime.world import World
 
 COMMON = ("step", "eta", "mu", "mu_product")
@@ -40,17 +40,17 @@ class _Told(msgspec.Struct):
     common: dict[str, tuple[str, bool | int | float | None]] = {}
 
 
-def cut_state(optimizer: Optimizer, held: Mapping[nn.Parameter, Held]) -> None:
+def cut_state(optimizer: Optimizer, shards: Mapping[nn.Parameter, Shard]) -> None:
     """Put the state of parts in the place of that of whole parameters, where there is any.
 
     Args:
         optimizer: Its state is changed.
-        held: What this worker holds of each parameter.
+        shards: What this worker holds of each parameter.
 
     Cost: A look at each parameter; a copy of what is cut.
     """
     state = optimizer.state
-    for parameter, own in held.items():
+    for parameter, own in shards.items():
         if parameter not in state:
             continue
         whole = state.pop(parameter)
@@ -72,13 +72,13 @@ def _as(value: Tensor, parameter: nn.Parameter) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def refuse_parts(optimizer: Optimizer) -> None:
+def refuse_shards(optimizer: Optimizer) -> None:
     """Refuse to take the state of one worker's parts for the whole.
 
     Raises:
         WorkloadError: the optimizer has some.
     """
-    if any(map(is_part, optimizer.state)):
+    if any(map(is_shard, optimizer.state)):
         raise WorkloadError(
             f"wanted the whole state of {type(optimizer).__name__}, got that of this worker's part of the "
             "parameters; call step.optimizer_state() on all workers before the step is closed: the first one "
@@ -88,32 +88,32 @@ def refuse_parts(optimizer: Optimizer) -> None:
 
 def whole_state(
     optimizer: Optimizer,
-    held: Mapping[nn.Parameter, Held],
+    shards: Mapping[nn.Parameter, Shard],
     buckets: Sequence[Bucket],
     world: World,
 ) -> dict[str, Any]:
-    """The optimizer's `state_dict()` with the state of all workers' parts; see `PartedUpdate`.
+    """The optimizer's `state_dict()` with the state of all workers' parts; see `ShardedUpdate`.
 
     Args:
         optimizer: Of this worker.
-        held: What this worker holds of each parameter; nothing before the first step.
+        shards: What this worker holds of each parameter; nothing before the first step.
         buckets: Of the parameters.
         world: This worker's place.
     """
     before = optimizer.state
-    if not held:
+    if not shards:
         return optimizer.state_dict()
     # Of frozen parameters, and of all where it was loaded since the last step, it is whole on every worker.
-    found = {key: dict(value) for key, value in before.items() if not is_part(key)}
-    everyone = _exchanged([_told(one, before) for one in held.values()], world)
-    for parameter, told in zip(held, everyone, strict=True):
+    found = {key: dict(value) for key, value in before.items() if not is_shard(key)}
+    everyone = _exchanged([_told(one, before) for one in shards.values()], world)
+    for parameter, told in zip(shards, everyone, strict=True):
         for key, (kind, value) in told.common.items():
             tensor = _scalar(value, kind) if kind else value
             found.setdefault(parameter, {})[key] = tensor
-    kinds = dict(zip(held, (told.kinds for told in everyone), strict=True))
+    kinds = dict(zip(shards, (told.kinds for told in everyone), strict=True))
     for bucket in buckets:
         for key, kind in dict.fromkeys(i for p in bucket.parameters for i in kinds[p].items()):
-            flat = _gathered(bucket, key, kind, held, before, world)
+            flat = _gathered(bucket, key, kind, shards, before, world)
             for position, parameter in enumerate(bucket.parameters):
                 if flat is not None and kinds[parameter].get(key) == kind:
                     value = bucket.place(position, flat).clone().cpu()
@@ -131,7 +131,7 @@ def _scalar(value: Any, kind: str) -> Tensor:
     return torch.tensor(value, dtype=getattr(torch, kind), device="cpu")
 
 
-def _told(own: Held, state: Mapping[Any, Mapping[str, Any]]) -> _Told:
+def _told(own: Shard, state: Mapping[Any, Mapping[str, Any]]) -> _Told:
     mine: Mapping[str, Any] = {} if own.part is None else state.get(own.part, {})
     told = _Told({}, {})
     for key, value in mine.items():
@@ -162,7 +162,7 @@ def _gathered(
     bucket: Bucket,
     key: str,
     kind: str,
-    held: Mapping[nn.Parameter, Held],
+    shards: Mapping[nn.Parameter, Shard],
     state: Mapping[Any, Mapping[str, Any]],
     world: World,
 ) -> Tensor | None:
@@ -173,7 +173,7 @@ def _gathered(
     carrier = torch.zeros(share, dtype=dtype, device=bucket.payload.device)
     first = bucket.payload.storage_offset() + world.axis_rank("data") * share
     for parameter in bucket.parameters:
-        own = held[parameter]
+        own = shards[parameter]
         value = None if own.part is None else state.get(own.part, {}).get(key)
         if value is not None and value.dtype == dtype:
             begin = bucket.views[own.position].storage_offset() + own.begin - first

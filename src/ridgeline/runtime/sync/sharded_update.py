@@ -28,19 +28,19 @@ from ridgeline.errors import WorkloadError
 from ridgeline.runtime import attendance
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.parted_state import cut_state, refuse_parts, whole_state
-from ridgeline.runtime.sync.parts import Held, check_dense, hold_parts, is_part
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.sharded_state import cut_state, refuse_shards, whole_state
+from ridgeline.runtime.sync.shards import Shard, check_dense, is_shard, make_shards
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import GATHERING
 
 
-class PartedUpdate:
+class ShardedUpdate:
     """Exchanges gradients in every step, and the parameters that they have updated; a `Synchronizer`.
 
     Args:
-        optimizer: Of all parameters that are trained; see `check_can_part`.
+        optimizer: Of all parameters that are trained; see `check_can_shard`.
         reducer: Averages gradients by `transport`.
         transport: Gives each worker the mean of its part.
         world: This worker's place; size at least 2.
@@ -56,10 +56,10 @@ class PartedUpdate:
     ) -> None:
         self._optimizer, self._reducer = optimizer, reducer
         self._transport, self._world = transport, world
-        self._held: dict[nn.Parameter, Held] = {}
+        self._shards: dict[nn.Parameter, Shard] = {}
         self._whole: list[list[Any]] = []
         self.overhead_ns = 0
-        self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(refuse_parts)
+        self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(refuse_shards)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -83,13 +83,13 @@ class PartedUpdate:
         """
         self._reducer.finish()
         begin = time.perf_counter_ns()
-        if not self._held:
+        if not self._shards:
             # The first step has measured the order of gradients: from here on buckets are as they are.
-            self._held = hold_parts(self.buckets, self._transport.rank, self._transport.size)
+            self._shards = make_shards(self.buckets, self._transport.rank, self._transport.size)
             self._transport.has_settled = True
-        for held in self._held.values():
-            _take_gradient(held)
-        cut_state(self._optimizer, self._held)
+        for shard in self._shards.values():
+            _take_gradient(shard)
+        cut_state(self._optimizer, self._shards)
         self._show_parts()
         self.overhead_ns = self._reducer.overhead_ns + time.perf_counter_ns() - begin
 
@@ -129,7 +129,7 @@ class PartedUpdate:
         Cost: A small exchange, and one gathering to the first worker for each kind of state and bucket, of
             which it holds one at a time on its device. Waits for the device.
         """
-        return whole_state(optimizer, self._held, self.buckets, self._world)
+        return whole_state(optimizer, self._shards, self.buckets, self._world)
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `Synchronizer`; what the optimizer remembers is no part of it."""
@@ -142,10 +142,10 @@ class PartedUpdate:
     def close(self) -> None:
         """Release what is held. The optimizer's state stays in parts, and it refuses to show or to use it."""
         self._show_whole()
-        if self._hook is not None and not any(map(is_part, self._optimizer.state)):
+        if self._hook is not None and not any(map(is_shard, self._optimizer.state)):
             self._hook.remove()
         elif self._hook is not None:
-            self._optimizer.register_step_pre_hook(lambda optimizer, *_: refuse_parts(optimizer))
+            self._optimizer.register_step_pre_hook(lambda optimizer, *_: refuse_shards(optimizer))
         self._hook = None
         self._reducer.close()
 
@@ -156,8 +156,8 @@ class PartedUpdate:
             group["params"] = [self._shown(parameter) for parameter in group["params"]]
 
     def _shown(self, parameter: nn.Parameter) -> nn.Parameter:
-        held = self._held.get(parameter)
-        return parameter if held is None or held.part is None else held.part
+        shard = self._shards.get(parameter)
+        return parameter if shard is None or shard.part is None else shard.part
 
     def _show_whole(self) -> None:
         """Have the groups hold what they held before, the very same lists."""
@@ -166,34 +166,34 @@ class PartedUpdate:
         for group, parameters in zip(self._optimizer.param_groups, self._whole, strict=True):
             group["params"] = parameters
         self._whole.clear()
-        for held in self._held.values():
-            if held.part is not None:
-                held.part.grad = None
+        for shard in self._shards.values():
+            if shard.part is not None:
+                shard.part.grad = None
 
     def _gather(self, bucket: Bucket) -> None:
         """Bring the updated parameters of a bucket to all, by its payload: the gradients are used."""
-        members = [self._held[parameter] for parameter in bucket.parameters]
+        members = [self._shards[parameter] for parameter in bucket.parameters]
         pairs = [
-            (held.of(bucket.views[held.position]), held.part)
-            for held in members
-            if held.part is not None
+            (shard.of(bucket.views[shard.position]), shard.part)
+            for shard in members
+            if shard.part is not None
         ]
         _copy(pairs)
         self._transport.gather(bucket.payload)
         _copy([(p.detach(), view) for p, view in zip(bucket.parameters, bucket.views, strict=True)])
 
 
-def _take_gradient(held: Held) -> None:
+def _take_gradient(shard: Shard) -> None:
     """Give a part the mean of its gradient; the parameter itself has none from here on."""
-    parameter, part = held.parameter, held.part
-    if parameter.data_ptr() != held.address:
+    parameter, part = shard.parameter, shard.part
+    if parameter.data_ptr() != shard.address:
         raise WorkloadError(
             "wanted the parameters where they were in memory when the step was made, got one of shape "
             f"{tuple(parameter.shape)} that was moved; write into it in place, or make the step again"
         )
     gradient = parameter.grad
     if part is not None:
-        part.grad = None if gradient is None else held.of(gradient)
+        part.grad = None if gradient is None else shard.of(gradient)
     parameter.grad = None
 
 
@@ -204,7 +204,7 @@ def _copy(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> None:
         torch._foreach_copy_(list(places), list(values))
 
 
-def check_can_part(
+def check_can_shard(
     parameters: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer, algorithm: str
 ) -> None:
     """See that an optimizer's update can be divided among workers.
@@ -218,7 +218,7 @@ def check_can_part(
         WorkloadError: a parameter is not the optimizer's, or has gaps in its memory; or the optimizer has the
             state of parts from an earlier step.
     """
-    refuse_parts(optimizer)
+    refuse_shards(optimizer)
     check_dense(parameters, algorithm)
     known = {p for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in parameters:

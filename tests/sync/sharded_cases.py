@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from stopped_runs import Losses, StopHereError, last_checkpoint, stopping_loss, tiny_task
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import TensorDataset
 
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan, Sync
@@ -194,52 +195,37 @@ def everyones(found: dict[str, Any], world: World) -> list[dict[str, Any]]:
     return [json.loads(told) for told in gather_bytes(json.dumps(found).encode(), world)]
 
 
-class StopHereError(RidgelineError):
-    """Stands for a kill in the middle of a run."""
-
-
-def make_task(loss_fn: Callable[[nn.Module, Any], Tensor]) -> Task:
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(48, 3, 8, 8, generator=generator)
-    y = torch.randint(0, 5, (48,), generator=generator)
-    return Task(
-        name="divided",
-        model=Net,
-        loss_fn=loss_fn,
-        optimizer=lambda model: torch.optim.AdamW(model.parameters(), 0.01),
-        train_data=TensorDataset(x, y),
-        test_data=TensorDataset(x[:8], y[:8]),
-        metric=lambda model, batch: (model(batch[0]).argmax(1) == batch[1]).sum(),
-        batch_size=4,
+def make_task(loss_fn: Losses) -> Task:
+    """Of images; the same for one worker."""
+    return tiny_task(
+        Net,
+        lambda model: torch.optim.AdamW(model.parameters(), 0.01),
+        loss_fn,
+        48,
+        shape=(3, 8, 8),
+        classes=5,
     )
 
 
 def resumed(world: World, folder: Path) -> dict[str, bool]:
     """Whether runs end with the same checkpoint: whole, stopped and taken up again, and by another algorithm."""
-    calls, stop_at = 0, 0
-
-    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == stop_at:
-            raise StopHereError("here")
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss_fn, stop = stopping_loss()
+    task = make_task(loss_fn)
 
     def run(name: str, algorithm: str = SHARDED, *, resume: bool = False) -> None:
         options = {"epochs": 2, "seed": 5, "resume": resume, "checkpoint_every": 2}
-        train(make_task(loss_fn), planned(algorithm), world, run_dir=folder / name, **options)  # type: ignore[arg-type]
+        train(task, planned(algorithm), world, run_dir=folder / name, **options)  # type: ignore[arg-type]
 
     run("whole")
     run("plain", PLAIN)
     for name in ("stopped", "taken up by all"):
-        calls, stop_at = 0, 9
-        try:
+        stop(9)
+        with pytest.raises(StopHereError):
             run(name)
-        except StopHereError:
-            stop_at = 0
+        stop(0)
         run(name, SHARDED if name == "stopped" else PLAIN, resume=True)
     names = ("whole", "plain", "stopped", "taken up by all")
-    ends = [max((folder / name / "checkpoints").glob("step-*")) for name in names]
+    ends = [last_checkpoint(folder / name) for name in names]
     contents = [checkpoint.content(end)[:2] for end in ends]
     return {name: same(contents[0], content) for name, content in zip(names, contents, strict=True)}
 

@@ -31,11 +31,14 @@ def tiny_task(
     optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     loss_fn: Losses,
     samples: int,
+    *,
+    shape: tuple[int, ...] = (6,),
+    classes: int = 3,
 ) -> Task:
-    """A task of six random numbers and three classes, in batches of four."""
+    """A task of random numbers, of one shape for each sample, in batches of four."""
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(samples, 6, generator=generator)
-    y = torch.randint(0, 3, (samples,), generator=generator)
+    x = torch.randn(samples, *shape, generator=generator)
+    y = torch.randint(0, classes, (samples,), generator=generator)
     return Task(
         name="tiny",
         model=model,
@@ -46,6 +49,24 @@ def tiny_task(
         metric=lambda model, batch: (model(batch[0]).argmax(1) == batch[1]).sum(),
         batch_size=4,
     )
+
+
+def stopping_loss() -> tuple[Losses, Callable[[int], None]]:
+    """Cross entropy that stands for a kill in one call, and what says in which from now on; 0: in none."""
+    calls = stop_at = 0
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise StopHereError("here")
+        return cross_entropy(model, batch)
+
+    def stop(call: int) -> None:
+        nonlocal calls, stop_at
+        calls, stop_at = 0, call
+
+    return loss_fn, stop
 
 
 def resumed(
@@ -59,15 +80,7 @@ def resumed(
     checkpoint_every: int,
 ) -> dict[int, dict[str, Any]]:
     """Whether runs that were stopped after some step end with the bits of one that was not, by that step."""
-    calls, stop_at = 0, 0
-
-    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == stop_at:
-            raise StopHereError("here")
-        return cross_entropy(model, batch)
-
+    loss_fn, stop = stopping_loss()
     task = tiny_task(model, optimizer, loss_fn, 48)
 
     def run(name: str, *, resume: bool = False) -> None:
@@ -77,15 +90,17 @@ def resumed(
     run("whole")
     found: dict[int, dict[str, Any]] = {}
     for last in stops:
-        calls, stop_at = 0, last + 1
+        was_stopped = False
+        stop(last + 1)
         try:
             run(f"stopped {last}")
         except StopHereError:
-            stop_at = 0
+            was_stopped = True
+        stop(0)
         run(f"stopped {last}", resume=True)
         ends = [last_checkpoint(folder / name) for name in ("whole", f"stopped {last}")]
         steps = [end.name for end in ends]
-        found[last] = {"equal": same(*ends), "steps": steps, "was_stopped": stop_at == 0}
+        found[last] = {"equal": same(*ends), "steps": steps, "was_stopped": was_stopped}
     return found
 
 

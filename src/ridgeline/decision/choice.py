@@ -84,7 +84,7 @@ class PlanChoice:
     _compile_factor: float = field(default=1.0, init=False)
     _stopped_factor: float = field(default=0.0, init=False)
     _spare_s: float | None = field(default=None, init=False)
-    _kept: tuple[Path, str] | None = field(default=None, init=False)
+    _kept: tuple[Path, str, str] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._budget = Budget(self.seconds, self.world)
@@ -186,9 +186,9 @@ class PlanChoice:
         """Remember what was chosen, and what compiling took, for the next start of this step."""
         if self.world.rank or self._kept is None:
             return
-        directory, key = self._kept
+        directory, step, key = self._kept
         compile_times.learn(
-            directory, ranking, self._compile_factor, step=key, least=self._stopped_factor
+            directory, ranking, self._compile_factor, step=step, least=self._stopped_factor
         )
         if ranking.best.measured is not None:
             problem = remembered.keep(directory, key, ranking)
@@ -222,8 +222,8 @@ class PlanChoice:
         # Who gives more seconds wants more to be tried.
         hurried = None if self.seconds is None else int(self.seconds).bit_length()
         key = at_leisure if hurried is None else remembered.key_of([*parts, hurried])
-        self._kept = directory, key
-        factor = compile_times.load(directory).factor(key)
+        self._kept = directory, at_leisure, key
+        factor = compile_times.load(directory).factor(at_leisure)
         self._compile_factor = float(share_text(repr(factor), self.world))
         recalled = self._recalled(directory, at_leisure, key)
         if recalled is not None:

@@ -3,6 +3,7 @@
     python benchmarks/networks.py                               # all, on the GPU if there is one
     python benchmarks/networks.py --networks resnet50 vgg16     # some
     python benchmarks/networks.py --kinds recurrent graph       # some kinds
+    python benchmarks/networks.py --from mine.py                # your own
     python benchmarks/networks.py --workers 4                   # several GPUs, DDP beside ours
     python benchmarks/networks.py --parallel-gpus 8             # eight networks at a time
     python benchmarks/networks.py --write-docs FILE...          # docs/accuracy.md from results
@@ -44,6 +45,14 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--list", action="store_true", help="names and kinds, and what is missing")
     made.add_argument("--networks", nargs="+", default=[], metavar="NAME", help="default: all")
+    made.add_argument(
+        "--from",
+        nargs="+",
+        dest="sources",
+        default=[],
+        metavar="FILE",
+        help="your own networks: Python files with NETWORKS",
+    )
     made.add_argument("--kinds", nargs="+", default=[], metavar="KIND", help="default: all")
     made.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     made.add_argument("--scale", choices=("gpu", "cpu"), help="default: that of the device")
@@ -86,6 +95,7 @@ def measure(arguments: argparse.Namespace) -> None:
         stop_after_s=arguments.stop_after,
         is_warm=arguments.warm,
         machine=arguments.machine,
+        sources=tuple(arguments.sources),
     )
     earlier = None
     if arguments.goes_on and arguments.out is not None and arguments.out.exists():
@@ -116,7 +126,7 @@ def main() -> int:
     arguments = parser().parse_args()
     signal.signal(signal.SIGTERM, _end)
     if arguments.list:
-        for network in catalog().values():
+        for network in catalog(arguments.sources).values():
             missing = f" (needs {', '.join(network.missing)})" if network.missing else ""
             print(f"{network.name:24} {network.kind:34} {network.title}{missing}")
     elif arguments.write_docs:

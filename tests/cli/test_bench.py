@@ -104,7 +104,7 @@ def test_flags_are_frozen(run) -> None:
     assert ran.status == 0
     flags = {word.strip(",]") for word in ran.out.split() if word.lstrip("[").startswith("--")}
     assert {flag.lstrip("[") for flag in flags} == {
-        "--help", "--quick", "--rates", "--only", "--output", "--json", "--quiet",
+        "--help", "--quick", "--rates", "--from", "--only", "--output", "--json", "--quiet",
     }  # fmt: skip
     assert "what compiling costs and when it is earned back" in " ".join(ran.out.split())
 
@@ -141,6 +141,10 @@ def test_json_and_file(run, asked, tmp_path) -> None:
             ["bench", "overlap", "--rates", "none"],
             "wanted --rates with sync only, got it with overlap; leave it out",
         ),
+        (
+            ["bench", "sync", "--from", "mine.py"],
+            "wanted --from with networks only, got it with sync; leave it out",
+        ),
     ],
 )
 def test_wrong_usage(run, words: list[str], message: str) -> None:
@@ -174,6 +178,12 @@ def test_networks(run, asked) -> None:
     assert ran.status == 0
     assert "networks timed: 0, failed: 0" in ran.out
     assert asked == [{"quick": False, "only": ("graph", "speech")}]
+
+
+def test_networks_of_a_users_file(run, asked) -> None:
+    """Its path reaches the experiment, and no kinds that leave its networks out."""
+    assert run("bench", "networks", "--from", "mine.py", "-q").status == 0
+    assert asked == [{"quick": False, "only": (), "sources": ("mine.py",)}]
 
 
 def test_rates(run, asked) -> None:

@@ -1,6 +1,7 @@
 """The networks of the experiment: enough of them, of enough kinds, each the same every time, each trains."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,12 @@ from ridgeline.runtime.world import World
 CPU = World(0, 1, 0, torch.device("cpu"))
 GPU = World(0, 1, 0, torch.device("cuda", 0))
 NETWORKS = list(catalog().values())
+OWN = """
+from ridgeline.experiments.networks.families.perceptrons import NETWORKS as KNOWN
+import dataclasses
+import beside
+NETWORKS = [dataclasses.replace(KNOWN[0], name=beside.NAME)]
+"""
 
 
 def needed(network: Network) -> Network:
@@ -179,3 +186,34 @@ def test_clipping_is_that_of_torch() -> None:
     step(torch.ones(2, 4))
     moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
     torch.testing.assert_close(moved.norm(), torch.tensor(0.5), rtol=1e-4, atol=0.0)
+
+
+def test_networks_of_a_users_file(tmp_path: Path) -> None:
+    """They alone are taken, by names beside the catalog's; the file finds what lies next to it."""
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    (tmp_path / "beside.py").write_text("NAME = 'mine'")
+    assert [one.name for one in chosen(sources=[str(file)])] == ["mine"]
+    assert [one.name for one in chosen(["mine", "vae"], sources=[str(file)])] == ["vae", "mine"]
+    assert list(catalog([str(file)])) == [*catalog(), "mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"wanted a Python file with networks, got .*mine\.py; name a file"),
+        ("1 / 0", r"got ZeroDivisionError while running .*mine\.py: division by zero; mend"),
+        (
+            "NETWORKS = [3]",
+            r"wanted NETWORKS, a sequence of .*Network, in .*mine\.py, got 1 values",
+        ),
+        (OWN.replace("beside.NAME", "'vae'").replace("import beside", ""), "second 'vae' in"),
+    ],
+)
+def test_files_without_networks_are_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    """What is wrong with the file is said before anything is measured."""
+    file = tmp_path / "mine.py"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(TaskError, match=message):
+        chosen(sources=[str(file)])

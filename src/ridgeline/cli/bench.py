@@ -99,6 +99,14 @@ class Command:
             help="of sync: rates of the link between two hosts on this machine, made as network namespaces "
             "(root, iproute2), none: unshaped (default: 100mbit,1gbit,none; quick: 1gbit,none)",
         )
+        parser.add_argument(
+            "--from",
+            dest="sources",
+            type=words,
+            default=(),
+            metavar="FILES",
+            help="of networks: Python files with NETWORKS, to measure your own instead (see the guide)",
+        )
         parts = (f"{name}: {','.join(one.parts)}" for name, one in EXPERIMENTS.items())
         parser.add_argument(
             "--only",
@@ -124,11 +132,17 @@ class Command:
                 f"ridgeline: wanted --rates with sync only, got it with {args.name}; leave it out\n"
             )
             return USAGE
-        rates = {"rates": args.rates} if args.rates else {}
-        only = args.only or chosen.parts
+        if args.sources and args.name != "networks":
+            sys.stderr.write(
+                f"ridgeline: wanted --from with networks only, got it with {args.name}; leave it out\n"
+            )
+            return USAGE
+        own = {"rates": args.rates} if args.rates else {}
+        own |= {"sources": args.sources} if args.sources else {}
+        only = args.only or (() if args.sources else chosen.parts)
         package = importlib.import_module(f"ridgeline.experiments.{chosen.package}")
         text = importlib.import_module(f"ridgeline.experiments.{chosen.text}")
-        experiment = package.run(quick=args.quick, only=only, progress=output.progress, **rates)
+        experiment = package.run(quick=args.quick, only=only, progress=output.progress, **own)
         if args.output is not None:
             output.progress(f"wrote {experiment.save(args.output)}")
         output.result(experiment, text.experiment_text(experiment))

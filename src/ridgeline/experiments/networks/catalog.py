@@ -1,6 +1,9 @@
-"""The catalog: all networks, by name and kind."""
+"""The catalog: all networks, by name and kind, and those that a user's files add."""
 
+import importlib.util
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ridgeline.errors import TaskError
 from ridgeline.experiments.networks.families import (
@@ -37,25 +40,72 @@ FAMILIES = (
 )
 
 
-def catalog() -> dict[str, Network]:
-    """Name to network, those whose packages are missing included."""
-    return {network.name: network for family in FAMILIES for network in family.NETWORKS}
+def catalog(sources: Sequence[str] = ()) -> dict[str, Network]:
+    """Name to network, those whose packages are missing included.
+
+    Args:
+        sources: Python files of the user's, each with `NETWORKS`, a sequence of `Network`; they are run.
+
+    Raises:
+        TaskError: a file cannot be run, has no such sequence, or a name is there already.
+    """
+    found = {network.name: network for family in FAMILIES for network in family.NETWORKS}
+    for source in sources:
+        for network in networks_in(source):
+            if network.name in found:
+                raise TaskError(
+                    f"wanted networks of new names, got a second {network.name!r} in {source}; rename it"
+                )
+            found[network.name] = network
+    return found
+
+
+def networks_in(source: str) -> tuple[Network, ...]:
+    """The networks that a Python file names in `NETWORKS`; it may import what lies beside it."""
+    path = Path(source).resolve()
+    spec = importlib.util.spec_from_file_location(f"networks_of_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise TaskError(f"wanted a Python file with networks, got {source}; name a file *.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # what the compiler traces is looked up by its module
+    sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TaskError(
+            f"wanted a Python file with networks, got {type(error).__name__} while running {source}: "
+            f"{error}; mend the file"
+        ) from error
+    networks = tuple(getattr(module, "NETWORKS", ()))
+    if not networks or not all(isinstance(one, Network) for one in networks):
+        raise TaskError(
+            f"wanted NETWORKS, a sequence of ridgeline.experiments.networks.network.Network, in {source}, "
+            f"got {len(networks)} values; see the guide on measuring your own networks"
+        )
+    return networks
 
 
 def chosen(
-    names: Sequence[str] = (), kinds: Sequence[str] = (), *, several_workers: bool = False
+    names: Sequence[str] = (),
+    kinds: Sequence[str] = (),
+    *,
+    sources: Sequence[str] = (),
+    several_workers: bool = False,
 ) -> list[Network]:
     """Networks of these names or kinds, in the order of the catalog.
 
     Args:
         names: Exact names; none: all.
         kinds: Networks whose kind contains one of these, such as "recurrent" or "classifier"; none: all.
+        sources: Files with more networks; where neither names nor kinds are given, only theirs are taken.
         several_workers: Only those that take part where several workers train together.
 
     Raises:
         TaskError: a name or kind is unknown, or nothing is left.
     """
-    everything = catalog()
+    everything = catalog(sources)
+    if sources and not names and not kinds:
+        everything = {name: one for name, one in everything.items() if name not in catalog()}
     known_kinds = sorted({network.kind for network in everything.values()})
     for wanted, known, what in (
         (names, list(everything), "networks"),

@@ -60,7 +60,7 @@ def perform(request: Request) -> None:
         return
     precision = "bf16" if "bf16" in request.allow and request.task != "check" else "as-is"
     subject = Subject(
-        network=catalog()[request.network],
+        network=catalog(request.sources)[request.network],
         world=world,
         scale=request.scale,
         precision=precision,

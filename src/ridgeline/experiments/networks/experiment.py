@@ -41,6 +41,7 @@ def run(
     quick: bool = False,
     only: Sequence[str] = (),
     names: Sequence[str] = (),
+    sources: Sequence[str] = (),
     settings: Settings | None = None,
     earlier: NetworksExperiment | None = None,
     publish: Callable[[NetworksExperiment], None] = lambda experiment: None,
@@ -52,6 +53,7 @@ def run(
         quick: At most three networks, small ones, without the times of first starts.
         only: Kinds of networks to take, by words that they contain; none: all.
         names: Networks to take; none: all of those kinds.
+        sources: Files with networks of the user's, as `catalog` takes them, beside those in the settings.
         settings: How; None: as is usual on this machine.
         earlier: A result to go on with: networks that were run in it are not run again.
         publish: Called with all that is known whenever a network is done.
@@ -65,7 +67,8 @@ def run(
     how = settings or (
         settings_for(scale="cpu", turns=3, tasks=QUICK_TASKS) if quick else settings_for()
     )
-    wanted = chosen(names, only, several_workers=how.workers > 1)
+    how = msgspec.structs.replace(how, sources=(*how.sources, *sources))
+    wanted = chosen(names, only, sources=how.sources, several_workers=how.workers > 1)
     if quick:
         wanted = ([one for one in wanted if one.name in QUICK] or wanted)[: len(QUICK)]
     before = {one.network: one for one in earlier.networks} if earlier is not None else {}
@@ -133,7 +136,7 @@ class _Fleet:
     def _keep(self, result: NetworkResult) -> None:
         """Publish a result with those before it, in the order of the catalog."""
         self._results[result.network] = result
-        names = [*catalog(), *self._results]
+        names = [*catalog(self._settings.sources), *self._results]
         ordered = sorted(self._results.values(), key=lambda one: names.index(one.network))
         self.experiment = msgspec.structs.replace(self.experiment, networks=tuple(ordered))
         self._publish(self.experiment)
@@ -205,6 +208,7 @@ class _Fleet:
             is_warm=how.is_warm,
             answer=str(folder / "answer.json"),
             machine=how.machine,
+            sources=how.sources,
         )
         workers = 1 if task == "machine" else how.workers
         environment = environment_of(request, slot, how, folder)

@@ -37,6 +37,7 @@ class Request(Value, frozen=True, kw_only=True):
         is_warm: The caches are this user's own, for all forms.
         answer: The file to write, again whenever more is known; under several workers rank 0 does.
         machine: File of a machine profile to use instead of the measured one; empty: none.
+        sources: Files with networks beside the catalog's.
     """
 
     task: Task
@@ -53,6 +54,7 @@ class Request(Value, frozen=True, kw_only=True):
     is_warm: bool = False
     answer: str
     machine: str = ""
+    sources: tuple[str, ...] = ()
 
 
 class Answer(Value, frozen=True, kw_only=True):

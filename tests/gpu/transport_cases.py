@@ -58,6 +58,7 @@ def case(world: World, transport: Transport, numel: int, dtype: torch.dtype) -> 
         bucket.payload[:numel].copy_(values_of(world.rank, seed, numel, dtype))
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which clears the new bucket
     with torch.cuda.stream(stream):
         fill(1)
         run(transport, bucket)

@@ -95,7 +95,6 @@ class Builder:
                 )
                 for n in range(len(self.ops))
             ),
-            dependency_source="storage",
         )
 
 

@@ -65,7 +65,6 @@ def make_step(ops: Sequence[Op], *, device: str = "cuda") -> Workload:
                 op=0, parameter_bytes=0, gradient_bytes=0, state_bytes=0, activation_bytes=0
             ),
         ),
-        dependency_source="storage",
     )
 
 

@@ -257,7 +257,6 @@ def make_workload(
             )
             for index in range(len(ops))
         ),
-        dependency_source="storage",
     )
 
 

@@ -186,13 +186,13 @@ class Workload(Noun, frozen=True, kw_only=True):
     """What one training step must do; made by `rl.trace()`, saved as `workload.json`.
 
     `ready_order` names the parameters that receive gradients in the order in which backward
-    completes them. `dependency_source` says how the edges were found: `make_fx` (data flow of the
-    functional graph) or `storage` (definition and use of storages in eager order).
+    completes them.
 
     `variants` are traces of the same step in other precisions and memory formats; see `at`.
     """
 
     kind: ClassVar[str] = "workload"
+    version: ClassVar[int] = 2
 
     name: str
     device: Literal["cpu", "cuda"]
@@ -204,7 +204,6 @@ class Workload(Noun, frozen=True, kw_only=True):
     ready_order: tuple[str, ...]
     buffer_bytes: int
     memory: tuple[MemoryPoint, ...]
-    dependency_source: Literal["make_fx", "storage"]
     fused_optimizer_bytes: int = 0
     """Bytes that the optimizer moves as one kernel, as in a captured step; 0 where it has no such form."""
     is_optimizer_outside: bool = False

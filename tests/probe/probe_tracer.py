@@ -130,5 +130,4 @@ def trace(model, loss_fn, optimizer, batch):
         ready_order=(),
         buffer_bytes=0,
         memory=(),
-        dependency_source="storage",
     )

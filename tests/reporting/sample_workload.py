@@ -100,7 +100,6 @@ def make_workload(samples: int = 128) -> Workload:
         ready_order=tuple(p.name for p in sorted(parameters, key=lambda p: p.ready_op)),
         buffer_bytes=38_400,
         memory=make_memory(ops, sum(p.num_bytes for p in parameters)),
-        dependency_source="make_fx",
     )
 
 

@@ -71,8 +71,8 @@ def trace(
         SideEffectError: the user's code opens a file to write, a socket or a process; nothing was written.
         OutOfTimeError: of `check`, before the step itself was traced.
 
-    Cost: `loss_fn` is called twice on fake tensors: host time of a few eager steps, no device work; as often
-        again for each variant. Where the step runs: two steps, and a copy of all that they may change.
+    Cost: `loss_fn` is called once on fake tensors: host time of a few eager steps, no device work; once more
+        for each variant. Where the step runs: two steps, and a copy of all that they may change.
     """
     unknown = set(precisions) - set(get_args(Precision))
     if unknown:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ridgeline.errors import WorkloadError
 from ridgeline.optimizer_forms import fits_graph
 from ridgeline.tracing.arguments import dtype_name
-from ridgeline.tracing.graph import Edges, join
+from ridgeline.tracing.dependencies import dependencies
 from ridgeline.tracing.memory import memory_points
 from ridgeline.tracing.recorder import Record, Use
 from ridgeline.tracing.recording import Recording, Step
@@ -22,10 +22,7 @@ def recorded_workload(
     step: Step,
     name: str,
     run: Recording,
-    edges: tuple[Edges, Edges],
     notes: tuple[str, ...] = (),
-    *,
-    source: Literal["make_fx", "storage"] = "storage",
 ) -> Workload:
     """The workload of a recording.
 
@@ -33,14 +30,12 @@ def recorded_workload(
         step: What was recorded.
         name: For reports.
         run: The recording.
-        edges: What each op waits for: by the flow of data, and by what is written in place.
         notes: What is to be said first.
-        source: How the flow was found.
     """
     records, storages = run.recorder.records, run.recorder.storages
     ops = tuple(
         _op(record, before, storages, _device(step.model))
-        for record, before in zip(records, join(*edges), strict=True)
+        for record, before in zip(records, dependencies(records), strict=True)
     )
     return make_workload(
         step,
@@ -50,7 +45,6 @@ def recorded_workload(
         memory=memory_points(storages.lifetimes, len(records)),
         fused_optimizer_bytes=run.fused_optimizer_bytes,
         notes=(*run.notes, *notes),
-        source=source,
     )
 
 
@@ -63,7 +57,6 @@ def make_workload(
     memory: tuple[MemoryPoint, ...],
     fused_optimizer_bytes: int,
     notes: tuple[str, ...],
-    source: Literal["make_fx", "storage"] = "storage",
 ) -> Workload:
     """A workload of these ops; `ready` maps parameters, in ready order, to the op that completes them."""
     return Workload(
@@ -76,7 +69,6 @@ def make_workload(
         ready_order=tuple(ready),
         buffer_bytes=sum(b.numel() * b.element_size() for b in step.model.buffers()),
         memory=memory,
-        dependency_source=source,
         fused_optimizer_bytes=fused_optimizer_bytes,
         is_optimizer_outside=not fits_graph(step.optimizer, step.model),
         precision=step.precision,

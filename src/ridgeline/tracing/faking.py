@@ -1,21 +1,15 @@
 """A step traced on fake tensors: nothing is computed, and nothing of the user's is touched."""
 
-from collections.abc import Sequence
-from contextlib import closing
 from typing import NamedTuple
 
 import msgspec
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
-from ridgeline.tracing.graph import Edges, data_flow_edges, storage_edges
 from ridgeline.tracing.leaks import expel, left_fakes, refuse_left
-from ridgeline.tracing.recorder import Recorder
-from ridgeline.tracing.recording import Step, StepRecorder, forward_backward, record_step
+from ridgeline.tracing.recording import Step, record_step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.subject import Subject
 from ridgeline.tracing.twin import channels_last, make_twin
@@ -82,48 +76,10 @@ def _attempt(step: Step, name: str, mode: FakeTensorMode, *, may_fail: bool) -> 
 
 def _workload(step: Step, name: str, mode: FakeTensorMode) -> Attempt:
     run = record_step(_twin(step, mode), step)
-    edges = flow, _ = storage_edges(run.recorder.records)
-    traced, why = _data_flow(step, run.recorder, mode)
-    notes: tuple[str, ...] = ()
-    if traced is None:
-        notes = (f"dependencies come from storages, because {why}",)
-    else:
-        flow[: len(traced)] = traced
-    source = "storage" if traced is None else "make_fx"
-    workload = recorded_workload(step, name, run, edges, notes, source=source)
+    workload = recorded_workload(step, name, run)
     return Attempt(workload, run.notes[0] if run.is_estimated else "")
 
 
 def _twin(step: Step, mode: FakeTensorMode) -> Subject:
     twin = make_twin(step.model, step.optimizer, step.batch, mode)
     return channels_last(twin) if step.memory_format == "channels_last" else twin
-
-
-def _data_flow(step: Step, first: Recorder, mode: FakeTensorMode) -> tuple[Edges | None, str]:
-    """Data-flow edges of forward and backward; None, and the reason, where they cannot be had."""
-    twin = _twin(step, mode)
-    recorder = StepRecorder(twin, first.in_place, step.check)
-    edges: list[Edges] = []
-
-    def flow(tensors: Sequence[Tensor]) -> None:
-        with recorder:
-            forward_backward(twin, step, recorder)
-        proxies = get_proxy_mode()
-        assert proxies is not None
-        edges.append(data_flow_edges(proxies.tracer.graph, recorder.issued))
-
-    inputs = [*twin.model.parameters(), *twin.model.buffers(), *twin.batch_tensors()]
-    try:
-        with closing(recorder), twin.mode:
-            make_fx(flow)(inputs)
-    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        return None, f"make_fx cannot trace this step ({reason[0]})"
-    names = [record.name for record in first.records if record.phase != "optimizer"]
-    traced = [record.name for record in recorder.records]
-    for index, (mine, other) in enumerate(zip(names, traced, strict=False)):
-        if mine != other:
-            return None, f"make_fx issues {other} where op {index} of the step is {mine}"
-    if len(names) != len(traced):
-        return None, f"make_fx issues {len(traced)} ops where the step has {len(names)}"
-    return edges[0], ""

@@ -2,7 +2,6 @@
 # ruff: noqa: SLF001 - dispatch state and operators that torch keeps under underscores
 
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.autograd.function import BackwardCFunction
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.tracing.accumulation import (
@@ -92,10 +90,7 @@ class Recorder(TorchDispatchMode):
         is_paused: Operators pass by unrecorded.
         scalar_of: Called for `.item()`; returns the number to go on with, or None to ask the tensor. A fake
             one has no value and refuses, so only numbers that do not matter can be made up.
-        issued: For each record, the nodes that it added to the functional graph, where one is traced:
-            (first, last + 1) position.
         uncounted: Names of operators that compute but have no FLOP formula.
-        in_place: Indices of the records that are gradients added in place.
         collectives: Names of collectives that passed by unrecorded.
     """
 
@@ -105,7 +100,6 @@ class Recorder(TorchDispatchMode):
         storages: Storages,
         *,
         alone: References,
-        in_place: AbstractSet[int] | None = None,
         is_fake: bool = True,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -115,14 +109,11 @@ class Recorder(TorchDispatchMode):
             path: Knows the running module.
             storages: Knows the tensors of the model and the batch.
             alone: References to a gradient that only autograd holds, see `lone_references`.
-            in_place: Where given, exactly these records are gradients added in place.
             is_fake: Whether the step's tensors are fake; gradients may then reach no others.
             check: Called before every operator; what it raises ends the recording.
         """
         super().__init__()
         self._check = check
-        self.in_place: set[int] = set()
-        self._given_in_place = in_place
         self._alone = alone
         self._makers: dict[int, int] = {}
         self.records: list[Record] = []
@@ -130,7 +121,6 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self.is_paused = False
         self.scalar_of: Callable[[Tensor], float | None] | None = None
-        self.issued: list[tuple[int, int]] = []
         self._workspaces: set[int] = set()
         self.uncounted: dict[str, None] = {}
         self.collectives: dict[str, None] = {}
@@ -156,17 +146,17 @@ class Recorder(TorchDispatchMode):
         if func is aten._local_scalar_dense.default and self.scalar_of is not None:
             number = self.scalar_of(args[0])
             if number is not None:
-                self._record(func, args, kwargs, None, self._now())
+                self.storages.now = len(self.records)
+                self._record(func, args, kwargs, None)
                 return number
         if self._is_fake:
             refuse_foreign(func, args)
             self._foreign.expect(func, args, kwargs)
-        start = self._now()
+        self.storages.now = len(self.records)
         if self._adds_in_place(func, args, kwargs):
-            self.in_place.add(len(self.records))
             func = aten.add_.Tensor
         result = func(*args, **kwargs)
-        self._record(func, args, kwargs, result, start)
+        self._record(func, args, kwargs, result)
         return result
 
     @property
@@ -180,17 +170,12 @@ class Recorder(TorchDispatchMode):
         self._path.close()
         self.storages.close()
 
-    def _now(self) -> int:
-        self.storages.now = len(self.records)
-        return _graph_length()
-
     def _record(
         self,
         func: OpOverload,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Any,
-        start: int,
     ) -> None:
         if self.is_paused:
             return
@@ -227,8 +212,6 @@ class Recorder(TorchDispatchMode):
                 bytes_written=written,
             )
         )
-        self.issued.append((start, _graph_length()))
-
         node = torch._C._current_autograd_node()
         if node is not None:
             for use in self.records[-1].outputs:
@@ -240,8 +223,6 @@ class Recorder(TorchDispatchMode):
         """Whether autograd, adding up gradients, would do this addition in place."""
         if self.phase != "backward" or func is not aten.add.Tensor:
             return False
-        if self._given_in_place is not None:
-            return len(self.records) in self._given_in_place
         node = torch._C._current_autograd_node()
         if node is None or not may_add_in_place(func, args, kwargs, self._alone):
             return False
@@ -283,12 +264,6 @@ def _hands_two_to_one(node: torch.autograd.graph.Node) -> bool:
     """Whether two gradients of an autograd node go to the same place, as those of `x * x` do."""
     edges = [edge for edge in node.next_functions if edge[0] is not None]
     return len(set(edges)) < len(edges)
-
-
-def _graph_length() -> int:
-    """Nodes of the functional graph that is being traced; 0 when none is."""
-    mode = get_proxy_mode()
-    return len(mode.tracer.graph.nodes) if mode is not None else 0
 
 
 def _computing_dtype(tensors: Operands) -> str:

@@ -1,7 +1,6 @@
 """One step under the recorder: forward, loss, backward and optimizer, on fake tensors or on real ones."""
 
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -102,14 +101,12 @@ class StepRecorder(Recorder):
 
     Args:
         subject: What is followed, by hooks, until the recorder is closed.
-        in_place: Where given, exactly these records are gradients added in place.
         check: Called before every operator; what it raises ends the recording.
     """
 
     def __init__(
         self,
         subject: Subject,
-        in_place: AbstractSet[int] | None = None,
         check: Callable[[], None] = unlimited,
     ) -> None:
         storages = Storages()
@@ -117,7 +114,6 @@ class StepRecorder(Recorder):
             ModulePath(subject.model),
             storages,
             alone=lone_references(subject.mode, subject.device),
-            in_place=in_place,
             is_fake=subject.is_fake,
             check=check,
         )

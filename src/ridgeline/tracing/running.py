@@ -11,7 +11,6 @@ from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import undone
 from ridgeline.tracing.described import recorded_workload
-from ridgeline.tracing.graph import storage_edges
 from ridgeline.tracing.opaque import PHASES, opaque_workload
 from ridgeline.tracing.recording import Step, alone, autocast, record_step
 from ridgeline.tracing.refusal import obstacle
@@ -45,8 +44,7 @@ def real_workload(step: Step, name: str, why: str) -> Workload:
         step.optimizer.zero_grad(set_to_none=True)
         try:
             run = record_step(subject, step)
-            edges = storage_edges(run.recorder.records)
-            workload = recorded_workload(step, name, run, edges, (note,))
+            workload = recorded_workload(step, name, run, (note,))
         except (OutOfTimeError, SideEffectError):
             raise
         except Exception as error:  # noqa: BLE001 - the plain step was fine: the user's code is not at fault

@@ -62,7 +62,7 @@ def record_optimizer(subject: Subject, recorder: Recorder, users: Optimizer) -> 
         step(optimizer)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
         recorder.is_paused = False
-        del recorder.records[first:], recorder.issued[first:]
+        del recorder.records[first:]
         _enter_state(optimizer, recorder.storages)
         _estimate(optimizer, recorder)
         reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -191,7 +191,6 @@ def _estimate(optimizer: Optimizer, recorder: Recorder) -> None:
                 bytes_written=operands.bytes_written,
             )
         )
-        recorder.issued.append((0, 0))
 
 
 def _use(tensor: Any, storages: Storages) -> Use:

@@ -1,27 +1,20 @@
-"""Dependencies: earlier ops only, true data flow, hazards of writing in place, and the fallback."""
+"""Dependencies: earlier ops only, the flow of data, and hazards of writing in place."""
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_models import (
-    TiedLanguageModel,
-    image_batch,
     image_loss,
-    language_batch,
-    language_loss,
     mlp,
-    resnet,
     rows,
     sgd,
 )
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.tracing import faking
-from ridgeline.tracing.graph import join, storage_edges
+from ridgeline.tracing.dependencies import dependencies
 from ridgeline.tracing.recorder import Record, Use
 from ridgeline.workload import Workload
 
@@ -44,7 +37,6 @@ def index_of(workload: Workload, name: str, module: str, phase: str = "forward")
 def test_data_flow_of_an_mlp() -> None:
     """Products wait for what they multiply, and for nothing else."""
     workload = trace(mlp())
-    assert workload.dependency_source == "make_fx"
     first, relu, second = (
         index_of(workload, "aten.addmm.default", "0"),
         index_of(workload, "aten.relu.default", "1"),
@@ -66,56 +58,6 @@ def trace(model: nn.Module, loss_fn: Any = image_loss, batch: Any = rows) -> Wor
     return rl.trace(model, loss_fn, sgd(model), batch)
 
 
-CASES = {
-    "mlp": lambda: trace(mlp()),
-    "resnet": lambda: trace(
-        resnet((1, 1), bottleneck=False, width=4, classes=10), batch=image_batch(4, side=32)
-    ),
-    "tied": lambda: trace(TiedLanguageModel(), language_loss, language_batch()),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_both_sources_agree(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Storages give the same order as the functional graph, and a note says why they were used."""
-    traced = CASES[case]()
-
-    def refuse(step: Any) -> Any:
-        raise RuntimeError("no graph today")
-
-    monkeypatch.setattr(faking, "make_fx", refuse)
-    fallen = CASES[case]()
-    assert traced.dependency_source == "make_fx"
-    assert fallen.dependency_source == "storage"
-    assert traced.notes == ()
-    assert fallen.notes == (
-        "dependencies come from storages, because make_fx cannot trace this step (no graph today)",
-    )
-    views = {i for i, op in enumerate(traced.ops) if op.family == "view"}
-    for index, (one, other) in enumerate(zip(ancestors(traced), ancestors(fallen), strict=True)):
-        assert one - views == other - views, traced.ops[index]
-
-
-def test_a_graph_of_other_ops_is_not_used() -> None:
-    """If the functional graph shows other operators than the step, the note names the first."""
-    calls: list[int] = []
-
-    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-        calls.append(0)
-        output = model(batch[0])
-        return output.exp().mean() if len(calls) == 1 else output.sin().mean()
-
-    model = mlp()
-    workload = rl.trace(model, loss_fn, sgd(model), rows)
-    assert workload.dependency_source == "storage"
-    assert workload.notes == (
-        (
-            "dependencies come from storages, because make_fx issues aten.sin.default where op 5 of the "
-            "step is aten.exp.default"
-        ),
-    )
-
-
 class Counting(nn.Module):
     """Reads a buffer, changes it in place, reads it again."""
 
@@ -130,13 +72,9 @@ class Counting(nn.Module):
         return x * self.count
 
 
-@pytest.mark.parametrize("source", ["make_fx", "storage"])
-def test_writing_in_place_keeps_its_place(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_in_place_keeps_its_place() -> None:
     """A write comes after the reads before it, and before the reads after it."""
-    if source == "storage":
-        monkeypatch.setattr(faking, "make_fx", lambda step: step.missing)
     workload = trace(Counting())
-    assert workload.dependency_source == source
     read, write, again = (
         index_of(workload, name, "")
         for name in ("aten.add.Tensor", "aten.add_.Tensor", "aten.mul.Tensor")
@@ -206,7 +144,7 @@ def record(reads: list[int], writes: list[int], makes: int) -> Record:
 @given(made=records(), chooser=st.randoms(use_true_random=False))
 def test_any_order_that_keeps_the_edges_computes_the_same(made: list[Record], chooser: Any) -> None:
     """Ops run in any order that respects the edges leave every storage as eager order does."""
-    edges = join(*storage_edges(made))
+    edges = dependencies(made)
     assert all(dependency < index for index, before in enumerate(edges) for dependency in before)
     waiting = set(range(len(made)))
     order: list[int] = []

@@ -173,3 +173,28 @@ def test_what_failed_by_its_random_numbers_may_draw_its_own(
     failed = msgspec.structs.replace(failed, failure="got a difference of 0.144")
     candidates = [failed, other, make_candidate("eager", 2.0)]
     assert _trials(candidates, "cuda") == ["eager", *(["compiled"] if tried else [])]
+
+
+@pytest.mark.parametrize(
+    ("compiled_s", "seconds", "picked"),
+    [(0.7, math.inf, 1), (0.7, 40.0, 2), (0.9, math.inf, 2)],
+    ids=["expected to rule it out", "no time for it", "expected to be close"],
+)
+def test_what_a_program_will_likely_rule_out_waits_for_it(
+    compiled_s: float, seconds: float, picked: int
+) -> None:
+    """A plain plan that cannot beat what compiles is tried after it, unless compiling may not end in time."""
+    last = make_candidate("graph", 1.0)
+    last = msgspec.structs.replace(
+        last, plan=msgspec.structs.replace(last.plan, memory_format="channels_last")
+    )
+    candidates = [
+        make_candidate("graph", 1.0, is_measured=True),
+        make_candidate("compiled+graph", compiled_s, 60.0),
+        last,
+    ]
+    room = Room(tries=9, seconds=seconds, compile_share=0.4)
+    assert next_trial(candidates, room, device="cuda") == picked
+    failed = [*candidates]
+    failed[1] = msgspec.structs.replace(failed[1], failure="no")
+    assert next_trial(failed, room, device="cuda") == 2

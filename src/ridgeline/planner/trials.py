@@ -2,7 +2,8 @@
 
 Trials are chosen one by one. What was measured corrects what is expected of plans that differ little, and a
 plan is worth a trial only while it could be faster than the best measured one by more than is in doubt. Plans
-that compile nothing come first, since they cost seconds; then the compiler's own defaults, then variants.
+that compile nothing come first, since they cost seconds, but for those that what compiles will likely rule
+out; then the compiler's own defaults, then variants.
 """
 
 import math
@@ -104,7 +105,38 @@ def next_trial(
         and could_win(candidates[index], candidates, device=device, steps=steps)
         and _fits(candidates[index], room)
     ]
-    return min(open_, key=lambda i: _turn(candidates[i], steps), default=None)
+    due = _without_later(open_, candidates, room, device=device, steps=steps)
+    return min(due, key=lambda i: _turn(candidates[i], steps), default=None)
+
+
+def _without_later(
+    open_: Sequence[int],
+    candidates: Sequence[Candidate],
+    room: Room,
+    *,
+    device: str,
+    steps: int | None,
+) -> list[int]:
+    """Those of the open candidates that are to be tried before the others.
+
+    Once something runs, a plan that compiles nothing waits for one that compiles where that is expected to be
+    faster than the plan may be at best: most likely its trial is not needed then.
+    """
+    tried = [c for c in candidates if c.measured is not None]
+    certain = room._replace(compile_share=1.0)
+    compiled = [
+        candidates[i].cost_s(steps)
+        for i in open_
+        if is_compiled(candidates[i].plan) and _fits(candidates[i], certain)
+    ]
+    if not tried or not compiled:
+        return list(open_)
+    return [
+        i
+        for i in open_
+        if is_compiled(candidates[i].plan)
+        or _at_best_s(candidates[i], tried, device, steps) <= min(compiled)
+    ]
 
 
 def could_win(
@@ -117,8 +149,16 @@ def could_win(
     if candidate.plan.kernels == "combined" and not _has_small_steps(candidate, tried):
         return False
     best_s = min(c.cost_s(steps) for c in tried)
+    at_best_s = _at_best_s(candidate, tried, device, steps)
+    return at_best_s < best_s * (1.0 - SAME_PLAN_MARGIN)
+
+
+def _at_best_s(
+    candidate: Candidate, tried: Sequence[Candidate], device: str, steps: int | None
+) -> float:
+    """What a candidate may cost at best, for all that is known from its nearest tried relative."""
     doubt = min(_doubt(candidate.plan, c.plan, device) for c in tried)
-    return candidate.cost_s(steps) * (1.0 - doubt) < best_s * (1.0 - SAME_PLAN_MARGIN)
+    return candidate.cost_s(steps) * (1.0 - doubt)
 
 
 def has_failed_alike(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:

@@ -238,12 +238,38 @@ def test_a_gradient_of_low_rank_arrives_whole() -> None:
     channel.run(work)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (1, 0, 2, 3), (3, 2, 1, 0)], ids=str)
+def test_factors_do_not_depend_on_how_a_gradient_lies(order: tuple[int, ...]) -> None:
+    """What has arrived and what is left add up to what was sent, each element in its place."""
+    channel = Channel(2)
+    sync = Sync(compression="powersgd", options={"rank": 2}, bucket_bytes=(1 << 20,))
+    sizes = (8, 6, 3, 2)
+    inverse = tuple(sorted(range(4), key=order.__getitem__))
+
+    def work(rank: int) -> None:
+        worker = Worker(channel, rank, sync, [sizes])
+        laid = torch.zeros([sizes[d] for d in order]).permute(inverse)
+        worker.named[0][1].data = laid
+        worker.cut([0], sync.bucket_bytes)
+        gradient = torch.randn(sizes, generator=torch.Generator().manual_seed(5))
+        gradient = torch.empty_like(laid).copy_(gradient)
+        total = torch.zeros(sizes)
+        for step in range(1, 4):
+            total += worker.reduce({"p0": gradient})["p0"]
+            left = worker.residuals()["p0"]
+            torch.testing.assert_close(total + left, gradient * step, rtol=1e-4, atol=1e-4)
+        assert worker.buckets[0].views[0].stride() == laid.stride()
+
+    channel.run(work)
+
+
 class LeavingTheMean(PowerSGD):
     """The rule of torch's hook: what is left is the own gradient less what all have made of theirs."""
 
-    def share(self, *arguments: Any) -> tuple[Tensor, Tensor]:
-        mean, _ = super().share(*arguments)
-        return mean, mean
+    def share(self, values: Tensor, mean: Tensor, *arguments: Any) -> None:
+        wanted = values.clone()
+        super().share(values, mean, *arguments)
+        torch.sub(wanted, mean, out=values)
 
 
 def left_after(channel: Channel, sync: Sync, steps: tuple[int, ...], codec: str = "") -> list[Any]:

@@ -254,7 +254,7 @@ COMPRESSIONS: dict[str, Compression] = {
             wire_bytes=payloads.largest,
             codec=f"{_CODECS}topk:TopK",
             devices=_EVERYWHERE,
-            codec_passes=MemoryPasses(20.0, 0.1),
+            codec_passes=MemoryPasses(14.0, 0.1),
             exchange="gather",
             has_state=True,
             state_bytes=_residual_and_momentum,
@@ -272,7 +272,7 @@ COMPRESSIONS: dict[str, Compression] = {
             shaped_bytes=payloads.factors_of_shapes,
             codec=f"{_CODECS}powersgd:PowerSGD",
             devices=_EVERYWHERE,
-            codec_passes=MemoryPasses(20.0, 3.0),
+            codec_passes=MemoryPasses(9.0, 1.0),
             has_state=True,
             state_bytes=_residual_and_factor,
             options=(Option("rank", int, 4, least=1),),
@@ -287,7 +287,7 @@ COMPRESSIONS: dict[str, Compression] = {
             objection=_uneven_block,
             codec=f"{_CODECS}sign:Sign",
             devices=_EVERYWHERE,
-            codec_passes=MemoryPasses(18.0, 11.0),
+            codec_passes=MemoryPasses(16.0, 11.0),
             exchange="gather",
             has_state=True,
             state_bytes=_residual,
@@ -297,7 +297,8 @@ COMPRESSIONS: dict[str, Compression] = {
 """Word in `Sync.compression` to what it means.
 
 Source of `codec_passes`: the reads and writes of the operators that each codec calls, for float32 gradients;
-error feedback has 10 of them. Where an operator computes more than it moves (choosing the largest elements,
+adding what was left out and keeping what is has 5 of them, and 5 more where a codec makes both results
+anew. Where an operator computes more than it moves (choosing the largest elements,
 and on a CPU rounding to fp8, take about twice as long), it is an underestimate.
 """
 

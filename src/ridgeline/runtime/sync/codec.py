@@ -49,16 +49,16 @@ class Codec(abc.ABC):
         self.options = dict(options)
 
     @abc.abstractmethod
-    def share(self, values: Tensor, exchange: Exchange, bucket: Bucket) -> tuple[Tensor, Tensor]:
-        """The exchange of a whole payload.
+    def share(self, values: Tensor, mean: Tensor, exchange: Exchange, bucket: Bucket) -> None:
+        """The exchange of a whole payload, in place: a copy of a bucket costs as much as a product.
 
         Args:
-            values: float32 [elements], what is to be sent: the payload and what was left out before.
+            values: float32 [elements], what is to be sent: the payload and what was left out before. Holds
+                afterwards what this worker has not sent.
+            mean: float32 [elements], gets the mean over the workers. It may be the bucket's payload, which is
+                read before.
             exchange: What can be asked of others.
             bucket: Whose payload it is, with the names and shapes of its parameters.
-
-        Returns:
-            The mean over the workers, and what of `values` this worker has contributed to it.
         """
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 
@@ -37,15 +38,19 @@ class Compressed(Transport):
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Make the payload the mean of what the codec leaves of it."""
-        feedback = self._feedback
-        values = bucket.payload.float() if feedback is None else feedback.added(bucket)
-        mean, sent = self._codec.share(values, self._exchange, bucket)
-        bucket.payload.copy_(mean)
+        payload, feedback = bucket.payload, self._feedback
+        values = (
+            payload.to(torch.float32, copy=True) if feedback is None else feedback.added(bucket)
+        )
+        is_narrow = payload.dtype != torch.float32
+        mean = torch.zeros_like(values) if is_narrow else payload
+        self._codec.share(values, mean, self._exchange, bucket)
+        if is_narrow:
+            payload.copy_(mean)
+            # What rounding the mean lost is the same on all workers, and each makes up for it.
+            values.add_(mean).sub_(payload.float())
         if feedback is not None:
-            if bucket.payload.dtype != mean.dtype:
-                # What rounding the mean lost is the same on all workers, and each makes up for it.
-                sent = sent - (mean - bucket.payload.float())
-            feedback.keep(bucket, values, sent)
+            feedback.keep(bucket)
         return None
 
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:

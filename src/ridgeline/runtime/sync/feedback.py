@@ -5,7 +5,6 @@ Over all steps, what arrived plus what is left is the sum of all gradients.
 Source: Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019.
 """
 
-import torch
 from torch import Tensor
 
 from ridgeline.runtime.sync.buckets import Bucket
@@ -21,25 +20,24 @@ class ErrorFeedback(ParameterMemory):
 
     def __init__(self) -> None:
         super().__init__("residual")
+        self._held: list[tuple[int, Tensor]] = []
 
     def added(self, bucket: Bucket) -> Tensor:
-        """The payload and what was left out before: float32 in memory of its own.
-
-        Cost: Allocates 4 bytes an element of the bucket.
-        """
-        values = torch.add(self.of(bucket), bucket.payload.float())
-        for position in bucket.missing:
+        """The payload and what was left out before: the memory itself, for `keep` to be called after."""
+        values = self.of(bucket)
+        self._held = [(p, bucket.place(p, values).clone()) for p in bucket.missing]
+        values.add_(bucket.payload)
+        for position, _ in self._held:
             bucket.place(position, values).zero_()
         return values
 
-    def keep(self, bucket: Bucket, wanted: Tensor, sent: Tensor) -> None:
-        """Remember what was to be sent and was not; what is no finite number is not remembered.
+    def keep(self, bucket: Bucket) -> None:
+        """Remember what is left in the memory; what is no finite number is not remembered.
 
         One overflow would stay for ever otherwise.
         """
         residual = self.of(bucket)
-        held = [(p, bucket.place(p, residual).clone()) for p in bucket.missing]
-        torch.sub(wanted, sent, out=residual)
-        for position, before in held:
+        for position, before in self._held:
             bucket.place(position, residual).add_(before)
+        self._held = []
         residual.nan_to_num_(0.0, 0.0, 0.0)

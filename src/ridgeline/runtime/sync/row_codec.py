@@ -26,6 +26,8 @@ class RowCodec(Codec):
     def decode(self, parts: Parts, num_elements: int) -> Tensor:
         """What the other side makes of it: float32 [rows, elements]."""
 
-    def share(self, values: Tensor, exchange: Exchange, bucket: Bucket) -> tuple[Tensor, Tensor]:
+    def share(self, values: Tensor, mean: Tensor, exchange: Exchange, bucket: Bucket) -> None:
         """By the kind of exchange that the entry names."""
-        return EXCHANGES[exchange.kind](self, values, exchange)
+        found, sent = EXCHANGES[exchange.kind](self, values, exchange)
+        mean.copy_(found)
+        values.sub_(sent)

@@ -9,7 +9,7 @@ Source: Vogels et al., "PowerSGD", NeurIPS 2019, and the authors' program (epfml
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,7 +34,8 @@ class _Alike(NamedTuple):
 class PowerSGD(Codec):
     """Rank `rank` of every gradient that two factors are smaller than; the others travel as they are.
 
-    Matrices of one shape are multiplied together. Each step starts from the right factors of the last.
+    Products are made where the gradients lie, one by one: to gather them would move more than they do. Each
+    step starts from the right factors of the last.
     """
 
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
@@ -43,29 +44,35 @@ class PowerSGD(Codec):
         self._plain: dict[int, tuple[int, ...]] = {}
         self._rights: dict[str, Tensor] = {}
 
-    def share(self, values: Tensor, exchange: Exchange, bucket: Bucket) -> tuple[Tensor, Tensor]:
+    def share(self, values: Tensor, mean: Tensor, exchange: Exchange, bucket: Bucket) -> None:
         """Two means: left factors and what is not factored, then right factors."""
         groups, plain = self._alike[bucket.index], self._plain[bucket.index]
+        dense = [bucket.place(position, values) for position in plain]
         matrices = [
-            torch.stack([bucket.place(p, values).reshape(group.shape) for p in group.positions])
+            [_matrix(bucket.place(position, values)) for position in group.positions]
             for group in groups
         ]
-        dense = [bucket.place(p, values).flatten() for p in plain]
-        lefts = [m @ group.rights for m, group in zip(matrices, groups, strict=True)]
+        lefts = [
+            torch.stack([m @ right for m, right in zip(mine, group.rights, strict=True)])
+            for mine, group in zip(matrices, groups, strict=True)
+        ]
         dense_means, left_means = _means([*dense, *lefts], exchange, len(dense))
         lefts = [orthonormalised(left) for left in left_means]
-        own = [m.mT @ left for m, left in zip(matrices, lefts, strict=True)]
+        own = [
+            torch.stack([m.mT @ left for m, left in zip(mine, told, strict=True)])
+            for mine, told in zip(matrices, lefts, strict=True)
+        ]
         _, rights = _means(own, exchange, 0)
-        mean, sent = torch.zeros_like(values), values.clone()
-        for position, found in zip(plain, dense_means, strict=True):
-            _put(bucket.place(position, mean), found)
+        for position, place, found in zip(plain, dense, dense_means, strict=True):
+            bucket.place(position, mean).copy_(found)
+            place.zero_()
         for group, left, mine, common in zip(groups, lefts, own, rights, strict=True):
-            told, arrived = left @ mine.mT, left @ common.mT
             for number, position in enumerate(group.positions):
-                _put(bucket.place(position, sent), told[number])
-                _put(bucket.place(position, mean), arrived[number])
+                product = left[number], mine[number].mT
+                _change(bucket.place(position, values), lambda m, p=product: m.addmm_(*p, alpha=-1))
+                product = left[number], common[number].mT
+                _change(bucket.place(position, mean), lambda m, p=product: torch.mm(*p, out=m))
             group.rights.copy_(_fit_to_start(common, group.rights))
-        return mean, sent
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:
         """Find the matrices of each bucket; keep the right factor of each, wherever it lies now."""
@@ -139,6 +146,20 @@ def _means(
     return found[:num_dense], found[num_dense:]
 
 
-def _put(place: Tensor, values: Tensor) -> None:
-    """Write elements, in the order of the place's dimensions."""
-    place.copy_(values.reshape(place.shape))
+def _rows_first(place: Tensor) -> Tensor:
+    """The gradient of a parameter with its first dimension first, and the others as they lie in memory."""
+    inner = sorted(range(1, place.dim()), key=place.stride, reverse=True)
+    return place.permute(0, *inner)
+
+
+def _matrix(place: Tensor) -> Tensor:
+    """As [rows, columns]: a view, or a copy where rows lie inside of columns."""
+    return _rows_first(place).reshape(place.shape[0], -1)
+
+
+def _change(place: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+    """Change the matrix of a gradient in its place."""
+    matrix, seen = _matrix(place), _rows_first(place)
+    change(matrix)
+    if seen.dim() > 2 and not seen.is_contiguous():  # the matrix is a copy
+        seen.copy_(matrix.view(seen.shape))

@@ -78,19 +78,20 @@ class Sign(Codec):
         self._scales: dict[int, _Scales] = {}
         self._bits: dict[torch.device, Tensor] = {}
 
-    def share(self, values: Tensor, exchange: Exchange, bucket: Bucket) -> tuple[Tensor, Tensor]:
+    def share(self, values: Tensor, mean: Tensor, exchange: Exchange, bucket: Bucket) -> None:
         """All gather scales and bits of each, in one tensor of bytes."""
         known = self._scales[bucket.index]
         scales = known.of(values)
         coded = torch.cat((scales.view(torch.uint8), self._packed(values)))
-        total, sent = torch.zeros_like(values), values
+        mean.zero_()
         for rank, row in enumerate(exchange.gather(coded)):
             told = row[: scales.nbytes].clone().view(torch.float32)
             signs = self._unpacked(row[scales.nbytes :])
             decoded = known.times(told, signs)
-            total += decoded
-            sent = decoded if rank == exchange.rank else sent
-        return total.div_(exchange.size), sent
+            mean += decoded
+            if rank == exchange.rank:
+                values.sub_(decoded)
+        mean.div_(exchange.size)
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:
         """Find the blocks of each parameter."""

@@ -60,23 +60,23 @@ class TopK(RowCodec):
         """Fraction of the elements that the coming step sends."""
         return density_after(self._steps, float(self.options["density"]), steps=self._warmup_steps)
 
-    def share(self, values: Tensor, exchange: Exchange, bucket: Bucket) -> tuple[Tensor, Tensor]:
+    def share(self, values: Tensor, mean: Tensor, exchange: Exchange, bucket: Bucket) -> None:
         """All gather what is kept of each; what is sent loses its momentum as well."""
-        waiting, added = self._accelerated(values, bucket)
-        encoded = self.encode(waiting[None])[0]
-        total = torch.zeros_like(values)
+        if self._momenta is not None:
+            self._accelerate(values, bucket, self._momenta.of(bucket))
+        encoded = self.encode(values[None])[0]
+        mean.zero_()
         gathered = exchange.gather(encoded)[:, 0]
         for row_values, row_positions in zip(*_values_and_positions(gathered), strict=True):
             # Rank after rank: within one, no position comes twice, so that the order of additions is fixed.
-            total.index_add_(0, row_positions, row_values)
-        sent = self.decode((encoded,), len(values))[0]
+            mean.index_add_(0, row_positions, row_values)
+        mean.div_(exchange.size)
+        positions = encoded[0, 1].long()
+        values.index_fill_(0, positions, 0.0)
         if self._momenta is not None:
-            positions = encoded[0, 1].long()
             self._momenta.of(bucket).index_fill_(0, positions, 0.0)
-            sent = sent.sub_(added)  # what momentum added was not among the values
         if self._warmup_steps and bucket.index == self._last:
             self._advance()
-        return total.div_(exchange.size), sent
 
     def arranged(self, buckets: Sequence[Bucket]) -> None:
         """Keep the momenta of each parameter, wherever it lies now."""
@@ -105,20 +105,16 @@ class TopK(RowCodec):
             self._steps = 0 if saved is None else int(saved.item())
             self._saved_steps.fill_(self._steps)
 
-    def _accelerated(self, values: Tensor, bucket: Bucket) -> tuple[Tensor, Tensor]:
-        """What is waiting to be sent, with the momentum of this step, and what momentum added to it."""
-        if self._momenta is None:
-            return values, values
-        momenta = self._momenta.of(bucket)
+    def _accelerate(self, values: Tensor, bucket: Bucket, momenta: Tensor) -> None:
+        """Add to what is waiting to be sent what momentum does in this step."""
         held = [(p, bucket.place(p, momenta).clone()) for p in bucket.missing]
         momenta.mul_(self._momentum)
         for position, _ in held:
             bucket.place(position, momenta).zero_()
-        added = momenta.clone()
+        values.add_(momenta)
         momenta.add_(bucket.payload).nan_to_num_(0.0, 0.0, 0.0)
         for position, before in held:  # as an optimizer leaves what has no gradient
             bucket.place(position, momenta).copy_(before)
-        return values + added, added
 
     def _advance(self) -> None:
         self._steps = min(self._steps + 1, self._warmup_steps)

@@ -27,6 +27,7 @@ from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.failed_attempts import unchanged_if_it_fails
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
 from ridgeline.runtime.hybrid.steps.reads import StepReads
@@ -246,9 +247,18 @@ class GraphRunner:
             if self._world.size > 1 or not is_repeated:
                 self._count_as_written()
                 return None
-        pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
         World.close_before_leaving(self)
         check_gradient_hooks(self._body)  # some may have come since the first call
+        self._body.optimizer.zero_grad(set_to_none=True)
+        with unchanged_if_it_fails(self._body):
+            step = self._checked_and_read(signature, batch)
+        # Each check leaves the optimizer's state in other dictionaries.
+        self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
+        return step
+
+    def _checked_and_read(self, signature: batches.Signature, batch: Any) -> CapturedStep:
+        """A capture that equals the eager step, stamped where that costs little."""
+        pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
         step = self._checked(signature, batch, pool, has_stamps=True)
         if self._world.size == 1:
             frames = step.frames()
@@ -259,8 +269,6 @@ class GraphRunner:
         self._recorder.counts["shapes"] = float(len(self._captured))
         if len(self._captured) == 1:
             self._read(step)
-        # Each check leaves the optimizer's state in other dictionaries.
-        self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
         return step
 
     def _read(self, step: CapturedStep) -> None:

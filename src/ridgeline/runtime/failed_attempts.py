@@ -1,10 +1,16 @@
-"""A step that cannot be captured is refused, and leaves what it can reach as it was."""
+"""A step that cannot be captured or compiled is refused, and leaves what it can reach as it was."""
 
 import contextlib
 from collections.abc import Iterator
 
+from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
+
+from ridgeline.errors import CaptureError, first_line
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.body import StepBody
+
+COMPILER_FAILURES = (BackendCompilerFailed, InternalTorchDynamoError)
+"""What torch's compiler raises where it fails itself; what the user's code raises keeps its type."""
 
 
 @contextlib.contextmanager
@@ -26,3 +32,32 @@ def unchanged_if_it_fails(body: StepBody) -> Iterator[None]:
         with contextlib.suppress(RuntimeError):  # of a lost device, which the error itself tells
             before.restore()
         raise
+
+
+@contextlib.contextmanager
+def refused_if_not_compiled(body: StepBody, what: str) -> Iterator[None]:
+    """A step inside that torch's compiler fails on is refused, and undone: blocks before may have run.
+
+    Args:
+        body: The step.
+        what: Is compiled inside, for the message.
+
+    Raises:
+        CaptureError: the compiler fails.
+
+    Cost: See `Undo`, with a copy of all tensors that the step can reach.
+    """
+    before = Undo(body.model, body.loss_fn, body.optimizer)
+    try:
+        yield
+    except COMPILER_FAILURES as error:
+        before.restore()
+        raise compiler_refusal(body, what, error) from error
+
+
+def compiler_refusal(body: StepBody, what: str, error: Exception) -> CaptureError:
+    """The refusal of a step that torch's compiler fails on."""
+    return CaptureError(
+        f"wanted execution={body.plan.execution!r} to compile {what}, got {first_line(error)}; "
+        "use execution='eager'"
+    )

@@ -27,7 +27,7 @@ from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.failed_attempts import unchanged_if_it_fails
+from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
 from ridgeline.runtime.hybrid.steps.reads import StepReads
@@ -106,7 +106,7 @@ class GraphRunner:
                 self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
             self._num_eager += 1
             cleared = time.perf_counter_ns()
-            loss = self._run_eagerly(batch)
+            loss = self._run_as_captured(batch)
             if self._num_eager == EAGER_STEPS:
                 self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
             # Where nothing is compiled in them, these are steps as every run begins with.
@@ -174,6 +174,13 @@ class GraphRunner:
         self._last = None
         with on_stream(self._stream):
             return self._body(batch, self._recorder)
+
+    def _run_as_captured(self, batch: Any) -> Tensor:
+        """A batch without a graph in the form that is captured, which may have to be compiled."""
+        if not MODES[self._body.plan.execution].is_compiled:
+            return self._run_eagerly(batch)
+        with refused_if_not_compiled(self._body, "the step"):
+            return self._run_eagerly(batch)
 
     def _run_as_written(self, batch: Any) -> Tensor:
         """A batch without a graph: what compiles would compile for each shape anew.

@@ -214,6 +214,30 @@ def test_gradients_add_up_that_were_cleared_when_the_graph_was_captured(
 
 
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+@pytest.mark.parametrize("execution", ["model-graph", "compiled+model-graph"])
+def test_hooks_on_gradients_are_called_once(execution: Execution) -> None:
+    """Beside the replay: one that was there before the first step, one put later, and what both read."""
+    found = []
+    for name in ("eager", execution):
+        torch.manual_seed(0)
+        model, calls, factor = Whole(nn.Linear(6, 8), Part(), nn.Linear(8, 3)), list[int](), [2.0]
+        model[0].weight.register_hook(lambda g, calls=calls: calls.append(1))
+        optimizer, plan = torch.optim.SGD(model.parameters(), 0.1), Plan(execution=name)
+        with interpreted(), TrainStep(model, classify, optimizer, plan, device="cpu") as step:
+            for index in range(9):
+                if index == 4:
+                    model[0].weight.register_hook(lambda g, by=factor: g * by[0])
+                if index == 5:
+                    model[2].bias.requires_grad_(False)  # captured again
+                factor[0] = float(index)
+                counted = len(calls)
+                step(batch_of(index))
+            assert len(calls) == counted + 1
+        found.append([*model.parameters(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 @pytest.mark.parametrize("execution", [*REPLAYED, "compiled+graph", "compiled+model-graph"])
 def test_another_method_of_a_class_is_captured(
     execution: Execution, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,7 @@ class CapturedStep:
     """One captured step: the graph, the tensors it reads the batch from, and its loss.
 
     Args:
-        body: The step.
+        body: The step; what its optimizer holds has no gradients.
         batch: An example; its tensors are copied.
         stream: Captured on it.
         pool: Memory shared with other captures of the same step; None for its own.
@@ -53,7 +53,6 @@ class CapturedStep:
         self.batch = pytree.tree_unflatten(
             [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
         )
-        body.optimizer.zero_grad(set_to_none=True)
         held = {p for group in body.optimizer.param_groups for p in group["params"]}
         parameters = dict.fromkeys((*body.model.parameters(), *held))
         # No step clears these: the graph adds to what is there, so there must be something.

@@ -5,10 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import CaptureError, first_line
 from ridgeline.execution import MODES
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
@@ -16,9 +14,12 @@ from ridgeline.runtime.capturing import watches_autograd
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.failed_attempts import COMPILER_FAILURES, compiler_refusal
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step_hooks import without_step_hooks
 from ridgeline.runtime.world import World
+
+ANEW = "the step anew for what is another since its check"
 
 
 class CheckedRunner:
@@ -63,11 +64,8 @@ class CheckedRunner:
     def _run(self, batch: Any) -> Tensor:
         try:
             return self._body(batch, self._recorder)
-        except BackendCompilerFailed as error:
-            raise CaptureError(
-                f"wanted execution={self._body.plan.execution!r} to compile the step anew for what is "
-                f"another since its check, got {first_line(error)}; use execution='eager'"
-            ) from error
+        except COMPILER_FAILURES as error:
+            raise compiler_refusal(self._body, ANEW, error) from error
 
     def _check(self, batch: Any) -> None:
         """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""

@@ -27,6 +27,7 @@ from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
 from ridgeline.runtime.hybrid.steps.reads import StepReads
@@ -105,7 +106,7 @@ class GraphRunner:
                 self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
             self._num_eager += 1
             cleared = time.perf_counter_ns()
-            loss = self._run_eagerly(batch)
+            loss = self._run_as_captured(batch)
             if self._num_eager == EAGER_STEPS:
                 self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
             # Where nothing is compiled in them, these are steps as every run begins with.
@@ -173,6 +174,13 @@ class GraphRunner:
         self._last = None
         with on_stream(self._stream):
             return self._body(batch, self._recorder)
+
+    def _run_as_captured(self, batch: Any) -> Tensor:
+        """A batch without a graph in the form that is captured, which may have to be compiled."""
+        if not MODES[self._body.plan.execution].is_compiled:
+            return self._run_eagerly(batch)
+        with refused_if_not_compiled(self._body, "the step"):
+            return self._run_eagerly(batch)
 
     def _run_as_written(self, batch: Any) -> Tensor:
         """A batch without a graph: what compiles would compile for each shape anew.
@@ -246,9 +254,18 @@ class GraphRunner:
             if self._world.size > 1 or not is_repeated:
                 self._count_as_written()
                 return None
-        pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
         World.close_before_leaving(self)
         check_gradient_hooks(self._body)  # some may have come since the first call
+        self._body.optimizer.zero_grad(set_to_none=True)
+        with unchanged_if_it_fails(self._body):
+            step = self._checked_and_read(signature, batch)
+        # Each check leaves the optimizer's state in other dictionaries.
+        self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
+        return step
+
+    def _checked_and_read(self, signature: batches.Signature, batch: Any) -> CapturedStep:
+        """A capture that equals the eager step, stamped where that costs little."""
+        pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
         step = self._checked(signature, batch, pool, has_stamps=True)
         if self._world.size == 1:
             frames = step.frames()
@@ -259,8 +276,6 @@ class GraphRunner:
         self._recorder.counts["shapes"] = float(len(self._captured))
         if len(self._captured) == 1:
             self._read(step)
-        # Each check leaves the optimizer's state in other dictionaries.
-        self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
         return step
 
     def _read(self, step: CapturedStep) -> None:

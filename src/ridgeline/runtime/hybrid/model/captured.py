@@ -4,8 +4,9 @@ Around them everything runs as it was written: the loss may read its results on 
 or wait for the device, as a step that is one graph cannot.
 """
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -173,10 +174,28 @@ class _Replayed(torch.autograd.Function):
 def gradients_of(
     outputs: Sequence[Tensor], sources: Sequence[Tensor], seeds: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the sources that require them, computed outside of autocast, as a step does."""
+    """Gradients of the sources that require them, computed outside of autocast, as a step does.
+
+    Before the hooks on the sources: those are called by the backward pass in which a replay stands.
+    """
     wanted = [x for x in sources if x.requires_grad]
-    with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+    off = torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False)
+    with off[0], off[1], _without_hooks(wanted):
         return torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Hooks on gradients of tensors are not called inside."""
+    stores = [hooks for t in tensors if (hooks := t._backward_hooks)]  # noqa: SLF001 - nothing public
+    kept = [dict(hooks) for hooks in stores]
+    for hooks in stores:
+        hooks.clear()  # autograd knows the dictionary, not what is in it
+    try:
+        yield
+    finally:
+        for hooks, before in zip(stores, kept, strict=True):
+            hooks.update(before)
 
 
 def _copied(gradient: Tensor | None) -> Tensor | None:

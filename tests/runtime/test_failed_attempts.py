@@ -1,0 +1,128 @@
+"""A step that cannot be captured or compiled leaves what was there; graphs are emulated on the CPU."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor import compile_fx
+
+from adversary.interpreting import interpreted
+from emulated_graphs import emulated_graphs
+from ridgeline.errors import CaptureError, EquivalenceError
+from ridgeline.plan import Execution, Plan
+from ridgeline.runtime.graph import EAGER_STEPS
+from ridgeline.runtime.step import TrainStep
+
+
+@pytest.fixture(autouse=True)
+def graphs() -> Iterator[None]:
+    with emulated_graphs():
+        yield
+
+
+class Showing(nn.Module):
+    """Keeps what it computed, as an attribute (a normalised weight, say) and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.scaled = self.hidden.weight * 2.0
+        self.shown: list[Any] = [None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scaled = self.hidden.weight * 2.0
+        self.shown[0] = y = nn.functional.linear(x, self.scaled).relu()
+        return self.out(y)
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+@pytest.mark.parametrize("fails", ["capture", "check"])
+def test_a_capture_that_fails_leaves_what_was_there(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under each name the tensor of the last step: one of a capture was never computed."""
+
+    @contextlib.contextmanager
+    def failing(*args: Any, **kwargs: Any) -> Iterator[None]:
+        with captured(*args, **kwargs):
+            yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    def differing(*_: Any, **__: Any) -> None:
+        raise EquivalenceError("it differs")
+
+    torch.manual_seed(0)
+    model, captured = Showing(), torch.cuda.graph
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with TrainStep(model, loss_of, optimizer, Plan(execution="graph"), device="cpu") as step:
+        for _ in range(EAGER_STEPS):
+            step(torch.randn(4, 6))
+        if fails == "capture":
+            monkeypatch.setattr(torch.cuda, "graph", failing)
+        else:
+            monkeypatch.setattr("ridgeline.runtime.graph.check_replay", differing)
+        x = torch.randn(4, 6)
+        before = model.scaled, model.shown[0], torch.get_rng_state()
+        values = [tensor.detach().clone() for tensor in before]
+        with pytest.raises((CaptureError, EquivalenceError)):
+            step(x)
+    assert model.scaled is before[0]
+    assert model.shown[0] is before[1]
+    now = [model.scaled, model.shown[0], torch.get_rng_state()]
+    assert all(map(torch.equal, now, values))
+
+
+class Normed(nn.Module):
+    """A block that renews buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x))
+
+
+class Deep(Normed):
+    """A block of another kind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+@pytest.mark.parametrize(("execution", "num_good"), [("compiled+graph", 0), ("regional+graph", 1)])
+def test_a_step_before_the_capture_that_the_compiler_fails_on_is_refused(
+    execution: Execution, num_good: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And undone: by region, blocks of the kind that came first have run."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Normed() for _ in range(2)), *(Deep() for _ in range(2)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    plan, made = Plan(execution=execution), list[Any]()
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if len(made) == num_good:
+            raise RuntimeError("Output 0 of SelectBackward0 is a view")
+        made.append(compile_graph(*args, **kwargs))
+        return made[-1]
+
+    with interpreted(), TrainStep(model, loss_of, optimizer, plan, device="cpu") as step:
+        compile_graph = compile_fx.fx_codegen_and_compile
+        monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", failing)
+        with pytest.raises(CaptureError) as raised:
+            step(torch.randn(5, 6))
+    assert str(raised.value) == (
+        f"wanted execution={execution!r} to compile the step, got RuntimeError: Output 0 of "
+        "SelectBackward0 is a view; use execution='eager'"
+    )
+    assert len(made) == num_good
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name

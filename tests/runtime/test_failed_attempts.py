@@ -101,11 +101,10 @@ class Deep(Normed):
 def test_a_step_before_the_capture_that_the_compiler_fails_on_is_refused(
     execution: Execution, num_good: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And undone: by region, blocks of the kind that came first have run."""
+    """And undone: by region, blocks of the kind that came first have run. The first step was checked."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Normed() for _ in range(2)), *(Deep() for _ in range(2)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
     plan, made = Plan(execution=execution), list[Any]()
 
     def failing(*args: Any, **kwargs: Any) -> Any:
@@ -115,6 +114,10 @@ def test_a_step_before_the_capture_that_the_compiler_fails_on_is_refused(
         return made[-1]
 
     with interpreted(), TrainStep(model, loss_of, optimizer, plan, device="cpu") as step:
+        step(torch.randn(5, 6))
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        for block in model:
+            block.norm.eps = 1e-3
         compile_graph = compile_fx.fx_codegen_and_compile
         monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", failing)
         with pytest.raises(CaptureError) as raised:
@@ -124,5 +127,49 @@ def test_a_step_before_the_capture_that_the_compiler_fails_on_is_refused(
         "SelectBackward0 is a view; use execution='eager'"
     )
     assert len(made) == num_good
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+class Miscompiled(nn.Module):
+    """Computes something else where it is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Twisted() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Twisted(nn.Module):
+    """One of several blocks, as `regional+graph` compiles them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * (1.5 if torch.compiler.is_compiling() else 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+@pytest.mark.parametrize("execution", ["compiled+graph", "regional+graph"])
+def test_a_wrong_program_takes_no_step_before_the_capture(execution: Execution) -> None:
+    """It is found in the first call, and nothing was trained with it."""
+    torch.manual_seed(0)
+    model = Miscompiled()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    plan = Plan(execution=execution)
+    wanted = rf"wanted execution='{execution.replace('+', '.')}' to equal the eager step"
+    with (
+        interpreted(),
+        TrainStep(model, loss_of, optimizer, plan, device="cpu") as step,
+        pytest.raises(EquivalenceError, match=wanted),
+    ):
+        step(torch.randn(5, 6))
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -1,5 +1,6 @@
 """Running a step that is compiled, or replays its model, after it was checked against the eager one."""
 
+import contextlib
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.execution import MODES
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.capturing import watches_autograd
+from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.equivalence import check_replay
@@ -69,22 +70,10 @@ class CheckedRunner:
 
     def _check(self, batch: Any) -> None:
         """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""
-        flat, structure = pytree.tree_flatten(batch)
-        copies = [own_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in flat]
-        example = pytree.tree_unflatten(copies, structure)
-        silent = Recorder(HostClock())
         begin = time.perf_counter()
-        with without_step_hooks(self._body.optimizer):
-            check_replay(
-                self._body,
-                example,
-                [leaf for leaf in copies if isinstance(leaf, Tensor)],
-                LearningRates(self._body.optimizer),
-                lambda: self._body(example, silent),
-                world=self._world,
-                notes=self._notes,
-                runs_python=not MODES[self._body.plan.execution].replays_model,
-            )
+        check_compiled(
+            self._body, batch, LearningRates(self._body.optimizer), self._world, self._notes
+        )
         if MODES[self._body.plan.execution].replays_model:
             # The check has undone what the captured call did in Python: the next one does it again.
             self._body.form.close()
@@ -101,6 +90,53 @@ class CheckedRunner:
         )
         if note not in self._notes:
             self._notes.append(note)
+
+
+def check_compiled(
+    body: StepBody,
+    batch: Any,
+    rates: LearningRates,
+    world: World,
+    notes: list[str],
+    stream: "torch.cuda.Stream | None" = None,
+) -> None:
+    """Compile the body, and compare it with the eager step on a copy of the batch.
+
+    Args:
+        body: The step.
+        batch: An example.
+        rates: Of its optimizer; scaled meanwhile.
+        world: All workers check together.
+        notes: Receives the result.
+        stream: On which both run; None for the current one.
+
+    Raises:
+        EquivalenceError: the compiled step differs.
+        SideEffectError: see `check_replay`.
+
+    Cost: See `check_replay`, and compiling.
+    """
+    flat, structure = pytree.tree_flatten(batch)
+    copies = [own_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in flat]
+    example = pytree.tree_unflatten(copies, structure)
+    silent = Recorder(HostClock())
+
+    def compiled() -> Tensor:
+        with contextlib.nullcontext() if stream is None else on_stream(stream):
+            return body(example, silent)
+
+    with without_step_hooks(body.optimizer):
+        check_replay(
+            body,
+            example,
+            [leaf for leaf in copies if isinstance(leaf, Tensor)],
+            rates,
+            compiled,
+            world=world,
+            notes=notes,
+            stream=stream,
+            runs_python=not MODES[body.plan.execution].replays_model,
+        )
 
 
 def _num_graphs() -> int:

@@ -4,8 +4,9 @@ An optimizer that no graph can hold (its learning rate is a Python number, it co
 each replay instead, while the graph still runs.
 
 The first calls run eagerly on the capture stream: they are real steps, and they warm up libraries,
-communicators, compiled blocks and the bucket order. Then one call captures, checks the replay against
-the eager step from the same state, and from there on a step costs the host one launch.
+communicators, compiled blocks and the bucket order. What is compiled in them is checked before the first.
+Then one call captures, checks the replay against the eager step from the same state, and from there on a step
+costs the host one launch.
 """
 
 import gc
@@ -25,6 +26,7 @@ from ridgeline.runtime.capturable import LearningRates, make_capturable
 from ridgeline.runtime.capture_watch import CaptureWatch
 from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
+from ridgeline.runtime.checked import check_compiled
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
@@ -104,6 +106,7 @@ class GraphRunner:
         if self._num_eager < EAGER_STEPS:
             if self._num_eager == 0:
                 self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
+                self._check_compiled(batch)
             self._num_eager += 1
             cleared = time.perf_counter_ns()
             loss = self._run_as_captured(batch)
@@ -181,6 +184,17 @@ class GraphRunner:
             return self._run_eagerly(batch)
         with refused_if_not_compiled(self._body, "the step"):
             return self._run_eagerly(batch)
+
+    def _check_compiled(self, batch: Any) -> None:
+        """See that what is compiled equals the eager step before it trains, and not only once it is captured.
+
+        Raises:
+            CaptureError: the compiler fails.
+            EquivalenceError: they differ.
+        """
+        if MODES[self._body.plan.execution].is_compiled:
+            world, notes = self._world, self._notes
+            check_compiled(self._body, batch, self._rates, world, notes, self._stream)
 
     def _run_as_written(self, batch: Any) -> Tensor:
         """A batch without a graph: what compiles would compile for each shape anew.

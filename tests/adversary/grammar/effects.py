@@ -29,6 +29,12 @@ EFFECTS = (
         changes={"forgotten": "$owner.last$n = None"},
     ),
     Feature(
+        name="two copies",
+        init="self.copies$n = ()",
+        forward="mean$n = y.detach().mean(0)\nself.copies$n = (mean$n.clone(), mean$n.clone())",
+        changes={"one in place": "for kept in $owner.copies$n[:1]:\n    kept.fill_(3.0)"},
+    ),
+    Feature(
         name="hidden state",
         init="self.state$n = None",
         forward="if self.state$n is not None:\n    y = y + 0.5 * self.state$n.mean()\nself.state$n = y.detach()",

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from torch._functorch import config as autograd_config
 
 from ridgeline.errors import first_line
+from ridgeline.runtime.hybrid.distinct_results import kept_distinct, memory_of_results
 
 FAILURES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ImportError,
@@ -41,7 +42,13 @@ def plain_options(*, owns_random: bool = False) -> Options:
 
 def plain_arguments(*, owns_random: bool = False) -> dict[str, Any]:
     """Arguments of `torch.compile` and `Module.compile`; what takes a second shape is compiled for any."""
-    return {"options": plain_options(owns_random=owns_random)}
+    return {"backend": _plain_backend(owns_random)}
+
+
+@functools.cache
+def _plain_backend(owns_random: bool) -> Callable[..., Any]:
+    """One object for each, by which dynamo knows again what was compiled with it."""
+    return functools.partial(compile_plain, owns_random=owns_random)
 
 
 def ignore_advice() -> None:
@@ -122,6 +129,7 @@ def compile_replayed(
 
     ignore_advice()
     again = copy_of(graph)  # the compiler changes the graph that it is given
+    memory = memory_of_results(graph)
     options = {
         **replayed_options(announces=announces, combines=combines),
         **(settings or {}),
@@ -136,23 +144,33 @@ def compile_replayed(
             f"{type(error).__name__}: {reason}"
         )
         return compile_plain(again, inputs, settings=settings)
-    return compiled
+    return kept_distinct(compiled, memory)
 
 
 def compile_plain(
-    graph: fx.GraphModule, inputs: Sequence[Tensor], *, settings: Mapping[str, Any] | None = None
+    graph: fx.GraphModule,
+    inputs: Sequence[Tensor],
+    *,
+    owns_random: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph with the plain options and `settings`.
+
+    Args:
+        graph: The graph; changed.
+        inputs: Examples of its inputs.
+        owns_random: See `plain_options`.
+        settings: More options.
 
     Cost: Compiles.
     """
     from torch._inductor.compile_fx import compile_fx
 
     ignore_advice()
-    compiled: Any = compile_fx(
-        graph, inputs, config_patches={**plain_options(), **(settings or {})}
-    )
-    return compiled
+    memory = memory_of_results(graph)
+    options = {**plain_options(owns_random=owns_random), **(settings or {})}
+    compiled: Any = compile_fx(graph, inputs, config_patches=options)
+    return kept_distinct(compiled, memory)
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

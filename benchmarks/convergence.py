@@ -84,6 +84,9 @@ WAYS = {
     "DiLoCo every 50, AdamW, 4 fragments": Way(
         rl.Sync(every=50, options={**OUTER, "fragments": 4}), adamw, "all, AdamW"
     ),
+    "DiLoCo every 50, AdamW, 4 fragments, 10 late": Way(
+        rl.Sync(every=50, options={**OUTER, "fragments": 4, "delay": 10}), adamw, "all, AdamW"
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import toy_codec  # registers its entry
 import toy_transport  # likewise
-from local_runs import diverged, put_back, resumed
+from local_runs import DELAYED, diverged, put_back, resumed
 from seam_cases import fed_back
 from torch import Tensor, nn
 
@@ -47,7 +47,7 @@ class Net(nn.Module):
 def planned(every: int = EVERY, **sync: Any) -> Plan:
     options = {
         name: sync.pop(name)
-        for name in ("outer", "outer_lr", "outer_momentum", "fragments")
+        for name in ("outer", "outer_lr", "outer_momentum", "fragments", "delay")
         if name in sync
     }
     return Plan(
@@ -161,6 +161,35 @@ def separately(
                 for mine, theirs in zip(model.buffers(), workers[0].buffers(), strict=True):
                     mine.copy_(theirs)
         rounds.append(values(common))
+    return rounds
+
+
+def late(delay: int) -> list[list[Tensor]]:
+    """Worker 0's parameters after each round, where steps go on while differences travel; by hand."""
+    common = fresh()
+    workers = [copy.deepcopy(common) for _ in range(2)]
+    inner = [optimizer_of(model, "sgd") for model in workers]
+    data = [batches(rank, EVERY * ROUNDS) for rank in range(2)]
+    sent: list[Tensor] = []
+    rounds = []
+    for number in range(1, EVERY * ROUNDS + 1):
+        for model, optimizer, mine in zip(workers, inner, data, strict=True):
+            optimizer.zero_grad()
+            losses(deep=True)(model, mine[number - 1]).backward()
+            optimizer.step()
+        own = [list(model.parameters()) for model in workers]
+        with torch.no_grad():
+            if number % EVERY == 0:
+                sent = [(a.double() + b.double()) / 2 for a, b in zip(*own, strict=True)]
+            if number > EVERY and number % EVERY == delay % EVERY:
+                for parameter, mean, *both in zip(common.parameters(), sent, *own, strict=True):
+                    parameter.copy_(mean)
+                    for mine in both:
+                        mine.copy_((mine.double() + parameter.double()) / 2)
+                for mine, theirs in zip(workers[1].buffers(), workers[0].buffers(), strict=True):
+                    mine.copy_(theirs)
+        if number % EVERY == 0:
+            rounds.append(values(workers[0]))
     return rounds
 
 
@@ -330,9 +359,15 @@ def main() -> None:
         "all exchanged": all_exchanged(world),
         "fragments": in_fragments(world),
         "teacher": with_a_teacher(world),
+        "delayed": {
+            str(delay): gap(trained(world, planned(delay=delay))["rounds"], late(delay))
+            for delay in (1, 3)
+        },
         "messages": messages(world),
         "put back": put_back(world),
+        "delayed, put back": put_back(world, DELAYED, {"local_steps", "common", "flying"}),
         "resumed": resumed(world, output.parent),
+        "delayed, resumed": resumed(world, output.parent / "delayed", DELAYED, stops=(4, 6)),
         "diverged": diverged(world, output.parent),
     }
     if world.rank == 0:

@@ -1,5 +1,6 @@
 """Whole runs of workers that train alone between two exchanges: stopped, taken up again, put back."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.sync.checkpointing import gathered, of_worker
 from ridgeline.runtime.world import World
 
+KINDS = "local_steps", "common", "outer_momentum", "residual"
+STOPS = 1, 4, 5, 8
+"""In a round, before and after an exchange, and of a later round."""
 OPTIONS: dict[str, Any] = {"outer": "nesterov", "fragments": 2}
 
 
@@ -31,15 +35,21 @@ def planned(every: int = 5, **sync: Any) -> Plan:
     return Plan(workers=2, threads=1, sync=Sync(bucket_bytes=(256, 1024), every=every, **sync))
 
 
-def resumed(world: World, folder: Path) -> dict[str, Any]:
+DELAYED = planned(compression="none", options={"fragments": 2, "delay": 2})
+"""Fragments leave after steps 3 and 5 of each round, and arrive two steps later."""
+
+
+def resumed(
+    world: World, folder: Path, plan: Plan | None = None, stops: tuple[int, ...] = STOPS
+) -> dict[str, Any]:
     """Whether runs that were stopped end with the bits of one that was not, by the step of the checkpoint."""
     found = stopped_runs.resumed(
         world,
         folder,
-        planned(),
+        plan or planned(),
         net,
         lambda model: torch.optim.AdamW(model.parameters(), 0.01),
-        stops=(1, 4, 5, 8),  # in a round, before and after an exchange, and of a later round
+        stops=stops,
         checkpoint_every=1,
     )
     return {
@@ -74,21 +84,23 @@ def others(path: Path) -> bool:
     return not torch.equal(model["0.weight"], training["own.1.state.model.0.weight"])
 
 
-def put_back(world: World) -> dict[str, bool]:
+def put_back(
+    world: World, plan: Plan | None = None, wanted: Collection[str] = KINDS
+) -> dict[str, bool]:
     """What a snapshot and a checkpoint do with what was common, in the middle of a round."""
     torch.manual_seed(0)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = [
         torch.randn(8, 6, generator=torch.Generator().manual_seed(world.rank + 2 * n))
-        for n in range(9)
+        for n in range(10)
     ]
 
     def forward(model: nn.Module, batch: Tensor) -> Tensor:
         return model(batch).square().mean()
 
-    with TrainStep(model, forward, optimizer, planned(every=4), device="cpu") as step:
-        for batch in batches[:5]:
+    with TrainStep(model, forward, optimizer, plan or planned(every=4), device="cpu") as step:
+        for batch in batches[:6]:
             step(batch)
         synchronizer = step.synchronizer
         assert synchronizer is not None
@@ -97,7 +109,7 @@ def put_back(world: World) -> dict[str, bool]:
         all_states = gathered(synchronizer, world)
         runs = []
         for _ in range(2):
-            for batch in batches[5:]:
+            for batch in batches[6:]:
                 step(batch)
             runs.append([p.detach().clone() for p in model.parameters()])
             changed = {name: value.clone() for name, value in synchronizer.state_dict().items()}
@@ -106,9 +118,13 @@ def put_back(world: World) -> dict[str, bool]:
         restored = synchronizer.state_dict()
     kinds = {name.split(".")[0] for name in before}
     return {
-        "kinds": kinds == {"local_steps", "common", "outer_momentum", "residual"},
+        "kinds": kinds == set(wanted),
         "moved": all(
-            any(not torch.equal(before[n], changed[n]) for n in before if n.startswith(kind))
+            any(
+                not torch.equal(before[n], changed[n])
+                for n in before
+                if n.startswith(kind) and n in changed
+            )
             for kind in kinds
         ),
         "restored": all(torch.equal(before[n], restored[n]) for n in before),

@@ -52,6 +52,12 @@ def test_workers_have_the_same_bits_after_an_exchange_and_no_sooner(found: dict[
         assert told["apart"] == [True] * 9, law
 
 
+def test_a_delay_is_that_of_differences_used_later(found: dict[str, Any]) -> None:
+    """Common parameters take the means when they arrive; workers go on from between those and their own."""
+    assert all(gap < ROUNDING for gap in found["delayed"].values()), found["delayed"]
+    assert found["delayed"].keys() == {"1", "3"}
+
+
 def test_momentum_of_zero_at_full_rate_is_the_average(found: dict[str, Any]) -> None:
     """To the bit."""
     assert found["laws"]["nesterov at rest"]["gap"] == 0.0
@@ -154,12 +160,14 @@ def test_what_is_common_is_saved_and_put_back(found: dict[str, Any]) -> None:
     """By snapshots in the middle of a round, after which the same steps give the same bits, and checkpoints."""
     names = ("kinds", "moved", "restored", "repeated", "gathered")
     assert found["put back"] == dict.fromkeys(names, True)
+    assert found["delayed, put back"] == dict.fromkeys(names, True)
 
 
 def test_a_run_that_is_stopped_anywhere_goes_on(found: dict[str, Any]) -> None:
     """To the bits of one that was not, of all workers, wherever in a round it was stopped."""
     assert found["resumed"]["equal"] == dict.fromkeys(("1", "4", "5", "8"), True)
     assert found["resumed"]["other workers"]
+    assert found["delayed, resumed"]["equal"] == dict.fromkeys(("4", "6"), True)
 
 
 def test_all_stop_for_one_worker_that_diverged(found: dict[str, Any]) -> None:

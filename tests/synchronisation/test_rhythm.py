@@ -15,7 +15,13 @@ from ridgeline.simulator.memory import peak_memory_bytes
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.step import scaling_curve, simulate
 from ridgeline.simulator.synchronising import sent_bytes
-from ridgeline.synchronisation import check_sync, due_fragment, state_bytes
+from ridgeline.synchronisation import (
+    check_sync,
+    due_fragment,
+    fragments_on_their_way,
+    landing_fragment,
+    state_bytes,
+)
 from strategies import make_machine, make_workload
 
 MS, MIB = 1_000_000, 1 << 20
@@ -61,7 +67,7 @@ def planned(every: int, **options: Any) -> Plan:
         (
             {"every": 4, "options": {"rank": 4}},
             (
-                "wanted sync.options to be one of 'outer', 'fragments' with algorithm='all_reduce' and "
+                "wanted sync.options to be one of 'outer', 'fragments', 'delay' with algorithm='all_reduce' and "
                 "compression='none', got 'rank' in the plan; leave it out"
             ),
         ),
@@ -102,6 +108,30 @@ def test_what_a_plan_may_not_say(sync: dict[str, Any], message: str) -> None:
                 "fragment at most: use fewer"
             ),
         ),
+        (
+            Sync(every=4, options={"delay": 4}),
+            2,
+            (
+                "wanted sync.options['delay'] < sync.every=4, got 4 in the plan; an exchange must be over before "
+                "the next one of the same parameters: lower it"
+            ),
+        ),
+        (
+            Sync(every=4, compression="bf16", options={"delay": 1}),
+            2,
+            (
+                "wanted sync.compression='none' for sync.options['delay'], got 'bf16' in the plan; that does not "
+                "go on beside steps: leave one of both out"
+            ),
+        ),
+        (
+            Sync(every=4, algorithm="ring", options={"delay": 1}),
+            2,
+            (
+                "wanted sync.algorithm='all_reduce' for sync.options['delay'], got 'ring' in the plan; that does "
+                "not go on beside steps: leave one of both out"
+            ),
+        ),
     ],
 )
 def test_what_does_not_run(sync: Sync, workers: int, message: str) -> None:
@@ -123,6 +153,20 @@ def test_each_fragment_is_due_once_in_a_round(every: int, data: st.DataObject) -
     steps = [step for step, fragment in enumerate(due) if fragment is not None]
     lengths = {b - a for a, b in itertools.pairwise(steps)}
     assert lengths <= {every // fragments, -(-every // fragments)}
+
+
+@given(st.integers(2, 30), st.data())
+def test_each_fragment_lands_once_before_it_leaves_again(every: int, data: st.DataObject) -> None:
+    """What is on its way after a step is what has left by then and not landed."""
+    fragments, delay = data.draw(st.integers(1, every)), data.draw(st.integers(0, every - 1))
+    flying: list[int] = []
+    for step in range(1, 3 * every + 1):
+        if (leaves := due_fragment(step, every, fragments)) is not None:
+            assert leaves not in flying
+            flying.append(leaves)
+        if (lands := landing_fragment(step, every, fragments, delay)) is not None:
+            assert flying.pop(0) == lands
+        assert fragments_on_their_way(step, every, fragments, delay) == flying
 
 
 def test_words_for_people() -> None:
@@ -158,7 +202,29 @@ def test_a_step_has_its_share_of_the_exchange() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{}, NESTEROV])
+def test_steps_of_a_delay_hide_what_travels() -> None:
+    """As long as they compute; copies and updates hide behind nothing."""
+    machine = make_machine(latency_s=3e-2)
+    workload = make_workload(backward=[MS] * 4, gradient_bytes=[MIB] * 4)
+    alone, at_once, one, two, nine = (
+        simulate(machine, workload, plan, details=False).step_ns
+        for plan in (
+            Plan(threads=1),
+            planned(10),
+            *(planned(10, delay=delay) for delay in (1, 2, 9)),
+        )
+    )
+    computing = (at_once - one) * 10
+    assert computing == pytest.approx(alone, rel=0.05)
+    assert (one - two) * 10 == pytest.approx(computing, rel=1e-3)
+    moved_ns = 1e9 * 8 * 4 * MIB / 1e9
+    assert nine - alone == pytest.approx(moved_ns / 10, rel=1e-3)
+    parts = simulate(machine, workload, planned(10, delay=1, fragments=2), details=False)
+    assert parts.step_ns == two
+    assert any("hide behind the 1 steps of the delay" in note for note in parts.notes)
+
+
+@pytest.mark.parametrize("options", [{}, NESTEROV, {"delay": 3}])
 def test_frames_and_replays_agree(options: dict[str, Any]) -> None:
     """A prediction has the frames of `step_frames`, and the clock gives it back to the nanosecond."""
     plan = planned(10, **options)

@@ -162,7 +162,11 @@ def _communication(
     if plan.workers == 1:
         return {}, {}, []
     if exchanges_parameters(plan):
-        seconds, assumed = local_steps_seconds(machine, plan, setting, cuts, workload.buffer_bytes)
+        pieces = (*priced.forward, *priced.backward, *priced.optimizer)
+        computing_s = sum(piece.lane_s for piece in pieces)
+        seconds, assumed = local_steps_seconds(
+            machine, plan, setting, cuts, workload.buffer_bytes, computing_s
+        )
         return seconds, {}, list(assumed)
     notes = [GRADIENTS_AT_END] if cuts and gradients_come_at_end(plan, setting) else []
     seconds, assumed = communication_seconds(machine, plan, setting, cuts, workload.buffer_bytes)

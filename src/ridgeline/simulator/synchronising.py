@@ -17,6 +17,7 @@ from ridgeline.synchronisation import (
     GATHERING,
     CollectiveTraffic,
     codec_bytes,
+    delay_of,
     frame_names,
     gathering_bytes,
     gathering_of,
@@ -24,6 +25,7 @@ from ridgeline.synchronisation import (
     outer_bytes,
     shards_update,
     traffic_of,
+    values_of,
 )
 from ridgeline.workload import Workload
 
@@ -109,7 +111,12 @@ def communication_seconds(
 
 
 def local_steps_seconds(
-    machine: Machine, plan: Plan, setting: Setting, cuts: Sequence[BucketCut], buffer_bytes: int
+    machine: Machine,
+    plan: Plan,
+    setting: Setting,
+    cuts: Sequence[BucketCut],
+    buffer_bytes: int,
+    computing_s: float,
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Seconds of a step for the exchange of parameters every `every` steps, and what that is a share of.
 
@@ -119,6 +126,7 @@ def local_steps_seconds(
         setting: Workers, several.
         cuts: The parameters as they travel.
         buffer_bytes: Of the model's buffers, which follow worker 0 at each exchange.
+        computing_s: Seconds of a step without exchange; those of a delay hide what travels meanwhile.
 
     Raises:
         MachineError: no table of a collective, or no ceiling in bytes per second, was measured.
@@ -133,11 +141,17 @@ def local_steps_seconds(
     )
     whole_s = sum(seconds.values()) + prices(machine, setting).copy_seconds(moved)
     (name,) = frame_names(plan, 1)
-    every = plan.sync.every
+    every, delay = plan.sync.every, delay_of(plan.sync)
     note = (
         f"parameters are exchanged every {every} steps, which takes {units.seconds(whole_s)}: each step "
         f"is given 1/{every} of it, while a measured median step has none of it"
     )
+    if delay:
+        travelling_s = sum(seconds[name] for name in frame_names(plan, len(cuts)))
+        fragments = int(values_of(plan.sync)["fragments"])
+        hidden_s = min(travelling_s, fragments * delay * computing_s)
+        note = f"{note}, and {units.seconds(hidden_s)} of it hide behind the {delay} steps of the delay"
+        whole_s -= hidden_s
     return {name: whole_s / every}, (*assumed, note)
 
 

@@ -5,10 +5,17 @@ from typing import TYPE_CHECKING
 
 from ridgeline.errors import PlanError
 from ridgeline.synchronisation.entries import Algorithm, Compression, Option
-from ridgeline.synchronisation.rhythm import check_option_of_rhythm, check_rhythm, trains_apart
+from ridgeline.synchronisation.rhythm import (
+    DELAY,
+    check_option_of_rhythm,
+    check_rhythm,
+    delay_of,
+    trains_apart,
+)
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
+    DEFAULT_ALGORITHM,
     UNCOMPRESSED,
     offered,
     offered_compressions,
@@ -99,6 +106,8 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     if objection := compression.objection(workers, values_of(sync)):
         raise PlanError(objection)
     check_rhythm(sync, workers)
+    if delay_of(sync):
+        _check_delayed(sync)
     if algorithm.shards_update:
         _check_sharded(sync, workers)
     if 1 < workers < algorithm.least_workers:
@@ -106,6 +115,16 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
             f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "
             f"workers={workers} in the plan; use more, or another algorithm"
         )
+
+
+def _check_delayed(sync: "Sync") -> None:
+    """Refuse what does not travel by itself: the host takes part in every other way of exchange."""
+    for field, wanted in (("algorithm", DEFAULT_ALGORITHM), ("compression", UNCOMPRESSED)):
+        if (got := getattr(sync, field)) != wanted:
+            raise PlanError(
+                f"wanted sync.{field}={wanted!r} for sync.options[{DELAY.name!r}], got {got!r} in the plan; "
+                "that does not go on beside steps: leave one of both out"
+            )
 
 
 def _check_sharded(sync: "Sync", workers: int) -> None:

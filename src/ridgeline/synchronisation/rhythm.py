@@ -21,11 +21,13 @@ AVERAGE = "average"
 NESTEROV = "nesterov"
 OUTER = Option("outer", str, AVERAGE, among=(AVERAGE, NESTEROV))
 FRAGMENTS = Option("fragments", int, 1, least=1)
+DELAY = Option("delay", int, 0, least=0)
+"""Steps that go on while a fragment is exchanged; 0: the next step waits for it."""
 NESTEROV_OPTIONS = (
     Option("outer_lr", float, 0.7, least=0.0),
     Option("outer_momentum", float, 0.9, least=0.0, most=1.0),
 )
-ALL_OPTIONS = (OUTER, FRAGMENTS, *NESTEROV_OPTIONS)
+ALL_OPTIONS = (OUTER, FRAGMENTS, DELAY, *NESTEROV_OPTIONS)
 _PASSES = {AVERAGE: 8, NESTEROV: 16}
 """Bytes read and written per byte of the parameters in an exchange, the collectives apart.
 
@@ -43,8 +45,13 @@ def rhythm_options(sync: "Sync") -> tuple[Option, ...]:
     """The options of the plan's rhythm: none where gradients are exchanged in every step."""
     if not trains_apart(sync):
         return ()
-    outer = (OUTER, FRAGMENTS)
+    outer = (OUTER, FRAGMENTS, DELAY)
     return (*outer, *NESTEROV_OPTIONS) if sync.options.get(OUTER.name) == NESTEROV else outer
+
+
+def delay_of(sync: "Sync") -> int:
+    """Steps between the start of an exchange of parameters and when workers go on from it."""
+    return int(sync.options.get(DELAY.name, DELAY.default)) if trains_apart(sync) else 0
 
 
 def check_option_of_rhythm(sync: "Sync", name: str) -> None:
@@ -87,6 +94,11 @@ def check_rhythm(sync: "Sync", workers: int) -> None:
             f"wanted sync.options[{FRAGMENTS.name!r}] <= sync.every={sync.every}, got {fragments} in the "
             "plan; a step exchanges one fragment at most: use fewer"
         )
+    if delay_of(sync) >= sync.every:
+        raise PlanError(
+            f"wanted sync.options[{DELAY.name!r}] < sync.every={sync.every}, got {delay_of(sync)} in the "
+            "plan; an exchange must be over before the next one of the same parameters: lower it"
+        )
 
 
 def due_fragment(step: int, every: int, fragments: int = 1) -> int | None:
@@ -104,6 +116,17 @@ def due_fragment(step: int, every: int, fragments: int = 1) -> int | None:
     fragment = place * fragments // every - 1
     is_due = fragment >= 0 and place == -(-(fragment + 1) * every // fragments)
     return fragment if is_due else None
+
+
+def landing_fragment(step: int, every: int, fragments: int = 1, delay: int = 0) -> int | None:
+    """The fragment whose exchange ends after a step: the one that was due `delay` steps before, if any."""
+    return due_fragment(step - delay, every, fragments) if step > delay else None
+
+
+def fragments_on_their_way(step: int, every: int, fragments: int, delay: int) -> list[int]:
+    """The fragments whose exchange has begun by the end of a step, and has not ended."""
+    due = (due_fragment(s, every, fragments) for s in range(max(1, step - delay + 1), step + 1))
+    return [fragment for fragment in due if fragment is not None]
 
 
 def outer_values(options: Mapping[str, OptionValue]) -> tuple[float, float]:

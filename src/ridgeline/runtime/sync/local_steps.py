@@ -7,7 +7,8 @@ to the common parameters, from which all go on with the same bits. Buffers of wo
 frozen parameters that the step writes. What the inner optimizer remembers stays each worker's own.
 
 With several fragments each exchange is of one of them, and each of them is exchanged once in `every` steps:
-what travels at once is smaller, and no less in all.
+what travels at once is smaller, and no less in all. With a delay steps go on while a fragment travels; the
+common parameters change when it has arrived, and a worker goes on from between them and its own.
 
 Source: Douillard et al., "DiLoCo", 2023, and "Streaming DiLoCo", 2025.
 """
@@ -28,11 +29,20 @@ from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.sync.arrangement import Named, expected_order
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.coverage import Coverage
+from ridgeline.runtime.sync.flights import Flights
 from ridgeline.runtime.sync.frozen_writes import FrozenWrites
 from ridgeline.runtime.sync.outer import OuterOptimizer
 from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.world import World
-from ridgeline.synchronisation import due_fragment, frame_names, outer_values, values_of
+from ridgeline.synchronisation import (
+    delay_of,
+    due_fragment,
+    fragments_on_their_way,
+    frame_names,
+    landing_fragment,
+    outer_values,
+    values_of,
+)
 
 COUNT = "local_steps"
 
@@ -41,7 +51,7 @@ class LocalSteps:
     """Exchanges the parameters of workers that train alone in between; a `Synchronizer`.
 
     All workers make the same steps. On a GPU an exchange is enqueued behind the optimizer; on a CPU
-    `after_step` returns when it is over.
+    `after_step` returns when it is over, or after a delay with what was begun before.
 
     Args:
         parameters: (name, parameter) of every parameter; those that require gradients now are exchanged.
@@ -55,7 +65,7 @@ class LocalSteps:
     Attributes:
         overhead_ns: 0: what it does is exchange.
         num_steps: Steps since the workers had nothing but common parameters for the first time.
-        num_exchanges: Exchanges since this was made.
+        num_exchanges: Exchanges that ended since this was made.
     """
 
     trains_apart = True
@@ -72,7 +82,9 @@ class LocalSteps:
     ) -> None:
         trained = [(n, p) for n, p in parameters if p.requires_grad]
         options = values_of(sync)
-        self._every, self._num_fragments = sync.every, int(options["fragments"])
+        self._num_fragments = int(options["fragments"])
+        self._rhythm = sync.every, self._num_fragments
+        self._delay = delay_of(sync)
         self._coverage = Coverage(parameters)
         self._frozen = FrozenWrites(parameters, world)
         self._buffers, self._world, self._transport = buffers, world, transport
@@ -83,6 +95,7 @@ class LocalSteps:
         rate, momentum = outer_values(options)
         self._outer = OuterOptimizer(self.buckets, rate=rate, momentum=momentum)
         transport.arranged(self.buckets)
+        self._flights = Flights(transport, world.device, is_beside=self._delay > 0)
         self._recorder: Recorder | None = None
         self._count = torch.zeros(1, dtype=torch.int64, device=world.device)
         self.num_steps = self.num_exchanges = 0
@@ -105,7 +118,7 @@ class LocalSteps:
         """The optimizer takes this worker's own gradients."""
 
     def after_step(self) -> None:
-        """Exchange what is due after this step, if anything is.
+        """Exchange what is due after this step, if anything is, and take what was due some steps before.
 
         Raises:
             WorkloadError: a buffer changed its shape.
@@ -114,16 +127,20 @@ class LocalSteps:
         Cost: On the CPU, blocks until the exchange is over; on GPUs, only the stream waits.
         """
         self.num_steps += 1
-        due = due_fragment(self.num_steps, self._every, self._num_fragments)
+        due = due_fragment(self.num_steps, *self._rhythm)
+        landing = landing_fragment(self.num_steps, *self._rhythm, self._delay)
         with self._framed():
-            if due is None:
+            if due is None and landing is None:
                 return
             with attendance.meeting(self._frame, self._world):
-                self._exchange(self._fragments[due])
-                if due == self._num_fragments - 1:
-                    self._broadcast_buffers()
-                    self._frozen.follow()
-            self.num_exchanges += 1
+                if due is not None:
+                    self._start(self._fragments[due])
+                if landing is not None:
+                    self._land(self._fragments[landing])
+                    if landing == self._num_fragments - 1:
+                        self._broadcast_buffers()
+                        self._frozen.follow()
+                    self.num_exchanges += 1
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that all parameters of an optimizer (its `param_groups`) are exchanged.
@@ -142,21 +159,29 @@ class LocalSteps:
         return optimizer.state_dict()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The steps so far, the common parameters, the outer momentum, and what the transport remembers."""
+        """The steps so far, common parameters and outer momentum, what is on its way, the transport's memory.
+
+        Cost: Waits for what is on its way.
+        """
         self._count.fill_(self.num_steps)
-        return {COUNT: self._count, **self._outer.state_dict(), **self._transport.state_dict()}
+        flying = self._flights.state_dict(self._on_their_way())
+        held = {**self._outer.state_dict(), **self._transport.state_dict()}
+        return {COUNT: self._count, **held, **flying}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from there; without a count, from the parameters as they are, which then are common to all.
 
         Cost: Waits for the device.
         """
+        self._flights.wait(self.buckets)
         self.num_steps = int(state[COUNT]) if COUNT in state else 0
+        self._flights.load_state_dict(state, self._on_their_way())
         self._outer.load_state_dict(state)
         self._transport.load_state_dict(state)
 
     def close(self) -> None:
-        """Release what the transport holds."""
+        """Release what the transport holds, when nothing is on its way any more."""
+        self._flights.wait(self.buckets)
         self._transport.close()
 
     @contextlib.contextmanager
@@ -172,17 +197,22 @@ class LocalSteps:
             stop = recorder.clock.stamp()
             record.closed.append((self._frame, "communication", start, stop))
 
-    def _exchange(self, buckets: Sequence[Bucket]) -> None:
-        """Bring the common parameters on by the mean of the workers' differences; on a CPU, wait."""
-        futures = []
+    def _start(self, buckets: Sequence[Bucket]) -> None:
+        """Send how far this worker has come."""
         for bucket in buckets:
             self._outer.difference(bucket, self._transport.scale)
-            futures.append(self._transport.reduce(bucket))
-        for bucket, future in zip(buckets, futures, strict=True):
-            if future is not None:
-                future.wait()
+            self._flights.start(bucket)
+
+    def _land(self, buckets: Sequence[Bucket]) -> None:
+        """Bring the common parameters on by the mean of the workers' differences; on a CPU, wait."""
+        for bucket in buckets:
+            self._flights.wait([bucket])
             self._transport.settle(bucket)
-            self._outer.update(bucket)
+            self._outer.update(bucket, is_late=self._delay > 0)
+
+    def _on_their_way(self) -> list[Bucket]:
+        found = fragments_on_their_way(self.num_steps, *self._rhythm, self._delay)
+        return [bucket for fragment in found for bucket in self._fragments[fragment]]
 
     def _broadcast_buffers(self) -> None:
         if not self._buffers.flats:

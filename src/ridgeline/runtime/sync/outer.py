@@ -11,6 +11,11 @@ from torch import Tensor
 
 from ridgeline.runtime.sync.buckets import Bucket
 
+OWN_SHARE = 0.5
+"""Of a worker's own parameters, where it went on while they were exchanged; the rest are the common ones.
+
+Source: the factor alpha of "Streaming DiLoCo" (Douillard et al., 2025), section on overlapping communication.
+"""
 COMMON = "common."
 MOMENTUM = "outer_momentum."
 
@@ -56,8 +61,13 @@ class OuterOptimizer:
             bucket.payload.mul_(scale)
 
     @torch.no_grad()
-    def update(self, bucket: Bucket) -> None:
-        """Apply the mean difference that the bucket holds, and have the worker go on from the result."""
+    def update(self, bucket: Bucket, *, is_late: bool = False) -> None:
+        """Apply the mean difference that the bucket holds, and have the worker go on from the result.
+
+        Args:
+            bucket: Holds the difference.
+            is_late: The worker has taken steps since, of which it keeps its share; see `OWN_SHARE`.
+        """
         common, change = self._common[bucket.index], bucket.payload
         if self._momentum:
             change = change.to(common.dtype)
@@ -65,7 +75,11 @@ class OuterOptimizer:
             change = change.add(speed, alpha=self._momentum)
         common.sub_(change, alpha=self._rate)
         for position, parameter in enumerate(bucket.parameters):
-            parameter.copy_(bucket.place(position, common))
+            place = bucket.place(position, common)
+            if is_late:
+                parameter.lerp_(place.to(parameter.dtype), 1.0 - OWN_SHARE)
+            else:
+                parameter.copy_(place)
 
     def common(self) -> Iterable[tuple[str, Tensor]]:
         """The common parameters by name: the same bits on all workers at any time."""

@@ -1,5 +1,7 @@
 """Fake tensors that outlive a trace are found; those that are about to go are waited for."""
 
+import gc
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -33,3 +35,23 @@ def test_what_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with mode:
         held = torch.empty(2, device="cuda")
     assert [one is held for one in leaks.left_fakes(mode)] == [True]
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_objects_are_set_aside_for_the_time_of_a_trace(is_frozen: bool) -> None:
+    """Of those that are there none is looked at, unless the program has set aside some itself."""
+    older = [object(), []]
+    if is_frozen:
+        gc.freeze()
+    count = gc.get_freeze_count()
+    try:
+        with leaks.older_objects_set_aside():
+            newer = [older]
+            seen = {id(found) for found in gc.get_objects()}
+            assert id(newer) in seen
+            assert id(older) not in seen
+            assert gc.get_freeze_count() >= count
+        assert gc.get_freeze_count() == count
+    finally:
+        gc.unfreeze()
+    assert any(found is older for found in gc.get_objects())

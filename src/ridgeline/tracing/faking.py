@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.reach.undo import Undo
 from ridgeline.tracing.described import recorded_workload
-from ridgeline.tracing.leaks import expel, left_fakes, refuse_left
+from ridgeline.tracing.leaks import expel, left_fakes, older_objects_set_aside, refuse_left
 from ridgeline.tracing.recording import Step, record_step
 from ridgeline.tracing.refusal import obstacle
 from ridgeline.tracing.subject import Subject
@@ -46,8 +46,9 @@ def fake_workload(step: Step, name: str, *, may_fail: bool) -> Attempt:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     before = Undo(step.model, step.loss_fn, step.optimizer, step.batch, values=False)
     try:
-        attempt = _attempt(step, name, mode, may_fail=may_fail)
-        is_kept = bool(left_fakes(mode))
+        with older_objects_set_aside():
+            attempt = _attempt(step, name, mode, may_fail=may_fail)
+            is_kept = bool(left_fakes(mode))
     finally:
         before.restore()
     if not is_kept:

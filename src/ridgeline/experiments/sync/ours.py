@@ -8,7 +8,7 @@ from torch import nn
 
 from ridgeline import units
 from ridgeline.experiments.sync.peers import LOCAL_STEPS, RANK
-from ridgeline.experiments.sync.training import Step, Training, make_runner
+from ridgeline.experiments.sync.training import CHECKED_STEPS, Step, Training, make_runner
 from ridgeline.experiments.ways.case import Runner, Way
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
@@ -17,6 +17,7 @@ from ridgeline.probe.measure import measure
 from ridgeline.runtime.step import TrainStep
 from ridgeline.simulator.step import simulate
 from ridgeline.simulator.synchronising import sent_bytes
+from ridgeline.synchronisation import delay_of
 from ridgeline.tracing.capture import trace
 
 EXECUTION = "eager"
@@ -83,4 +84,8 @@ def _runner(
         return TrainStep(model, training.loss_fn, optimizer, plan, world=training.world)
 
     steps = plan.sync.every
-    return make_runner(training, make, is_counted, steps, predicted_s=predicted_s, notes=notes)
+    # A run begins with the step that starts an exchange: the link is free again when it ends.
+    lead = (steps - 1 - CHECKED_STEPS) % steps if delay_of(plan.sync) else 0
+    return make_runner(
+        training, make, is_counted, steps, lead, predicted_s=predicted_s, notes=notes
+    )

@@ -66,6 +66,7 @@ def make_runner(
     make: Callable[[nn.Module], Step],
     is_counted: bool,
     units: int = 1,
+    lead: int = 0,
     predicted_s: float | None = None,
     notes: tuple[str, ...] = (),
 ) -> Runner:
@@ -76,6 +77,7 @@ def make_runner(
         make: Makes the step of a model.
         is_counted: Whether to read the counters of the link.
         units: Steps of a run, where not all cost the same.
+        lead: Steps before the first run, so that what is sent beside steps is sent within runs.
         predicted_s: Of a step.
         notes: About it.
     """
@@ -99,6 +101,8 @@ def make_runner(
         after = [parameter.detach() for parameter in model.parameters()]
         changes = [(b - a).flatten() for a, b in zip(before, after, strict=True)]
         before.clear()
+        for index in range(lead):
+            step(batches[index % len(batches)])
         return [torch.cat(changes)]
 
     def remarks() -> WayRemarks:

@@ -13,6 +13,7 @@ kept; beside the table of `sync` it prints how far each step is from the limit, 
 import argparse
 import datetime
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,8 +61,14 @@ def with_load(experiment: WayExperiment, before: Sequence[float]) -> WayExperime
     return msgspec.structs.replace(experiment, cases=tuple(cases))
 
 
+def _end(*_: object) -> None:
+    """An end from outside takes workers and network namespaces along, as an interrupt does."""
+    sys.exit(128 + signal.SIGTERM)
+
+
 def main() -> int:
     """Run the experiments, print their tables, write their results."""
+    signal.signal(signal.SIGTERM, _end)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -95,7 +95,6 @@ def measure(arguments: argparse.Namespace) -> None:
         stop_after_s=arguments.stop_after,
         is_warm=arguments.warm,
         machine=arguments.machine,
-        sources=tuple(arguments.sources),
     )
     earlier = None
     if arguments.goes_on and arguments.out is not None and arguments.out.exists():
@@ -107,6 +106,7 @@ def measure(arguments: argparse.Namespace) -> None:
     experiment = run(
         only=arguments.kinds,
         names=arguments.networks,
+        sources=arguments.sources,
         settings=settings,
         earlier=earlier,
         publish=publish,

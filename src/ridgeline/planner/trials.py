@@ -105,11 +105,11 @@ def next_trial(
         and could_win(candidates[index], candidates, device=device, steps=steps)
         and _fits(candidates[index], room)
     ]
-    due = _without_later(open_, candidates, room, device=device, steps=steps)
+    due = _due(open_, candidates, room, device=device, steps=steps)
     return min(due, key=lambda i: _turn(candidates[i], steps), default=None)
 
 
-def _without_later(
+def _due(
     open_: Sequence[int],
     candidates: Sequence[Candidate],
     room: Room,

@@ -35,12 +35,11 @@ def unchanged_if_it_fails(body: StepBody) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refused_if_not_compiled(body: StepBody, what: str) -> Iterator[None]:
+def refused_if_not_compiled(body: StepBody) -> Iterator[None]:
     """A step inside that torch's compiler fails on is refused, and undone: blocks before may have run.
 
     Args:
         body: The step.
-        what: Is compiled inside, for the message.
 
     Raises:
         CaptureError: the compiler fails.
@@ -52,11 +51,11 @@ def refused_if_not_compiled(body: StepBody, what: str) -> Iterator[None]:
         yield
     except COMPILER_FAILURES as error:
         before.restore()
-        raise compiler_refusal(body, what, error) from error
+        raise compiler_refusal(body, "the step", error) from error
 
 
 def compiler_refusal(body: StepBody, what: str, error: Exception) -> CaptureError:
-    """The refusal of a step that torch's compiler fails on."""
+    """The refusal of a step that torch's compiler fails on; `what` it was to compile."""
     return CaptureError(
         f"wanted execution={body.plan.execution!r} to compile {what}, got {first_line(error)}; "
         "use execution='eager'"

@@ -182,7 +182,7 @@ class GraphRunner:
         """A batch without a graph in the form that is captured, which may have to be compiled."""
         if not MODES[self._body.plan.execution].is_compiled:
             return self._run_eagerly(batch)
-        with refused_if_not_compiled(self._body, "the step"):
+        with refused_if_not_compiled(self._body):
             return self._run_eagerly(batch)
 
     def _check_compiled(self, batch: Any) -> None:
@@ -193,8 +193,7 @@ class GraphRunner:
             EquivalenceError: they differ.
         """
         if MODES[self._body.plan.execution].is_compiled:
-            world, notes = self._world, self._notes
-            check_compiled(self._body, batch, self._rates, world, notes, self._stream)
+            check_compiled(self._body, batch, self._rates, self._world, self._notes, self._stream)
 
     def _run_as_written(self, batch: Any) -> Tensor:
         """A batch without a graph: what compiles would compile for each shape anew.

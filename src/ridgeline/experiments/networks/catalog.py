@@ -68,7 +68,8 @@ def networks_in(source: str) -> tuple[Network, ...]:
         raise TaskError(f"wanted a Python file with networks, got {source}; name a file *.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # what the compiler traces is looked up by its module
-    sys.path.append(str(path.parent))
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -105,7 +106,8 @@ def chosen(
     """
     everything = catalog(sources)
     if sources and not names and not kinds:
-        everything = {name: one for name, one in everything.items() if name not in catalog()}
+        for name in catalog():
+            del everything[name]
     known_kinds = sorted({network.kind for network in everything.values()})
     for wanted, known, what in (
         (names, list(everything), "networks"),

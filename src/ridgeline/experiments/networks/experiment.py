@@ -53,7 +53,7 @@ def run(
         quick: At most three networks, small ones, without the times of first starts.
         only: Kinds of networks to take, by words that they contain; none: all.
         names: Networks to take; none: all of those kinds.
-        sources: Files with networks of the user's, as `catalog` takes them, beside those in the settings.
+        sources: Files with networks of the user's, as `catalog` takes them.
         settings: How; None: as is usual on this machine.
         earlier: A result to go on with: networks that were run in it are not run again.
         publish: Called with all that is known whenever a network is done.
@@ -67,8 +67,8 @@ def run(
     how = settings or (
         settings_for(scale="cpu", turns=3, tasks=QUICK_TASKS) if quick else settings_for()
     )
-    how = msgspec.structs.replace(how, sources=(*how.sources, *sources))
-    wanted = chosen(names, only, sources=how.sources, several_workers=how.workers > 1)
+    how = msgspec.structs.replace(how, sources=tuple(sources))
+    wanted = chosen(names, only, sources=sources, several_workers=how.workers > 1)
     if quick:
         wanted = ([one for one in wanted if one.name in QUICK] or wanted)[: len(QUICK)]
     before = {one.network: one for one in earlier.networks} if earlier is not None else {}
@@ -134,9 +134,9 @@ class _Fleet:
                 raise
 
     def _keep(self, result: NetworkResult) -> None:
-        """Publish a result with those before it, in the order of the catalog."""
+        """Publish a result with those before it, in the order of the catalog; the user's own come last."""
         self._results[result.network] = result
-        names = [*catalog(self._settings.sources), *self._results]
+        names = [*catalog(), *self._results]
         ordered = sorted(self._results.values(), key=lambda one: names.index(one.network))
         self.experiment = msgspec.structs.replace(self.experiment, networks=tuple(ordered))
         self._publish(self.experiment)

@@ -34,7 +34,7 @@ class Settings(Value, frozen=True, kw_only=True):
         stop_after_s: No network begins after so many seconds; None: all do.
         is_warm: Use this user's own caches instead of empty ones.
         machine: File of a machine profile to use; empty: the machine is measured.
-        sources: Files with networks beside the catalog's.
+        sources: Files with networks beside the catalog's; those that `run` is given.
     """
 
     device: Literal["cpu", "cuda"]

@@ -3,9 +3,11 @@
     exchange_program.py OUTPUT
 
 Worker 0 writes, for each algorithm and each compression, operator by operator and in a graph: how far the
-parameters are from those of the all-reduce relative to their change, and whether all workers hold the same bits.
+parameters are from those of the all-reduce relative to their size, and whether all workers hold the same bits.
+Of parameters whose means travel beside steps: how far each worker's are from those that were made by hand.
 """
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -30,6 +32,8 @@ from ridgeline.synchronisation import (
 sys.path.append(str(Path(__file__).parents[1] / "sync"))
 
 NUM_STEPS = 10
+EVERY, DELAY = 4, 2
+LATE = "late means"
 EXECUTIONS: tuple[Execution, ...] = ("eager", "graph")
 
 
@@ -37,18 +41,62 @@ def mean_square(model: nn.Module, batch: Any) -> Tensor:
     return (model(batch) - batch[:, :8]).square().mean()
 
 
-def trained(world: World, sync: Sync, execution: Execution) -> list[Tensor]:
-    """Parameters after some steps."""
+def fresh(world: World) -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)]
-    model = nn.Sequential(*layers).to(world.device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    return nn.Sequential(*layers).to(world.device)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+
+def batches(world: World, rank: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1 + rank)
+    return [torch.randn(32, 64, generator=generator).to(world.device) for _ in range(NUM_STEPS)]
+
+
+def trained(world: World, sync: Sync, execution: Execution) -> list[Tensor]:
+    """Parameters after some steps."""
+    model = fresh(world)
     plan = Plan(execution=execution, workers=world.size, sync=sync)
-    generator = torch.Generator().manual_seed(1 + world.rank)
-    with TrainStep(model, mean_square, optimizer, plan) as step:
-        for _ in range(NUM_STEPS):
-            step(torch.randn(32, 64, generator=generator).to(world.device))
+    with TrainStep(model, mean_square, optimizer_of(model), plan) as step:
+        for batch in batches(world, world.rank):
+            step(batch)
         return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def late_by_hand(world: World) -> list[Tensor]:
+    """This worker's parameters where every mean is half of them from some steps after it was made."""
+    common = fresh(world)
+    models = [copy.deepcopy(common) for _ in range(world.size)]
+    optimizers = [optimizer_of(model) for model in models]
+    data = [batches(world, rank) for rank in range(world.size)]
+    means: list[Tensor] = []
+    for number in range(1, NUM_STEPS + 1):
+        for model, optimizer, mine in zip(models, optimizers, data, strict=True):
+            optimizer.zero_grad()
+            mean_square(model, mine[number - 1]).backward()
+            optimizer.step()
+        each = list(zip(*(model.parameters() for model in models), strict=True))
+        with torch.no_grad():
+            if number % EVERY == 0:
+                means = [torch.stack(mine).double().mean(0) for mine in each]
+            if means and number % EVERY == DELAY:
+                for mean, mine in zip(means, each, strict=True):
+                    for parameter in mine:
+                        parameter.copy_((parameter.double() + mean) / 2)
+    return [parameter.detach() for parameter in models[world.rank].parameters()]
+
+
+def late(world: World, execution: Execution, wanted: list[Tensor]) -> dict[str, Any]:
+    """How far parameters are from those by hand, of the worker where they are farthest."""
+    sync = Sync(bucket_bytes=(1 << 16,), every=EVERY, options={"delay": DELAY})
+    found = trained(world, sync, execution)
+    flat, reference = (torch.cat([p.flatten() for p in ps]) for ps in (found, wanted))
+    farthest = (flat - reference).norm() / reference.norm()
+    dist.all_reduce(farthest, dist.ReduceOp.MAX)
+    return {"gap": float(farthest), "same": True}
 
 
 def told(world: World, sync: Sync, execution: Execution, wanted: list[Tensor]) -> dict[str, Any]:
@@ -90,6 +138,10 @@ def main() -> None:
             found[f"{name} / {execution}"] = told(world, sync, execution, wanted)
             if world.rank == 0:
                 Path(sys.argv[1]).write_text(json.dumps(found))
+    by_hand = late_by_hand(world)
+    found |= {f"{LATE} / {execution}": late(world, execution, by_hand) for execution in EXECUTIONS}
+    if world.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found))
     World.leave()
 
 

@@ -39,4 +39,4 @@ def test_all_ways_train_and_are_captured(tmp_path: Path) -> None:
             wrong[way] = result
     assert not wrong
     assert len(found) > 4
-    assert {f"{LATE} / eager", f"{LATE} / graph"} <= found.keys()
+    assert {f"{LATE} / eager", f"{LATE} / compiled"} <= found.keys()

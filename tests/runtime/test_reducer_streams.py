@@ -61,8 +61,17 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     return model
 
 
-def run(streams: Streams, told: dict[str, ready.Ready], limits: tuple[int, ...]) -> Reducer:
-    """One backward pass of four layers, whose gradients all arrive when `backward` is enqueued."""
+def run(
+    streams: Streams, told: dict[str, ready.Ready], limits: tuple[int, ...], *, after: bool = False
+) -> Reducer:
+    """One backward pass of four layers, whose gradients all arrive when `backward` is enqueued.
+
+    Args:
+        streams: Where.
+        told: When gradients are ready, by name.
+        limits: Bytes of buckets.
+        after: There was one of another form before, whose gradients did not tell.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
     stream: Any = streams.make("communication")
@@ -81,8 +90,16 @@ def run(streams: Streams, told: dict[str, ready.Ready], limits: tuple[int, ...])
     def when(gradient: Tensor) -> ready.Ready | None:
         return told.get(next(names[id(p)] for p in model.parameters() if p.grad is gradient))
 
-    original, ready.look_up = ready.look_up, when
+    original = ready.look_up
     try:
+        if after:
+            ready.look_up = lambda _: None
+            reducer.arm(Marking(streams))
+            model(torch.ones(1, 4)).sum().backward()
+            reducer.finish()
+            model.zero_grad()
+            reducer.forget_order()
+        ready.look_up = when
         reducer.arm(Marking(streams))
         loss = model(torch.ones(1, 4)).sum()
         streams.main.enqueue("backward")
@@ -160,12 +177,13 @@ def test_a_capture_in_another_order_is_refused(
     departures.end()
 
 
-def test_gradients_that_tell_come_first(streams: Streams) -> None:
+@pytest.mark.parametrize("after", [False, True])
+def test_gradients_that_tell_come_first(streams: Streams, after: bool) -> None:
     """In the order in which they are ready, whatever the order in which a program hands them out."""
     event: Any = streams.make("side").record_event()
     told = {
         name: ready.Ready(number, 0, event, 0, None)  # type: ignore[arg-type]
         for number, name in enumerate(("0.weight", "2.weight"))
     }
-    reducer = run(streams, told, (64,))
+    reducer = run(streams, told, (64,), after=after)
     assert reducer.order == ("0.weight", "2.weight", "3.weight", "1.weight")

@@ -28,11 +28,15 @@ not write into such, and a note names one that does."""
 
 
 class StateChange(NamedTuple):
-    """Something that holds another object than before: what it is, in words, and both objects."""
+    """Something that holds another object than before: what it is, in words, and both objects.
+
+    `put` puts an object there; None where that cannot be said of one place.
+    """
 
     what: str
     before: Any
     now: Any
+    put: Callable[[Any], object] | None = None
 
 
 class ValueChange(NamedTuple):
@@ -86,7 +90,7 @@ class Undo:
         for cell, value in self._cells:
             now = load(cell)
             if now is not value:
-                yield StateChange(repr(cell.label), value, now)
+                yield StateChange(repr(cell.label), value, now, partial(_store, cell))
         for store in self._stores:
             yield from store.changes()
         for kind, state, ask in self._host_generators:
@@ -182,8 +186,14 @@ class _Store:
         for index, (a, b) in enumerate(zip(now, self._saved, strict=True)):
             if a is not b:
                 is_value = isinstance(self._store, dict) and index >= len(now) // 2
-                name = repr(now[index - len(now) // 2]) if is_value else f"an element of a {kind}"
-                yield StateChange(name, b, a)
+                key = now[index - len(now) // 2] if is_value else index
+                name = repr(key) if is_value else f"an element of a {kind}"
+                is_place = is_value or not isinstance(self._store, (dict, set))
+                yield StateChange(name, b, a, partial(self._put, key) if is_place else None)
+
+    def _put(self, key: Any, value: Any) -> None:
+        if isinstance(self._store, dict) or key < len(self._store):
+            self._store[key] = value
 
     def _content(self) -> list[Any]:
         """The elements; of a dictionary all keys, then all values."""

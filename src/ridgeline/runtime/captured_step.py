@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ridgeline.reach.renewals import renewals
 from ridgeline.reach.sparse import strides_of
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturing import capturing
@@ -66,6 +68,7 @@ class CapturedStep:
         if has_stamps:
             clock = DeviceClock(external=True) if body.synchronizer is None else BranchClock()
         recorder = Recorder(clock, starts=False)
+        before = Undo(body.model, body.loss_fn, values=False)
         self.graph = torch.cuda.CUDAGraph()
         with capturing(self.graph, "the step", stream=stream, pool=pool):
             recorder.current = StepRecord(clock.stamp())
@@ -75,6 +78,7 @@ class CapturedStep:
                 recorder.current.end = clock.stamp()
             if isinstance(clock, DeviceClock):
                 clock.join()
+        self._renewals = renewals(before)
         self.pattern = BatchPattern(self.batch)
         for parameter in empty:
             if parameter.grad is not None and not parameter.grad._version:  # noqa: SLF001 - nothing was added
@@ -104,6 +108,8 @@ class CapturedStep:
             elif parameter.grad is not gradient:
                 gradient.copy_(parameter.grad)
         self.graph.replay()
+        for renew in self._renewals:
+            renew()
         for draw in self._idle_draws:
             draw.repeat()
         self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing

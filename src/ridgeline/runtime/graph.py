@@ -9,6 +9,7 @@ Then one call captures, checks the replay against the eager step from the same s
 costs the host one launch.
 """
 
+import contextlib
 import gc
 import time
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.optimizer_forms import fits_graph
+from ridgeline.reach.renewals import let_go
 from ridgeline.reach.sparse import strides_of
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
@@ -104,18 +106,7 @@ class GraphRunner:
         else:
             self._step_eagerly_if_changed()
         if self._num_eager < EAGER_STEPS:
-            if self._num_eager == 0:
-                self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
-                self._check_compiled(batch)
-            self._num_eager += 1
-            cleared = time.perf_counter_ns()
-            loss = self._run_as_captured(batch)
-            if self._num_eager == EAGER_STEPS:
-                self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
-            # Where nothing is compiled in them, these are steps as every run begins with.
-            is_compiled = MODES[self._body.plan.execution].is_compiled
-            self._prepare_ns += (time.perf_counter_ns() if is_compiled else cleared) - begin
-            return loss
+            return self._warm_up(batch, begin)
         step, tensors = self._last, None
         if step is not None:
             tensors = step.pattern.tensors(batch)
@@ -141,6 +132,24 @@ class GraphRunner:
         if step.has_stamps and self._num_replays & (self._num_replays - 1) == 0:
             self._recorder.add_frames(step.frames())
         return loss.clone()
+
+    def _warm_up(self, batch: Any, begin: int) -> Tensor:
+        """One of the steps before the capture, and before the first all that must be known for it."""
+        shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._num_eager == 0:
+            self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
+            self._check_compiled(batch)
+            shown = let_go(self._body.model, self._body.loss_fn)
+        self._num_eager += 1
+        cleared = time.perf_counter_ns()
+        with shown:
+            loss = self._run_as_captured(batch)
+        if self._num_eager == EAGER_STEPS:
+            self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
+        # Where nothing is compiled in them, these are steps as every run begins with.
+        is_compiled = MODES[self._body.plan.execution].is_compiled
+        self._prepare_ns += (time.perf_counter_ns() if is_compiled else cleared) - begin
+        return loss
 
     def _step_for(self, batch: Any, begin: int) -> CapturedStep | None:
         """The captured step for a batch, made where there is none; None where it is better run eagerly."""

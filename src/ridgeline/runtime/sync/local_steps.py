@@ -117,6 +117,9 @@ class LocalSteps:
     def finish(self) -> None:
         """The optimizer takes this worker's own gradients."""
 
+    def forget_order(self) -> None:
+        """Nothing is sent while gradients come."""
+
     def after_step(self) -> None:
         """Exchange what is due after this step, if anything is, and take what was due some steps before.
 

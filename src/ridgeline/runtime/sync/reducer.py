@@ -3,7 +3,7 @@
 Gradients fill flat buckets in the order in which backward makes them ready. When a bucket is full its
 exchange starts at once on the communication lane, by the plan's transport; backward continues. Workers start
 buckets in the same order, whatever order their own gradients came in. The order is measured in the first
-step (on worker 0, whose order all take) and the buckets are cut again by it.
+step of each form (on worker 0, whose order all take) and the buckets are cut again by it.
 
 On GPUs a bucket leaves where its gradients are ready, which `departures` knows; and once the order is known,
 only the last gradient of a bucket is listened to, until one is not the last (see `hooks`).
@@ -329,6 +329,11 @@ class Reducer:
             self._buffers.pack()
         self._collectives.broadcast("broadcast_buffers", self._buffers.flats, self._buffers_done)
         self._sent_versions = self._buffers.versions
+
+    def forget_order(self) -> None:
+        """The next backward pass is that of another form of the step: its order is measured."""
+        self._order_is_measured = False
+        self._listen_to_each()
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that all parameters of an optimizer are among those that are synchronised.

@@ -112,6 +112,9 @@ class ShardedUpdate:
             stop = recorder.clock.stamp()
             recorder.current.closed.append((GATHERING, "communication", start, stop))
 
+    def forget_order(self) -> None:
+        """Keeps the order: each worker has its parts of the buckets as they are."""
+
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See `Synchronizer`.
 

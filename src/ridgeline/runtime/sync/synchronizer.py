@@ -31,6 +31,9 @@ class Synchronizer(Protocol):
     def after_step(self) -> None:
         """The optimizer has updated the parameters."""
 
+    def forget_order(self) -> None:
+        """The step has another form from now on, whose gradients may come in another order."""
+
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that all parameters of an optimizer (its `param_groups`) are synchronised.
 

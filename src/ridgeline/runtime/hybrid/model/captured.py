@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ridgeline.errors import CaptureError
+from ridgeline.reach.renewals import renewals
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime.capturing import capturing, on_stream, release
 from ridgeline.runtime.copies import copy_into, own_copy
 
@@ -32,7 +34,7 @@ class CapturedModel:
         run: The function. Parameters that it reaches, wherever they are kept, get gradients beside the
             arguments that require them.
         tensors: Example arguments; copied.
-        reset: Called before the capture: puts back what the calls before it left in Python.
+        before: The state before the calls, put back before the capture; None for a function without any.
 
     Raises:
         CaptureError: the capture failed.
@@ -40,9 +42,7 @@ class CapturedModel:
     Cost: Three calls with their backward passes, and the memory of one; waits for the device.
     """
 
-    def __init__(
-        self, run: Run, tensors: Sequence[Tensor], reset: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, run: Run, tensors: Sequence[Tensor], before: Undo | None = None) -> None:
         self._inputs = [own_copy(tensor) for tensor in tensors]
         self._targets = [tensor.detach() for tensor in self._inputs]
         self._serial = 0
@@ -55,7 +55,8 @@ class CapturedModel:
                 inputs = {*map(id, self._inputs)}
                 self._parameters = [p for p in _leaves_behind(outputs) if id(p) not in inputs]
                 self._backward_of(outputs)
-        reset()
+        if before is not None:
+            before.restore()
         self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
         self._finalizer = weakref.finalize(self, release, self._graphs)
         with capturing(self._graphs[0], "the model", stream=stream):
@@ -66,6 +67,7 @@ class CapturedModel:
         with capturing(self._graphs[1], "the model", stream=stream, pool=pool):
             self._gradients = self._backward_of(self._outputs, self._seeds)
         self._outputs = tuple(out.detach() for out in self._outputs)
+        self._renewals = [] if before is None else renewals(before)
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """One call; the results are connected with arguments and parameters for a backward pass.
@@ -85,6 +87,8 @@ class CapturedModel:
         self._give_away()
         copy_into(self._targets, tensors)
         self._graphs[0].replay()
+        for renew in self._renewals:
+            renew()
         return self._serial, tuple(out.clone() for out in self._outputs)
 
     def backward(self, serial: int, seeds: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,48 @@
+"""What a step puts under names: an attribute, a list's element, shown to whoever looks.
+
+A replay writes into the tensors of the capture, and puts nothing under a name. Where a step ran without that
+graph in between, or somebody put something else there, the name shows another tensor.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ridgeline.reach.reach import Reach
+from ridgeline.reach.undo import Undo
+
+
+def renewals(before: Undo) -> list[Callable[[], object]]:
+    """Calls that put what is under names now there again, for names under which a step has put tensors.
+
+    Args:
+        before: The state before the step.
+
+    Cost: Holds those tensors, so that their memory is nobody else's.
+    """
+    return [
+        partial(change.put, change.now)
+        for change in before.changes()
+        if change.put is not None and Reach(change.now).tensors
+    ]
+
+
+@contextlib.contextmanager
+def let_go(*roots: Any) -> Iterator[None]:
+    """Show the tensors that a step inside puts under names without what autograd keeps of how they were made.
+
+    That would keep where the gradients of parameters are added up, too, with the stream on which it was made:
+    the next step, which makes those tensors anew, would add on that stream, and could not be captured.
+
+    Args:
+        roots: What the step is given.
+    """
+    before = Undo(*roots, values=False)
+    yield
+    for change in before.changes():
+        if change.put is not None and any(not t.is_leaf for t in Reach(change.now).tensors):
+            change.put(pytree.tree_map_only(Tensor, Tensor.detach, change.now))

@@ -5,7 +5,7 @@ import pytest
 
 from ridgeline.machine import Ceiling, Setting
 from ridgeline.probe.doubts import doubts
-from ridgeline.probe.measure import merge
+from ridgeline.probe.missing import merge
 from ridgeline.probe.survey import Findings
 from strategies import make_ceilings, make_machine
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ridgeline.errors import LaunchError
-from ridgeline.probe.group import WorkerError, run_in_group
+from ridgeline.probe.group import Group, WorkerError, run_in_group
 
 
 @pytest.mark.parametrize("deadline_s", [300.0, math.inf])
@@ -40,6 +40,34 @@ def test_every_worker_is_placed_and_rank_0_replies(deadline_s: float) -> None:
     assert [worker["threads"] for worker in content["workers"]] == [1, 1]
     assert content["workers"][0]["backend"] == "gloo"
     assert not any(psutil.pid_exists(worker["pid"]) for worker in content["workers"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_group_that_was_started_ahead_serves_the_call_that_it_fits(workers: int) -> None:
+    """With variables that it is told then; another is ended, and a fresh one serves. None is left."""
+    with Group("probe_targets:describe", workers=1, threads=1, device="cpu") as group:
+        (waiting,) = psutil.Process().children()
+        reply = run_in_group(
+            "probe_targets:describe",
+            b"{}",
+            workers=workers,
+            threads=1,
+            device="cpu",
+            environment={"LOCAL_RANK": "5"},
+            group=group,
+        )
+        told = json.loads(reply)["workers"]
+        assert [worker["pid"] == waiting.pid for worker in told] == [workers == 1, False][:workers]
+        assert told[0]["environment"]["LOCAL_RANK"] == "5"
+        assert not waiting.is_running()
+
+
+def test_a_group_that_nobody_calls_is_ended() -> None:
+    """While it starts, or while it waits."""
+    with Group("probe_targets:describe", workers=2, threads=1, device="cpu"):
+        waiting = psutil.Process().children()
+    assert len(waiting) == 2
+    assert not any(process.is_running() for process in waiting)
 
 
 def test_what_precedes_the_command_of_a_worker() -> None:

@@ -10,7 +10,7 @@ import pytest
 from ridgeline.codec import encode
 from ridgeline.errors import MachineError
 from ridgeline.machine import Device, Host, Link, Machine, Quantity, Setting, SizePoint
-from ridgeline.probe import measure as probe
+from ridgeline.probe import missing
 from ridgeline.probe.links import every_link
 from ridgeline.probe.survey import Findings, Request
 
@@ -121,7 +121,7 @@ def test_a_profile_saved_before_links_had_ends_loads(tmp_path: Path) -> None:
 
 def cuda_requests(machine: Machine) -> tuple[Request, ...]:
     wanted = [Setting(device="cuda")]
-    return probe.requests(machine, wanted, quick=True, workload=None)
+    return missing.requests(machine, wanted, quick=True, workload=None)
 
 
 def test_links_that_are_missing_are_asked_for_even_alone() -> None:
@@ -139,5 +139,5 @@ def test_links_that_are_missing_are_asked_for_even_alone() -> None:
 def test_a_link_measured_again_replaces_the_old_one() -> None:
     """One link for each pair of ends."""
     again = msgspec.structs.replace(UP, table=size_table((1000, 9e-6)))
-    merged = probe.merge(MACHINE, Findings(links=(again,)))
+    merged = missing.merge(MACHINE, Findings(links=(again,)))
     assert merged.links == (again, DOWN, ACROSS)

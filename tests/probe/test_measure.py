@@ -24,7 +24,7 @@ from ridgeline.machine import (
     Setting,
     SizePoint,
 )
-from ridgeline.probe import attempts, fingerprint, fitting
+from ridgeline.probe import attempts, fingerprint, fitting, missing
 from ridgeline.probe import measure as probe
 from ridgeline.probe.group import run_in_group
 from ridgeline.probe.survey import Findings, Request
@@ -178,8 +178,8 @@ def test_op_that_could_not_be_issued_is_not_tried_for_ever(asked: list[Request])
         timings=tuple(t for t in machine.timings if t.key != key),
         warnings=(f"operator {key} could not be timed: reason",),
     )
-    assert probe.requests(without, [ONE], quick=True, workload=workload) == ()
-    (request,) = probe.requests(without, [TWO], quick=True, workload=workload)
+    assert missing.requests(without, [ONE], quick=True, workload=workload) == ()
+    (request,) = missing.requests(without, [TWO], quick=True, workload=workload)
     assert request.skip == (key,)
 
 
@@ -203,8 +203,8 @@ def test_variants_are_timed_too(asked: list[Request]) -> None:
     other = msgspec.structs.replace(first, arguments='{"args":[],"kwargs":{}}')
     variant = msgspec.structs.replace(workload, ops=(other,), precision="bf16")
     both = msgspec.structs.replace(workload, variants=(variant,))
-    assert probe.requests(machine, [ONE], quick=True, workload=workload) == ()
-    (request,) = probe.requests(machine, [ONE], quick=True, workload=both)
+    assert missing.requests(machine, [ONE], quick=True, workload=workload) == ()
+    (request,) = missing.requests(machine, [ONE], quick=True, workload=both)
     assert request.workload == both
 
 
@@ -214,7 +214,7 @@ def test_measured_again_replaces_the_old_timing(asked: list[Request]) -> None:
     latest = OperatorTiming(
         setting=ONE, key=machine.timings[0].key, seconds=Quantity.measured([9.0], "s")
     )
-    merged = probe.merge(machine, Findings(timings=(latest,)))
+    merged = missing.merge(machine, Findings(timings=(latest,)))
     assert len(merged.timings) == len(machine.timings)
     assert [t for t in merged.timings if t.key == latest.key] == [latest]
 
@@ -223,7 +223,7 @@ def test_gpu_rates_are_asked_for_once(asked: list[Request]) -> None:
     """Every GPU serves one worker, so only collectives depend on how many there are."""
     machine = probe.measure(settings=[ONE])
     wanted = [Setting(device="cuda", workers=n) for n in (1, 2, 4)]
-    (request,) = probe.requests(machine, wanted, quick=True, workload=None)
+    (request,) = missing.requests(machine, wanted, quick=True, workload=None)
     assert request.ceilings == (wanted[0],)
     assert request.collectives == (wanted[1], wanted[2])
     assert request.dispatch

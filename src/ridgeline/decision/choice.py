@@ -1,5 +1,6 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,8 @@ from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, deferred_compiling, staleness
 from ridgeline.planner.assumed import with_assumed_rates
-from ridgeline.probe.measure import known_machine, measure, missing_seconds
+from ridgeline.probe.group import Group
+from ridgeline.probe.measure import known_machine, measure, missing_seconds, stand_by
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import largest_of_workers, share_bytes, share_text
 from ridgeline.runtime.hybrid.compiling import CompiledForms
@@ -84,6 +86,7 @@ class PlanChoice:
     _compile_factor: float = field(default=1.0, init=False)
     _stopped_factor: float = field(default=0.0, init=False)
     _spare_s: float | None = field(default=None, init=False)
+    _waiting: Group | None = field(default=None, init=False)
     _kept: tuple[Path, str, str] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -234,12 +237,15 @@ class PlanChoice:
         return ranking
 
     def _measured_choice(self) -> Ranking:
-        self.machine, ranking = staleness.choose_by_profile(
-            self._profile,
-            self._chosen,
-            agree=lambda why: share_text(why, self.world),
-            say=self._tell,
-        )
+        with contextlib.ExitStack() as stack:
+            if self.world.size == 1:  # several workers measure in place
+                self._waiting = stack.enter_context(stand_by(self.world.setting))
+            self.machine, ranking = staleness.choose_by_profile(
+                self._profile,
+                self._chosen,
+                agree=lambda why: share_text(why, self.world),
+                say=self._tell,
+            )
         return ranking
 
     def _recalled(self, directory: Path, *keys: str) -> Ranking | None:
@@ -257,6 +263,11 @@ class PlanChoice:
     def _profile(self, refresh: bool) -> Machine:
         """This machine, measured where its saved profile has gaps, assumed where that cannot be."""
         workload = self._to_measure()
+        waiting, self._waiting = self._waiting, None
+        with waiting or contextlib.nullcontext():
+            return self._measured(workload, refresh, waiting)
+
+    def _measured(self, workload: Workload, refresh: bool, waiting: Group | None) -> Machine:
         setting = self.world.setting
         limit_s = math.inf
         if self.seconds is not None:
@@ -280,6 +291,7 @@ class PlanChoice:
                     here=True,
                     limit_s=limit_s,
                     process_group=self.world.process_group,
+                    group=waiting,
                 )
         except (LaunchError, MachineError) as error:
             why = f"the machine could not be measured ({error}); rates are assumed"

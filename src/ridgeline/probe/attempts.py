@@ -8,7 +8,7 @@ from signal import SIGKILL
 
 import msgspec
 
-from ridgeline.probe.group import WorkerError, run_in_group
+from ridgeline.probe.group import Group, WorkerError, run_in_group
 from ridgeline.probe.journal import DIRECTORY, HANG_S, Entry, Reader
 from ridgeline.probe.survey import Findings, Request, fault_path, partial_path
 from ridgeline.workload import Workload
@@ -27,6 +27,7 @@ def survey_in_group(
     deadline_s: float,
     first_gpu: int = 0,
     environment: Mapping[str, str] | None = None,
+    group: Group | None = None,
 ) -> Findings:
     """The findings of a group of fresh processes; see `run_in_group` for the arguments.
 
@@ -56,9 +57,11 @@ def survey_in_group(
                     first_gpu=first_gpu,
                     environment={DIRECTORY: name} | dict(environment or {}),
                     hanging=lambda reader=reader: reader.hanging(workers, after_s=HANG_S),
+                    group=group,
                 )
                 return found + msgspec.json.decode(reply, type=Findings)
             except WorkerError as error:
+                group = None  # it is gone
                 entry = reader.entry(error.rank) or reader.any_entry(workers)
                 done = _partial(directory)
                 if error.is_late and found + done != Findings():

@@ -1,32 +1,30 @@
 """Run a function in a group of worker processes on this host, and bring home the reply of rank 0.
 
-Workers are fresh interpreters (`python -m ridgeline.probe.group`), so the caller's threads, heap,
-random state and `__main__` stay out of it. Each joins a process group over gloo or NCCL before the
-function is called. A worker whose parent dies ends itself: its standard input is a pipe that the
-parent never writes to, and end of file there means that the parent is gone.
+Workers are fresh interpreters (`group_worker`), so the caller's threads, heap, random state and `__main__`
+stay out of it. Each joins a process group over gloo or NCCL before the function is called. A group may be
+started ahead of its request: interpreters, torch and a GPU's context take seconds.
 """
 
-import importlib
 import math
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from datetime import timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
+import msgspec
 import psutil
 
+from ridgeline.codec import write_atomically
 from ridgeline.errors import LaunchError
 from ridgeline.execution import thread_variables
-from ridgeline.probe.worker_error import Raised, failure, lateness, standstill
+from ridgeline.probe import group_worker
 from ridgeline.probe.worker_error import WorkerError as WorkerError
+from ridgeline.probe.worker_error import failure, lateness, standstill
 
 GRACE_S = 3.0
 """How long a worker may take to end after SIGTERM before it gets SIGKILL."""
@@ -34,8 +32,89 @@ SETTLE_S = 0.5
 """How long peers of a failed worker may take to fail too, so that the first one can be told."""
 _POLL_S = 0.02
 _LOOK_S = 0.5
-WAITING_S = 300.0
-"""A collective of a group without a deadline waits no longer than this for the other workers."""
+
+
+class Group:
+    """Worker processes on this host, which serve one call; used as a context, whose end ends them.
+
+    Args:
+        target: `module:function`, importable by the caller.
+        workers: Number of processes, at least 1.
+        threads: Threads of torch in each worker; 0 leaves the default.
+        device: `cpu` (gloo) or `cuda` (NCCL, worker k on GPU `first_gpu` + k).
+        deadline_s: Seconds that a collective may take; infinite for `group_worker.WAITING_S`.
+        first_gpu: The GPU of rank 0.
+        environment: Variables to add to those of the workers.
+        prefixes: See `run_in_group`.
+
+    Raises:
+        LaunchError: the arguments are wrong.
+
+    Cost: Starts interpreters, which import torch; does not wait for them.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        workers: int,
+        threads: int,
+        device: str,
+        deadline_s: float = math.inf,
+        first_gpu: int = 0,
+        environment: Mapping[str, str] | None = None,
+        prefixes: Sequence[Sequence[str]] = (),
+    ) -> None:
+        if workers < 1 or device not in ("cpu", "cuda") or target.count(":") != 1:
+            raise LaunchError(
+                "wanted workers >= 1, device cpu or cuda and a target module:function, got "
+                f"workers={workers}, device={device!r}, target={target!r} in run_in_group; correct them"
+            )
+        self.kind = (target, workers, threads, device, first_gpu)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stack = ExitStack()
+        name = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ridgeline-group-"))
+        self._directory = Path(name)
+        self._stack.callback(_end, self._processes)
+        for rank in range(workers):
+            log = self._stack.enter_context((self._directory / f"output.{rank}").open("wb"))
+            command = [name, target, device, str(first_gpu)]
+            variables = _environment(rank, workers, threads, deadline_s) | dict(environment or {})
+            prefix = prefixes[rank] if prefixes else ()
+            self._processes.append(_started(prefix, command, variables, log))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(
+        self,
+        request: bytes,
+        *,
+        deadline_s: float,
+        environment: Mapping[str, str] | None = None,
+        hanging: Callable[[], int | None] | None = None,
+    ) -> bytes:
+        """The reply of rank 0; see `run_in_group`. `environment` is added before the function is called."""
+        target, workers = self.kind[:2]
+        write_atomically(
+            self._directory / group_worker.CALL,
+            msgspec.json.encode(group_worker.Call(request, dict(environment or {}))),
+        )
+        _wait(self._processes, self._directory, target, deadline_s, hanging or (lambda: None))
+        reply = self._directory / group_worker.REPLY
+        if not reply.exists():
+            raise LaunchError(
+                f"wanted a reply of rank 0 from {target}, got none although all {workers} workers "
+                "ended well; the function must return bytes instead of leaving the interpreter"
+            )
+        return reply.read_bytes()
+
+    def close(self) -> None:
+        """End every worker that still runs; may be called again."""
+        self._stack.close()
 
 
 def run_in_group(
@@ -50,6 +129,7 @@ def run_in_group(
     environment: Mapping[str, str] | None = None,
     hanging: Callable[[], int | None] | None = None,
     prefixes: Sequence[Sequence[str]] = (),
+    group: Group | None = None,
 ) -> bytes:
     """The reply of rank 0 to `request`, computed by `workers` processes that run at once.
 
@@ -68,6 +148,7 @@ def run_in_group(
         hanging: Asked about once a second for a rank that makes no progress; then the group is ended.
         prefixes: What precedes the command of each worker, by rank, and runs it in its own process, e.g. in
             another network namespace; empty for nothing.
+        group: One that was started ahead, and is used where it is like that; ended by this.
 
     Raises:
         WorkerError: a worker failed, was killed or hangs, or the deadline passed. All others are ended first.
@@ -75,30 +156,22 @@ def run_in_group(
 
     Cost: Starts interpreters and imports torch in each: about 2 s.
     """
-    if workers < 1 or device not in ("cpu", "cuda") or target.count(":") != 1:
-        raise LaunchError(
-            "wanted workers >= 1, device cpu or cuda and a target module:function, got "
-            f"workers={workers}, device={device!r}, target={target!r} in run_in_group; correct them"
+    if group is not None and group.kind != (target, workers, threads, device, first_gpu):
+        group.close()
+        group = None
+    if group is None:
+        group = Group(
+            target,
+            workers=workers,
+            threads=threads,
+            device=device,
+            deadline_s=deadline_s,
+            first_gpu=first_gpu,
+            environment=environment,
+            prefixes=prefixes,
         )
-    with tempfile.TemporaryDirectory(prefix="ridgeline-group-") as name, ExitStack() as stack:
-        directory = Path(name)
-        (directory / "request").write_bytes(request)
-        processes: list[subprocess.Popen[bytes]] = []
-        stack.callback(_end, processes)
-        for rank in range(workers):
-            log = stack.enter_context((directory / f"output.{rank}").open("wb"))
-            command = [name, target, device, str(first_gpu)]
-            variables = _environment(rank, workers, threads, deadline_s) | dict(environment or {})
-            prefix = prefixes[rank] if prefixes else ()
-            processes.append(_started(prefix, command, variables, log))
-        _wait(processes, directory, target, deadline_s, hanging or (lambda: None))
-        reply = directory / "reply"
-        if not reply.exists():
-            raise LaunchError(
-                f"wanted a reply of rank 0 from {target}, got none although all {workers} workers "
-                "ended well; the function must return bytes instead of leaving the interpreter"
-            )
-        return reply.read_bytes()
+    with group:
+        return group.call(request, deadline_s=deadline_s, environment=environment, hanging=hanging)
 
 
 def _started(
@@ -106,7 +179,7 @@ def _started(
 ) -> "subprocess.Popen[bytes]":
     """A worker process; its standard input is its lifeline."""
     return subprocess.Popen(
-        [*prefix, sys.executable, "-P", "-u", "-m", "ridgeline.probe.group", *arguments],
+        [*prefix, sys.executable, "-P", "-u", "-m", group_worker.__name__, *arguments],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -207,76 +280,3 @@ def _descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     with suppress(psutil.Error):
         return psutil.Process(process.pid).children(recursive=True)
     return []
-
-
-def _follow_parent() -> None:
-    """End this worker at once when the parent is gone."""
-
-    def watch() -> None:
-        while os.read(0, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="ridgeline-lifeline", daemon=True).start()
-
-
-def _work(directory: Path, target: str, device: str, first_gpu: int) -> None:
-    """Join the group, call the target, and write the reply if this is rank 0."""
-    import torch
-    import torch.distributed as dist
-
-    rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
-    if threads:
-        torch.set_num_threads(threads)
-    deadline_s = float(os.environ["RIDGELINE_GROUP_DEADLINE_S"])
-    place = None
-    if device == "cuda":
-        if first_gpu + rank >= torch.cuda.device_count():
-            raise LaunchError(
-                f"wanted one GPU per worker, got {torch.cuda.device_count()} GPUs for rank {rank}; "
-                f"start at most {torch.cuda.device_count()} workers on this host"
-            )
-        place = torch.device("cuda", first_gpu + rank)
-        torch.cuda.set_device(place)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        # A file needs no free port, so groups started at the same time cannot collide.
-        store=dist.FileStore(str(directory / "store"), workers),
-        rank=rank,
-        world_size=workers,
-        timeout=timedelta(seconds=deadline_s if math.isfinite(deadline_s) else WAITING_S),
-        device_id=place,
-    )
-    module, _, name = target.partition(":")
-    function: Callable[[bytes], bytes] = getattr(importlib.import_module(module), name)
-    reply = function((directory / "request").read_bytes())
-    if rank == 0:
-        (directory / "reply").write_bytes(reply)
-    dist.destroy_process_group()
-
-
-def main(arguments: list[str]) -> None:
-    """Entry of a worker process: directory, target, device and the GPU of rank 0."""
-    _follow_parent()
-    directory, target, device = Path(arguments[0]), arguments[1], arguments[2]
-    is_done = False
-    try:
-        _work(directory, target, device, int(arguments[3]))
-        is_done = True
-    finally:
-        if not is_done:  # note when, so that the parent can tell who failed first
-            error = sys.exception()
-            raised = Raised(time.monotonic_ns(), type(error).__name__, str(error))
-            raised.save(directory, int(os.environ["RANK"]))
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # The ordinary exit would wait for collectives that a dead peer never joins; and after success
-        # it was once seen to abort ("terminate called without an active exception"), most likely over a
-        # thread of torch that was still ending. Everything of value is in files by now.
-        os._exit(0 if is_done else 1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

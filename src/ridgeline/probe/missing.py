@@ -1,0 +1,98 @@
+"""What of a profile is missing for a step, and the profile with what was found: both without measuring."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ridgeline.machine import Machine, Setting
+from ridgeline.probe.doubts import doubts
+from ridgeline.probe.links import every_link
+from ridgeline.probe.survey import Findings, Request
+from ridgeline.workload import Workload
+
+MOST_TIMINGS = 20_000
+"""Operator timings kept in the cache; the oldest go first."""
+MOST_CHECKS = 200
+
+
+def requests(
+    machine: Machine, wanted: Sequence[Setting], *, quick: bool, workload: Workload | None
+) -> tuple[Request, ...]:
+    """What is missing in `machine` for `wanted` and `workload`, one request for each kind of device."""
+    found = []
+    for device in ("cpu", "cuda"):
+        mine = [setting for setting in wanted if setting.device == device]
+        # A GPU serves one worker, so rates and timings do not depend on how many there are.
+        rated = mine if device == "cpu" or not mine else [Setting(device="cuda", workers=1)]
+        has_dispatch = any(entry.device == device for entry in machine.dispatch)
+        request = Request(
+            quick=quick,
+            ceilings=_without(rated, [entry.setting for entry in machine.ceilings]),
+            collectives=_without(
+                [setting for setting in mine if setting.workers > 1],
+                [entry.setting for entry in machine.collectives],
+            ),
+            timings=tuple(s for s in rated if workload and _has_untimed(machine, s, workload)),
+            dispatch=bool(mine) and not has_dispatch,
+            links=device == "cuda" and bool(mine) and _has_unmeasured_link(machine),
+        )
+        if request.timings:
+            request = msgspec.structs.replace(
+                request, workload=workload, skip=_faulty(machine, workload)
+            )
+        if request.settings:
+            found.append(request)
+    return tuple(found)
+
+
+def merge(machine: Machine, findings: Findings) -> Machine:
+    """The machine with the findings added and doubted; what was measured again replaces the old."""
+    links = {link.ends: link for link in (*machine.links, *findings.links)}
+    fresh = {(entry.setting, entry.key) for entry in findings.timings}
+    timings = [e for e in machine.timings if (e.setting, e.key) not in fresh]
+    ceilings = machine.ceilings + findings.ceilings
+    checks = {
+        (check.setting, check.workload, check.precision, check.memory_format): check
+        for check in (*machine.checks, *findings.checks)
+    }
+    warnings = (*machine.warnings, *findings.warnings, *doubts(ceilings))
+    return msgspec.structs.replace(
+        machine,
+        ceilings=ceilings,
+        dispatch=machine.dispatch + findings.dispatch,
+        collectives=machine.collectives + findings.collectives,
+        links=tuple(links.values()),
+        overlaps=machine.overlaps + findings.overlaps,
+        timings=(*timings, *findings.timings)[-MOST_TIMINGS:],
+        checks=tuple(checks.values())[-MOST_CHECKS:],
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _without(wanted: Sequence[Setting], known: Sequence[Setting]) -> tuple[Setting, ...]:
+    return tuple(setting for setting in wanted if setting not in known)
+
+
+def _has_unmeasured_link(machine: Machine) -> bool:
+    """Whether a link between the host and the GPUs, or between two of them, is not in the profile."""
+    known = {(link.direction, link.source, link.target) for link in machine.links if link.table}
+    return any(name not in known for name in every_link(max(1, machine.num_gpus)))
+
+
+def _has_untimed(machine: Machine, setting: Setting, workload: Workload) -> bool:
+    """Whether an op of the workload was neither timed nor found to be impossible to issue."""
+    timed = {entry.key for entry in machine.timings if entry.setting == setting}
+    told = "\n".join(machine.warnings)
+    return any(
+        op.key not in timed and op.key not in told
+        for load in (workload, *workload.variants)
+        for op in load.ops
+        if op.family != "view" or setting.device == "cpu"
+    )
+
+
+def _faulty(machine: Machine, workload: Workload | None) -> tuple[str, ...]:
+    """Operators that a warning names: issued again they would fail again, or end the process again."""
+    told = "\n".join(machine.warnings)
+    loads = (workload, *workload.variants) if workload else ()
+    return tuple(dict.fromkeys(op.key for load in loads for op in load.ops if op.key in told))

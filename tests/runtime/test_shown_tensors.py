@@ -27,6 +27,7 @@ def test_layers_whose_weights_are_made_in_each_call_are_captured() -> None:
         with emulated_graphs(), TrainStep(model, squared, optimizer, plan, device="cpu") as step:
             for index in range(EAGER_STEPS + 3):
                 step(torch.full((4, 6), 0.1 * index))
+                assert model[0].weight.requires_grad
         kept.append(["is first" in node.metadata for node in accumulating(model[0].weight)])
         found.append([*model.parameters(), model[0].weight.detach()])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)

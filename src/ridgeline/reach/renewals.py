@@ -4,10 +4,8 @@ A replay writes into the tensors of the capture, and puts nothing under a name. 
 graph in between, or somebody put something else there, the name shows another tensor.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -31,18 +29,23 @@ def renewals(before: Undo) -> list[Callable[[], object]]:
     ]
 
 
-@contextlib.contextmanager
-def let_go(*roots: Any) -> Iterator[None]:
-    """Show the tensors that a step inside puts under names without what autograd keeps of how they were made.
+def letting_go(before: Undo) -> Callable[[], None]:
+    """A call that takes from the tensors that a step has shown what autograd keeps of how they were made.
 
     That would keep where the gradients of parameters are added up, too, with the stream on which it was made:
-    the next step, which makes those tensors anew, would add on that stream, and could not be captured.
+    the next step, which makes those tensors anew, would add on that stream, and could not be captured. So it
+    is for right before that step; what somebody else has put under a name by then stays.
 
     Args:
-        roots: What the step is given.
+        before: The state before the step that has just run; kept as long as the call is.
     """
-    before = Undo(*roots, values=False)
-    yield
-    for change in before.changes():
-        if change.put is not None and any(not t.is_leaf for t in Reach(change.now).tensors):
-            change.put(pytree.tree_map_only(Tensor, Tensor.detach, change.now))
+    shown = [change.now for change in before.changes()]
+
+    def let_go() -> None:
+        for change in before.changes():
+            is_shown = any(change.now is one for one in shown)
+            tensors = Reach(change.now).tensors if is_shown and change.put is not None else ()
+            if change.put is not None and any(not tensor.is_leaf for tensor in tensors):
+                change.put(pytree.tree_map_only(Tensor, Tensor.detach, change.now))
+
+    return let_go

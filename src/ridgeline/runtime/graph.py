@@ -9,9 +9,9 @@ Then one call captures, checks the replay against the eager step from the same s
 costs the host one launch.
 """
 
-import contextlib
 import gc
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from torch import Tensor
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.optimizer_forms import fits_graph
-from ridgeline.reach.renewals import let_go
+from ridgeline.reach.renewals import letting_go
 from ridgeline.reach.sparse import strides_of
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates, make_capturable
@@ -81,6 +82,7 @@ class GraphRunner:
         self._num_replays = 0
         self._reads: StepReads | None = None
         self._watch: CaptureWatch | None = None
+        self._let_go: Callable[[], None] | None = None
         self._idle_draws: tuple[IdleDraw, ...] = ()
         self._make_capturable()
 
@@ -135,15 +137,18 @@ class GraphRunner:
 
     def _warm_up(self, batch: Any, begin: int) -> Tensor:
         """One of the steps before the capture, and before the first all that must be known for it."""
-        shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        before = None
         if self._num_eager == 0:
             self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
             self._check_compiled(batch)
-            shown = let_go(self._body.model, self._body.loss_fn)
+            before = Undo(self._body.model, self._body.loss_fn, values=False)
+        elif self._let_go is not None:
+            self._let_go()
+            self._let_go = None
         self._num_eager += 1
         cleared = time.perf_counter_ns()
-        with shown:
-            loss = self._run_as_captured(batch)
+        loss = self._run_as_captured(batch)
+        self._let_go = None if before is None else letting_go(before)
         if self._num_eager == EAGER_STEPS:
             self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
         # Where nothing is compiled in them, these are steps as every run begins with.

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ridgeline.runtime.relative_gaps import RESOLUTION, Compared, counts, relative_gaps
+
 NOISE = 0.01
 """An element of an update is rounding if a change of the parameters' last bit moves it by more of itself."""
 NAMED_SHARE = 0.1
@@ -26,8 +28,6 @@ SENSITIVITY_FACTOR = 4.0
 MOST_MOVED = 0.05
 """A parameter whose update or state the last bit moves by more is left out, and named, too."""
 SPARED = 16
-RESOLUTION = 1e-6
-"""Of a tensor's norm: changes below that are as small as the rounding of single precision."""
 
 
 class Written(NamedTuple):
@@ -79,15 +79,16 @@ class Noise(NamedTuple):
     Attributes:
         masks: The elements, one mask for each trained parameter.
         moves: What `differences` gives for the runs that were nudged, the largest of them.
+        counts: How many elements there are in each mask.
     """
 
     masks: list[Tensor]
     moves: list[float]
+    counts: list[int]
 
     def is_left_out(self, index: int) -> bool:
         """Whether a parameter is mostly rounding: its elements, or its gradient as a whole."""
-        mask = self.masks[index]
-        share = float(mask.float().mean()) if mask.numel() else 0.0
+        share = self.counts[index] / max(1, self.masks[index].numel())
         return share > NAMED_SHARE or (bool(self.moves) and self.moves[1 + index] > MOST_MOVED)
 
     def names(self, model: nn.Module) -> list[str]:
@@ -105,9 +106,9 @@ def noise_of(before: Outcome, wanted: Outcome, nudged: Sequence[Outcome]) -> Noi
         for other in nudged:
             moved |= (other.parameters[index] - new).abs() > NOISE * update
         masks.append(moved & (update > 0))
-    quiet = Noise(masks, [])
+    quiet = Noise(masks, [], counts(masks))
     found = [differences(before, wanted, other, quiet) for other in nudged]
-    return Noise(masks, [max(values) for values in zip(*found, strict=True)])
+    return quiet._replace(moves=[max(values) for values in zip(*found, strict=True)])
 
 
 def without_most_moved(wanted: Outcome, others: Sequence[Outcome], noise: Noise | None) -> Noise:
@@ -122,7 +123,7 @@ def without_most_moved(wanted: Outcome, others: Sequence[Outcome], noise: Noise 
         mask[moved.flatten().topk(moved.numel() // SPARED).indices] = True
         mask = mask.view(new.shape)
         masks.append(mask if noise is None else mask | noise.masks[index])
-    return Noise(masks, [] if noise is None else noise.moves)
+    return Noise(masks, [] if noise is None else noise.moves, counts(masks))
 
 
 def differences(
@@ -138,15 +139,24 @@ def differences(
             that no nudge has shown.
     """
     found = [abs(wanted.loss - got.loss) / max(abs(wanted.loss), 1e-12)]
-    for index, (old, mine, theirs) in enumerate(
+    found += [0.0] * len(before.parameters)
+    compared: list[Compared] = []
+    owners: list[int] = []
+    for index, tensors in enumerate(
         zip(before.parameters, wanted.parameters, got.parameters, strict=True)
     ):
-        mask = None if noise is None else noise.masks[index]
         if noise is not None and noise.is_left_out(index):
-            found.append(0.0)
             continue
-        states = (before.state[index], wanted.state[index], got.state[index])
-        found.append(max(_relative(old, mine, theirs, mask), _states_apart(*states)))
+        trained = Compared(*tensors)
+        if noise is not None:
+            trained = trained._replace(mask=noise.masks[index], num_masked=noise.counts[index])
+        states = _states(before.state[index], wanted.state[index], got.state[index])
+        if states is None:
+            found[1 + index] = math.inf
+        compared += [trained, *(states or ())]
+        owners += [1 + index] * (1 + len(states or ()))
+    for owner, gap in zip(owners, relative_gaps(compared), strict=True):
+        found[owner] = gap if math.isnan(gap) else max(found[owner], gap)
     return found
 
 
@@ -200,28 +210,13 @@ def _values_apart(before: Tensor, wanted: Tensor, got: Tensor) -> float:
     return distance / size if size and math.isfinite(distance) else math.inf
 
 
-def _states_apart(before: list[Tensor], wanted: list[Tensor], got: list[Tensor]) -> float:
-    """The largest difference of an optimizer's tensors for a parameter; before its first step there are none.
+def _states(before: list[Tensor], wanted: list[Tensor], got: list[Tensor]) -> list[Compared] | None:
+    """An optimizer's tensors for a parameter, before its first step zeros; None where there are others.
 
     Adam's update is the same for gradients of twice the size, its state is not.
     """
     if len(wanted) != len(got):
-        return math.inf
+        return None
     if len(before) != len(wanted):
         before = [torch.zeros_like(tensor) for tensor in wanted]
-    return max(map(_relative, before, wanted, got), default=0.0)
-
-
-def _relative(before: Tensor, wanted: Tensor, got: Tensor, mask: Tensor | None = None) -> float:
-    """Norm of the gap over that of the change."""
-    if not before.shape == wanted.shape == got.shape:
-        return 0.0 if wanted.shape == got.shape and torch.equal(wanted, got) else math.inf
-    gap, change = (wanted - got).abs().double(), (wanted - before).abs().double()
-    if mask is not None and bool(mask.any()):
-        gap, change = gap[~mask], change[~mask]
-        most = min(int(mask.sum()), gap.numel())
-        gap = gap.clone()
-        gap[gap.topk(most).indices] = 0.0
-    size = max(float(change.norm()), RESOLUTION * float(wanted.abs().double().norm()))
-    distance = float(gap.norm())
-    return distance / size if size else distance
+    return [Compared(*tensors) for tensors in zip(before, wanted, got, strict=True)]

@@ -198,3 +198,24 @@ def test_what_a_program_will_likely_rule_out_waits_for_it(
     failed = [*candidates]
     failed[1] = msgspec.structs.replace(failed[1], failure="no")
     assert next_trial(failed, room, device="cuda") == 2
+
+
+@pytest.mark.parametrize(
+    ("compiled_s", "seconds", "picked"),
+    [(0.7, math.inf, 2), (0.7, 90.0, 0), (1.1, math.inf, 0)],
+    ids=["expected to be the fastest", "seconds are limited", "expected to be slower"],
+)
+def test_a_step_as_written_is_first_where_a_program_is_expected_to_be_the_fastest(
+    compiled_s: float, seconds: float, picked: int
+) -> None:
+    """A capture takes seconds, and is not needed once the program was measured."""
+    candidates = [
+        make_candidate("graph", 1.0),
+        make_candidate("compiled+graph", compiled_s, 60.0),
+        make_candidate("eager", 1.4),
+    ]
+    assert next_trial(candidates, Room(tries=9, seconds=seconds), device="cuda") == picked
+    if math.isinf(seconds) and picked:
+        assert _trials(candidates, "cuda") == ["eager", "compiled+graph"]
+        without = [candidates[0], candidates[2]]
+        assert _trials(without, "cuda") == ["graph"]

@@ -32,6 +32,7 @@ from ridgeline.planner.run_off import NUM_TRIALS, run_off
 from ridgeline.planner.trial_loop import Allowance, Trial, since_now, tried_in_turn
 from ridgeline.planner.trials import (
     MOST_TRIAL_SHARE,
+    has_failed_alike,
     num_tries,
 )
 from ridgeline.planner.untimed import ASSUMED_ERROR, with_doubt
@@ -223,7 +224,9 @@ def _ranked(
         doubtful = [c for c in usable if is_compiled(c.plan)]
         if is_late and doubtful:
             notes = [*notes, UNTRIED]
-        usable = [c for c in usable if not is_compiled(c.plan)]
+        usable = [
+            c for c in usable if not is_compiled(c.plan) and not has_failed_alike(c, candidates)
+        ]
     if not usable:
         raise PlanError(
             f"wanted a plan that runs, got {len(failed)} that failed; the first, "

@@ -120,7 +120,8 @@ def _due(
     """Those of the open candidates that are to be tried before the others.
 
     Once something runs, a plan that compiles nothing waits for one that compiles where that is expected to be
-    faster than the plan may be at best: most likely its trial is not needed then.
+    faster than the plan may be at best: most likely its trial is not needed then. What runs first is then a
+    step as written, which needs no capture.
     """
     tried = [c for c in candidates if c.measured is not None]
     certain = room._replace(compile_share=1.0)
@@ -129,8 +130,14 @@ def _due(
         for i in open_
         if is_compiled(candidates[i].plan) and _fits(candidates[i], certain)
     ]
-    if not tried or not compiled:
+    if not compiled:
         return list(open_)
+    if not tried:
+        plain = [i for i in open_ if not is_compiled(candidates[i].plan)]
+        is_faster = all(candidates[i].cost_s(steps) > min(compiled) for i in plain)
+        # Of limited seconds compiling may take all, and a capture is then the best there is.
+        as_written = [i for i in plain if not _is_captured(candidates[i].plan)]
+        return as_written if is_faster and as_written and math.isinf(room.seconds) else list(open_)
     return [
         i
         for i in open_
@@ -247,6 +254,11 @@ def _has_replay(*plans: Plan) -> bool:
     """Whether a GPU replays the step, or its model, under one of some plans."""
     modes = [MODES[plan.execution] for plan in plans]
     return any(mode.is_captured or mode.is_one_program for mode in modes)
+
+
+def _is_captured(plan: Plan) -> bool:
+    mode = MODES[plan.execution]
+    return mode.is_captured or mode.replays_model
 
 
 def _is_open(candidate: Candidate) -> bool:

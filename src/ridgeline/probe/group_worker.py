@@ -1,5 +1,7 @@
 """A worker process of a group (`group`): joins the others, and calls one function when it is asked to.
 
+Meanwhile it calls `warm_up(device)` of the function's module, where there is one.
+
 A worker whose parent dies ends itself: its standard input is a pipe that the parent never writes to, and end
 of file there means that the parent is gone.
 """
@@ -82,8 +84,12 @@ def _work(directory: Path, target: str, device: str, first_gpu: int) -> None:
         timeout=timedelta(seconds=deadline_s if math.isfinite(deadline_s) else WAITING_S),
         device_id=place,
     )
-    module, _, name = target.partition(":")
-    function: Callable[[bytes], bytes] = getattr(importlib.import_module(module), name)
+    name, _, attribute = target.partition(":")
+    module = importlib.import_module(name)
+    function: Callable[[bytes], bytes] = getattr(module, attribute)
+    warm_up: Callable[[str], object] | None = getattr(module, "warm_up", None)
+    if warm_up is not None:
+        warm_up(device)
     call = _called(directory)
     os.environ.update(call.environment)
     reply = function(call.request)

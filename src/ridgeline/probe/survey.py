@@ -4,6 +4,7 @@ The parent asks once for all settings, because starting workers costs seconds. A
 workers than the group is measured by its first ranks while the others wait.
 """
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,6 +92,19 @@ class Findings(Value, frozen=True, kw_only=True):
         return Findings(
             **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
         )
+
+
+def warm_up(device: str) -> None:
+    """Load what the first operators of a process wait for: torch's compiler, which its optimizers ask, too.
+
+    Args:
+        device: `cpu` or `cuda`; of a GPU also the libraries of products and convolutions.
+    """
+    importlib.import_module("torch._dynamo")
+    if device == "cuda":
+        x = torch.zeros(1, 8, 8, 8, device=device)
+        torch.nn.functional.conv2d(x, x)
+        torch.mm(x[0, 0], x[0, 0])
 
 
 def survey(request: bytes) -> bytes:

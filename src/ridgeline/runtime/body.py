@@ -49,6 +49,7 @@ class StepBody:
     Attributes:
         form: How the loss is computed: as written, compiled whole, or by region.
         readings: Guards of model and loss function that were read, for this plan or others; see `StepReads`.
+        cleared: What was found out of this step under this plan or others; see `cleared`.
         overhead_ns: Host time of the last step that a plain loop would not have spent.
 
     Raises:
@@ -96,6 +97,7 @@ class StepBody:
                 forms=forms,
             )
         self.readings: list[Any] = [] if forms is None else forms.readings
+        self.cleared: list[Any] = [] if forms is None else forms.cleared
         self._autocast = plan.precision
         self._device = device
         self._is_checked = False

@@ -31,6 +31,7 @@ from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.checked import check_compiled
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
+from ridgeline.runtime.cleared import cleared_before, keep
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
@@ -139,8 +140,7 @@ class GraphRunner:
         """One of the steps before the capture, and before the first all that must be known for it."""
         before = None
         if self._num_eager == 0:
-            self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
-            self._check_compiled(batch)
+            self._clear(batch)
             before = Undo(self._body.model, self._body.loss_fn, values=False)
         elif self._let_go is not None:
             self._let_go()
@@ -198,6 +198,21 @@ class GraphRunner:
             return self._run_eagerly(batch)
         with refused_if_not_compiled(self._body):
             return self._run_eagerly(batch)
+
+    def _clear(self, batch: Any) -> None:
+        """Find out what must be known before the first step, but for what a trial has found out.
+
+        Raises:
+            CaptureError: see `clear_for_capture` and `_check_compiled`.
+        """
+        check_gradient_hooks(self._body)
+        known = cleared_before(self._body, batch, self._world) if self._has_optimizer else None
+        if known is not None:
+            self._idle_draws = known.idle_draws
+        else:
+            self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
+        if known is None or known.form is not self._body.form:
+            self._check_compiled(batch)
 
     def _check_compiled(self, batch: Any) -> None:
         """See that what is compiled equals the eager step before it trains, and not only once it is captured.
@@ -324,6 +339,8 @@ class GraphRunner:
         except RidgelineError:
             self.close()
             raise
+        if self._has_optimizer:
+            keep(self._body, step.batch, self._reads, self._idle_draws)
 
     def _checked(
         self, signature: batches.Signature, batch: Any, pool: Any, *, has_stamps: bool

@@ -173,11 +173,13 @@ class CompiledForms:
     Attributes:
         limit_s: Seconds that compiling the next form may take.
         readings: Guards of loss function and model that were read; see `StepReads`.
+        cleared: What was found out of steps that were captured; see `runtime.cleared`.
     """
 
     def __init__(self, limit_s: float = math.inf) -> None:
         self.limit_s = limit_s
         self.readings: list[Any] = []
+        self.cleared: list[Any] = []
         self._known: dict[Hashable, Form] = {}
 
     def take(self, key: Hashable, make: Callable[[], _T]) -> Form:
@@ -187,9 +189,10 @@ class CompiledForms:
         return self._known[key]
 
     def forget(self) -> None:
-        """Drop all forms; steps that use one keep it."""
+        """Drop all; steps that use a form keep it, with what was read and found out."""
         self._known.clear()
-        self.readings.clear()
+        self.readings = list[Any]()
+        self.cleared = list[Any]()
 
 
 def make_form(

@@ -9,7 +9,7 @@ from torch import Tensor
 from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.runtime.hybrid.guards.classes import class_variables, require_classes
 from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
-from ridgeline.runtime.hybrid.guards.reading import Write, read_program
+from ridgeline.runtime.hybrid.guards.reading import Reading, Write, read_program
 from ridgeline.runtime.hybrid.guards.sparse import address
 from ridgeline.runtime.hybrid.guards.unguarded import require_unguarded
 from ridgeline.runtime.unchecked import without_checks
@@ -34,6 +34,7 @@ class Guards:
         arguments: Their values, as the program is captured with.
         given: The arguments whose tensors each call brings along.
         followed: Tensors that the captured program follows to wherever they lie; all others have to stay.
+        reading: Of the program, where it was read before and nothing of that is another; see `moved`.
 
     Attributes:
         holds: Takes the arguments; whether a captured program serves them. In the modes of the capture.
@@ -56,8 +57,10 @@ class Guards:
         arguments: Mapping[str, Any],
         given: Collection[str] = (),
         followed: Collection[Tensor] = (),
+        reading: Reading | None = None,
     ) -> None:
-        self._reading = reading = read_program(program, arguments)
+        self._program, self._given = program, given
+        self._reading = reading = reading or read_program(program, arguments)
         brought = tuple(f"L[{name!r}]" for name in given)
         tensors, expressions = (
             [text for text in texts if not text.startswith(brought)]
@@ -84,6 +87,9 @@ class Guards:
         classes = Conditions(reading.scope)
         require_classes(classes, reading.classes, reading.code, names)
         self._classes = classes.all_hold()
+        others = Conditions(reading.scope)
+        require_unguarded(others, reading, now)
+        self._unguarded = others.all_hold()
         rest = Conditions(reading.scope)
         for text, tensor, place in zip(read, self.tensors, self._addresses, strict=True):
             if is_sparse(tensor):
@@ -109,6 +115,25 @@ class Guards:
         if not self._has_same_tensors(arguments):
             return "a tensor that it reads was replaced, or lies elsewhere"
         return "the sign of a zero, a list in a tuple or a missing attribute changed, or a class hides one"
+
+    def moved(
+        self, arguments: Mapping[str, Any], followed: Collection[Tensor] = ()
+    ) -> "Guards | None":
+        """The same of tensors that lie elsewhere now; None where anything else is another.
+
+        Args:
+            arguments: Their values now.
+            followed: See `Guards`.
+
+        Cost: Little beside reading the program again, which takes seconds for a large one.
+        """
+        now = dict(arguments)
+        try:
+            if not (self._check(now) and self._classes({}) and self._unguarded(now)):
+                return None
+        except MISSING:
+            return None
+        return Guards(self._program, arguments, self._given, followed, self._reading)
 
     def could_hold(self, arguments: dict[str, Any]) -> bool:
         """Whether it may hold again with other values: tensors and objects are those of the capture."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,16 +86,28 @@ class StepReads(LayoutReads):
         """Whether the program computes the step of this batch, see `fit`."""
         return self.fit(self._brought(batch))
 
+    def is_still_read(self, batch: Any) -> bool:
+        """Whether its code would be read alike for this batch, wherever tensors lie by now."""
+        readings = [(self._marks, guards) for guards in self.guards]
+        return self._known(readings, {**self._fixed, **self._brought(batch)}) is not None
+
     def _read(self, brought: Mapping[str, Any]) -> Guards:
         """Guards that were read for another plan of the same step, where they hold now; or new ones."""
-        arguments = {**self._fixed, **brought}
-        found = (guards for known, guards in self._readings if known == self._marks)
-        known = next((guards for guards in found if guards.holds(arguments)), None)
+        known = self._known(self._readings, {**self._fixed, **brought})
         if known is None:
             with self._draws():
                 known = super()._read(brought)
             self._readings.append((self._marks, known))
         return known
+
+    def _known(
+        self, readings: Sequence[tuple[Any, Guards]], arguments: Mapping[str, Any]
+    ) -> Guards | None:
+        """Guards that hold for these arguments, wherever their tensors lie."""
+        found = [guards for known, guards in readings if known == self._marks]
+        held = next((guards for guards in found if guards.holds({**arguments})), None)
+        moved = (guards.moved(arguments, self._followed) for guards in found)
+        return held or next((guards for guards in moved if guards is not None), None)
 
     def _brought(self, batch: Any) -> dict[str, Any]:
         return {"batch": split(batch, self._accumulate)[0][0] if self._accumulate > 1 else batch}

@@ -1,0 +1,72 @@
+"""What another runner of a step has found out before its capture: in a trial of the plan that is kept, say.
+
+Looking for what cannot be captured takes two steps, the second ten times slower than they are, and comparing
+what is compiled six more. Both hold for as long as the code of the step, and what that reads, are the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ridgeline.runtime import batch as batches
+from ridgeline.runtime.agree import largest_of_workers
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
+from ridgeline.runtime.hybrid.compiling import Form
+from ridgeline.runtime.hybrid.steps.reads import StepReads
+from ridgeline.runtime.step_hooks import replaced_methods, step_hooks
+from ridgeline.runtime.world import World
+
+
+class Cleared(NamedTuple):
+    """A step that was captured, and found to equal the eager one.
+
+    Attributes:
+        key: Of its plan, its batch and its optimizer; see `key_of`.
+        reads: What its code reads.
+        idle_draws: Random numbers that its replays draw on the host.
+        form: What was captured.
+    """
+
+    key: tuple[Any, ...]
+    reads: StepReads
+    idle_draws: tuple[IdleDraw, ...]
+    form: Form
+
+
+def cleared_before(body: StepBody, batch: Any, world: World) -> Cleared | None:
+    """What was found out of this step before, where nothing of it is another; the same on all workers.
+
+    Args:
+        body: The step, before its first one.
+        batch: Its first.
+        world: One worker that knows nothing is enough.
+
+    Cost: See `StepReads.is_still_read`.
+    """
+    key = key_of(body, batch)
+    found = next((one for one in body.cleared if one.key == key), None)
+    if found is not None and not found.reads.is_still_read(batch):
+        found = None
+    return None if largest_of_workers(float(found is None), world) else found
+
+
+def keep(body: StepBody, batch: Any, reads: StepReads, draws: Sequence[IdleDraw]) -> None:
+    """Remember a step that was captured, in place of what was remembered before."""
+    body.cleared[:] = [Cleared(key_of(body, batch), reads, tuple(draws), body.form)]
+
+
+def key_of(body: StepBody, batch: Any) -> tuple[Any, ...]:
+    """What is found out is true of steps with this key only."""
+    plan, optimizer = body.plan, body.optimizer
+    settings = [
+        [(name, value) for name, value in group.items() if not isinstance(value, (Tensor, list))]
+        for group in optimizer.param_groups
+    ]
+    return (
+        (plan.precision, plan.memory_format, plan.accumulate, body.clip_norm),
+        repr(batches.signature(batch)),
+        (type(optimizer), repr(settings), [len(g["params"]) for g in optimizer.param_groups]),
+        ([len(hooks) for hooks in step_hooks(optimizer)], replaced_methods(optimizer)),
+    )

@@ -1,0 +1,119 @@
+"""A step that a trial has captured is not looked at again, unless something of it is another since."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adversary.interpreting import interpreted
+from emulated_graphs import emulated_graphs
+from ridgeline.plan import Execution, Plan
+from ridgeline.runtime import clearance, graph
+from ridgeline.runtime.graph import EAGER_STEPS
+from ridgeline.runtime.hybrid.compiling import CompiledForms
+from ridgeline.runtime.step import TrainStep
+
+
+@pytest.fixture(autouse=True)
+def graphs() -> Iterator[None]:
+    with emulated_graphs(), interpreted():
+        yield
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was done before a first step."""
+    found: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **how: (found.append(name), function(*args, **how))[1]
+
+    monkeypatch.setattr(clearance, "inspect_step", noted("lint", clearance.inspect_step))
+    monkeypatch.setattr(graph, "check_compiled", noted("check", graph.check_compiled))
+    return found
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.by = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.by
+
+
+def squared(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch) - 1.0).square().mean()
+
+
+def batch_of(index: int) -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(index))
+
+
+def steps(
+    model: nn.Module, optimizer: Any, plan: Plan, forms: CompiledForms | None, count: int
+) -> None:
+    with TrainStep(model, squared, optimizer, plan, device="cpu", forms=forms) as step:
+        for index in range(count):
+            step(batch_of(index))
+
+
+def nothing(model: Net, optimizer: Any) -> None:
+    """Nothing is another."""
+
+
+def lie_elsewhere(model: Net, optimizer: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def scale(model: Net, optimizer: Any) -> None:
+    model.by = 2.0
+
+
+def hook(model: Net, optimizer: Any) -> None:
+    model[1].register_forward_hook(lambda module, args, out: out * 2.0)
+
+
+def hook_step(model: Net, optimizer: Any) -> None:
+    optimizer.register_step_post_hook(lambda *_: model[2].bias.data.add_(0.1))
+
+
+def decay(model: Net, optimizer: Any) -> None:
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+@pytest.mark.parametrize("execution", ["graph", "compiled+graph"])
+@pytest.mark.parametrize(
+    ("change", "is_another"),
+    [
+        (nothing, False),
+        (lie_elsewhere, False),
+        (scale, True),
+        (hook, True),
+        (hook_step, True),
+        (decay, True),
+    ],
+)
+def test_what_a_trial_has_found_out_holds_until_something_changes(
+    looked: list[str], execution: Execution, change: Any, is_another: bool
+) -> None:
+    """The kept step trains as the plain loop does in both cases."""
+    plan, forms, found = Plan(execution=execution), CompiledForms(), []
+    for is_plain in (True, False):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        mine = Plan() if is_plain else plan
+        steps(model, optimizer, mine, None if is_plain else forms, EAGER_STEPS + 2)
+        optimizer.state.clear()
+        change(model, optimizer)
+        looked.clear()
+        steps(model, optimizer, mine, None if is_plain else forms, EAGER_STEPS + 2)
+        found.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    wanted = ["lint", "check"] if execution == "compiled+graph" else ["lint"]
+    assert looked == (wanted if is_another else [])

@@ -96,8 +96,10 @@ class StepBody:
                 owns_random=plan.random == "compiled",
                 forms=forms,
             )
-        self.readings: list[Any] = [] if forms is None else forms.readings
-        self.cleared: list[Any] = [] if forms is None else forms.cleared
+        # What was read holds a batch: a step that takes nothing for granted does not keep it.
+        shares = forms is not None and (mode.is_captured or mode.is_one_program)
+        self.readings: list[Any] = forms.readings if shares else []
+        self.cleared: list[Any] = forms.cleared if shares else []
         self._autocast = plan.precision
         self._device = device
         self._is_checked = False

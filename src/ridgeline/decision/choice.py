@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,6 @@ class PlanChoice:
     _compile_factor: float = field(default=1.0, init=False)
     _stopped_factor: float = field(default=0.0, init=False)
     _spare_s: float | None = field(default=None, init=False)
-    _waiting: Group | None = field(default=None, init=False)
     _kept: tuple[Path, str, str] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -237,11 +237,10 @@ class PlanChoice:
         return ranking
 
     def _measured_choice(self) -> Ranking:
-        with contextlib.ExitStack() as stack:
-            if self.world.size == 1:  # several workers measure in place
-                self._waiting = stack.enter_context(stand_by(self.world.setting))
+        is_alone = self.world.size == 1  # several workers measure in place
+        with stand_by(self.world.setting) if is_alone else contextlib.nullcontext() as group:
             self.machine, ranking = staleness.choose_by_profile(
-                self._profile,
+                partial(self._profile, group),
                 self._chosen,
                 agree=lambda why: share_text(why, self.world),
                 say=self._tell,
@@ -260,14 +259,16 @@ class PlanChoice:
         ranking = msgspec.json.decode(shared, type=Ranking)
         return tried_again(ranking, self._trial, self._heartbeat, self._tell)
 
-    def _profile(self, refresh: bool) -> Machine:
-        """This machine, measured where its saved profile has gaps, assumed where that cannot be."""
-        workload = self._to_measure()
-        waiting, self._waiting = self._waiting, None
-        with waiting or contextlib.nullcontext():
-            return self._measured(workload, refresh, waiting)
+    def _profile(self, group: Group | None, refresh: bool) -> Machine:
+        """This machine, measured where its saved profile has gaps, assumed where that cannot be.
 
-    def _measured(self, workload: Workload, refresh: bool, waiting: Group | None) -> Machine:
+        `group` measures, and is ended in either case: nothing is to run beside trials.
+        """
+        workload = self._to_measure()
+        with group or contextlib.nullcontext():
+            return self._measured(workload, group, refresh)
+
+    def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine:
         setting = self.world.setting
         limit_s = math.inf
         if self.seconds is not None:
@@ -291,7 +292,7 @@ class PlanChoice:
                     here=True,
                     limit_s=limit_s,
                     process_group=self.world.process_group,
-                    group=waiting,
+                    group=group,
                 )
         except (LaunchError, MachineError) as error:
             why = f"the machine could not be measured ({error}); rates are assumed"

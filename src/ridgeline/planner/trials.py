@@ -134,10 +134,11 @@ def _due(
         return list(open_)
     if not tried:
         plain = [i for i in open_ if not is_compiled(candidates[i].plan)]
-        is_faster = all(candidates[i].cost_s(steps) > min(compiled) for i in plain)
+        is_slower = all(candidates[i].cost_s(steps) > min(compiled) for i in plain)
+        as_written = [i for i in plain if not MODES[candidates[i].plan.execution].is_captured]
         # Of limited seconds compiling may take all, and a capture is then the best there is.
-        as_written = [i for i in plain if not _is_captured(candidates[i].plan)]
-        return as_written if is_faster and as_written and math.isinf(room.seconds) else list(open_)
+        waits = is_slower and math.isinf(room.seconds)
+        return as_written if waits and as_written else list(open_)
     return [
         i
         for i in open_
@@ -254,11 +255,6 @@ def _has_replay(*plans: Plan) -> bool:
     """Whether a GPU replays the step, or its model, under one of some plans."""
     modes = [MODES[plan.execution] for plan in plans]
     return any(mode.is_captured or mode.is_one_program for mode in modes)
-
-
-def _is_captured(plan: Plan) -> bool:
-    mode = MODES[plan.execution]
-    return mode.is_captured or mode.replays_model
 
 
 def _is_open(candidate: Candidate) -> bool:

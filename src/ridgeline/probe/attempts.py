@@ -61,7 +61,6 @@ def survey_in_group(
                 )
                 return found + msgspec.json.decode(reply, type=Findings)
             except WorkerError as error:
-                group = None  # it is gone
                 entry = reader.entry(error.rank) or reader.any_entry(workers)
                 done = _partial(directory)
                 if error.is_late and found + done != Findings():

@@ -34,6 +34,9 @@ _POLL_S = 0.02
 _LOOK_S = 0.5
 
 
+Kind = tuple[str, int, int, str, int]
+
+
 class Group:
     """Worker processes on this host, which serve one call; used as a context, whose end ends them.
 
@@ -70,7 +73,8 @@ class Group:
                 "wanted workers >= 1, device cpu or cuda and a target module:function, got "
                 f"workers={workers}, device={device!r}, target={target!r} in run_in_group; correct them"
             )
-        self.kind = (target, workers, threads, device, first_gpu)
+        self._kind: Kind | None = (target, workers, threads, device, first_gpu)
+        self._target = target
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
         name = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ridgeline-group-"))
@@ -98,22 +102,27 @@ class Group:
         hanging: Callable[[], int | None] | None = None,
     ) -> bytes:
         """The reply of rank 0; see `run_in_group`. `environment` is added before the function is called."""
-        target, workers = self.kind[:2]
         write_atomically(
             self._directory / group_worker.CALL,
             msgspec.json.encode(group_worker.Call(request, dict(environment or {}))),
         )
-        _wait(self._processes, self._directory, target, deadline_s, hanging or (lambda: None))
+        _wait(self._processes, self._directory, self._target, deadline_s, hanging or (lambda: None))
         reply = self._directory / group_worker.REPLY
         if not reply.exists():
             raise LaunchError(
-                f"wanted a reply of rank 0 from {target}, got none although all {workers} workers "
-                "ended well; the function must return bytes instead of leaving the interpreter"
+                f"wanted a reply of rank 0 from {self._target}, got none although all "
+                f"{len(self._processes)} workers ended well; the function must return bytes instead of "
+                "leaving the interpreter"
             )
         return reply.read_bytes()
 
+    def serves(self, kind: Kind) -> bool:
+        """Whether it waits for a call of this kind: target, workers, threads, device and first GPU."""
+        return self._kind == kind
+
     def close(self) -> None:
         """End every worker that still runs; may be called again."""
+        self._kind = None
         self._stack.close()
 
 
@@ -148,7 +157,7 @@ def run_in_group(
         hanging: Asked about once a second for a rank that makes no progress; then the group is ended.
         prefixes: What precedes the command of each worker, by rank, and runs it in its own process, e.g. in
             another network namespace; empty for nothing.
-        group: One that was started ahead, and is used where it is like that; ended by this.
+        group: One that was started ahead, and is used where it serves that; ended by this in any case.
 
     Raises:
         WorkerError: a worker failed, was killed or hangs, or the deadline passed. All others are ended first.
@@ -156,7 +165,7 @@ def run_in_group(
 
     Cost: Starts interpreters and imports torch in each: about 2 s.
     """
-    if group is not None and group.kind != (target, workers, threads, device, first_gpu):
+    if group is not None and not group.serves((target, workers, threads, device, first_gpu)):
         group.close()
         group = None
     if group is None:

@@ -97,13 +97,12 @@ def measure(
         findings = survey_in_group(
             request,
             workers=largest.workers,
-            threads=_group_threads(largest, machine),
+            threads=_group_threads(largest.device),
             device=largest.device,
             deadline_s=min(300.0 if quick else 1800.0, max(1.0, over - time.monotonic())),
             environment=waiting_as_here(os.environ) if here else None,
             group=group,
         )
-        group = None
         machine = _kept(merge(machine, findings))
     return machine
 
@@ -119,14 +118,14 @@ def stand_by(setting: Setting) -> Group:
     return Group(
         SURVEY,
         workers=setting.workers,
-        threads=_group_threads(setting, _blank()),
+        threads=_group_threads(setting.device),
         device=setting.device,
         environment=waiting_as_here(os.environ),
     )
 
 
-def _group_threads(setting: Setting, machine: Machine) -> int:
-    return 0 if setting.device == "cuda" else machine.host.cores
+def _group_threads(device: str) -> int:
+    return 0 if device == "cuda" else identity.host().cores
 
 
 class Known(NamedTuple):

@@ -43,9 +43,9 @@ def letting_go(before: Undo) -> Callable[[], None]:
 
     def let_go() -> None:
         for change in before.changes():
-            is_shown = any(change.now is one for one in shown)
-            tensors = Reach(change.now).tensors if is_shown and change.put is not None else ()
-            if change.put is not None and any(not tensor.is_leaf for tensor in tensors):
+            if change.put is None or not any(change.now is one for one in shown):
+                continue
+            if any(not tensor.is_leaf for tensor in Reach(change.now).tensors):
                 change.put(pytree.tree_map_only(Tensor, Tensor.detach, change.now))
 
     return let_go

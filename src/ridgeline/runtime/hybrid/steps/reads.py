@@ -88,25 +88,23 @@ class StepReads(LayoutReads):
 
     def is_still_read(self, batch: Any) -> bool:
         """Whether its code would be read alike for this batch, wherever tensors lie by now."""
-        readings = [(self._marks, guards) for guards in self.guards]
-        return self._known(readings, {**self._fixed, **self._brought(batch)}) is not None
+        arguments = {**self._fixed, **self._brought(batch)}
+        return self._holding(self.guards, arguments) is not None
 
     def _read(self, brought: Mapping[str, Any]) -> Guards:
         """Guards that were read for another plan of the same step, where they hold now; or new ones."""
-        known = self._known(self._readings, {**self._fixed, **brought})
+        alike = [guards for marks, guards in self._readings if marks == self._marks]
+        known = self._holding(alike, {**self._fixed, **brought})
         if known is None:
             with self._draws():
                 known = super()._read(brought)
             self._readings.append((self._marks, known))
         return known
 
-    def _known(
-        self, readings: Sequence[tuple[Any, Guards]], arguments: Mapping[str, Any]
-    ) -> Guards | None:
-        """Guards that hold for these arguments, wherever their tensors lie."""
-        found = [guards for known, guards in readings if known == self._marks]
-        held = next((guards for guards in found if guards.holds({**arguments})), None)
-        moved = (guards.moved(arguments, self._followed) for guards in found)
+    def _holding(self, known: Sequence[Guards], arguments: Mapping[str, Any]) -> Guards | None:
+        """Guards that hold for these arguments, those that tell of tensors that were moved made anew."""
+        held = next((guards for guards in known if guards.holds({**arguments})), None)
+        moved = (guards.moved(arguments, self._followed) for guards in known)
         return held or next((guards for guards in moved if guards is not None), None)
 
     def _brought(self, batch: Any) -> dict[str, Any]:

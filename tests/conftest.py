@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -91,8 +92,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Fail a test that leaks a thread, a child process, an environment variable or a process group."""
+    """Fail a test that leaks a thread, a child process, an environment variable or a process group.
+
+    Nor may it leave torch's compiler with another function that makes code, as patches do that do not end in
+    the reverse order of their beginnings.
+    """
     environment = _environment()
+    codegen = _codegen()
     threads = set(threading.enumerate())
     children = set(_children())
     yield
@@ -101,6 +107,7 @@ def nothing_left_behind() -> Iterator[None]:
         *_restore_environment(environment),
         *_left_threads(threads),
         *_left_children(children),
+        *_restore_codegen(codegen),
     ]
     if leaks:
         pytest.fail("the test left behind: " + "; ".join(leaks), pytrace=False)
@@ -121,6 +128,19 @@ def _restore_environment(before: dict[str, str]) -> list[str]:
         else:
             del os.environ[name]
     return [f"environment variable {name} changed" for name in changed]
+
+
+def _codegen() -> Any:
+    """What makes code of a graph in torch's compiler; None where that was not imported yet."""
+    compiler = sys.modules.get("torch._inductor.compile_fx")
+    return None if compiler is None else compiler.fx_codegen_and_compile
+
+
+def _restore_codegen(before: Any) -> list[str]:
+    if before is None or _codegen() is before:
+        return []
+    sys.modules["torch._inductor.compile_fx"].fx_codegen_and_compile = before
+    return ["torch's compiler makes code in another way"]
 
 
 def _left_threads(before: set[threading.Thread]) -> list[str]:

@@ -119,9 +119,10 @@ def test_a_step_before_the_capture_that_the_compiler_fails_on_is_refused(
         for block in model:
             block.norm.eps = 1e-3
         compile_graph = compile_fx.fx_codegen_and_compile
-        monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", failing)
-        with pytest.raises(CaptureError) as raised:
-            step(torch.randn(5, 6))
+        with monkeypatch.context() as patch:
+            patch.setattr(compile_fx, "fx_codegen_and_compile", failing)
+            with pytest.raises(CaptureError) as raised:
+                step(torch.randn(5, 6))
     assert str(raised.value) == (
         f"wanted execution={execution!r} to compile the step, got RuntimeError: Output 0 of "
         "SelectBackward0 is a view; use execution='eager'"

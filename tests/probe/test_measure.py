@@ -1,5 +1,6 @@
 """`measure`: what it asks for, what it keeps, when it trusts the cache, and the same under a group."""
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -77,6 +78,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(attempts, "run_in_group", answer)
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 0.0)
+    monkeypatch.setattr(probe, "_own_seconds", lambda: 0.0)
     return requests
 
 
@@ -147,14 +149,18 @@ def test_foreign_profile_is_not_used(asked: list[Request], tmp_path: Path) -> No
     assert len(asked) == 2
 
 
-def test_busy_host_is_told(asked: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers taken beside other programs carry a warning."""
+@pytest.mark.parametrize(("own", "told"), [(0.0, "80.0 %"), (0.5, "30.0 %"), (0.7, "")])
+def test_busy_host_is_told(
+    asked: list[Request], monkeypatch: pytest.MonkeyPatch, own: float, told: str
+) -> None:
+    """Numbers taken beside other programs carry a warning; our own processes, which start, are none."""
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 80.0)
+    used = itertools.count(10.0, own * probe.LISTENED_S * (psutil.cpu_count() or 1))
+    monkeypatch.setattr(probe, "_own_seconds", lambda: next(used))
     machine = probe.measure(settings=[ONE])
-    assert machine.warnings[0] == (
-        f"other programs used 80.0 % of the processors when {machine.host.name} was measured: "
-        "rates are too low and times too long; measure again when it is idle"
-    )
+    said = f"other programs used {told} of the processors when {machine.host.name} was measured: "
+    said += "rates are too low and times too long; measure again when it is idle"
+    assert machine.warnings == ((said,) if told else ())
 
 
 def test_progress_is_one_line_per_request(asked: list[Request]) -> None:

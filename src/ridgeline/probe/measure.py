@@ -1,5 +1,6 @@
 """`measure`: the profile of this machine, from the cache where it can be and measured where it must."""
 
+import contextlib
 import datetime
 import math
 import os
@@ -32,6 +33,7 @@ MOST_WORKERS = 8
 MOST_OVER_ESTIMATE = 1.5
 """Measuring that takes more than this multiple of its limit is ended; what it has found by then is used."""
 
+LISTENED_S = 0.3
 BUSY_SHARE = 0.25
 """Share of the processors in use by others from which a measurement gets a warning."""
 
@@ -228,9 +230,13 @@ def _cached(blank: Machine, quick: bool, refresh: bool, hosts: int = 1) -> Machi
 def _busy(machine: Machine) -> tuple[str, ...]:
     """A warning when other programs use this host while it is to be measured.
 
+    What this process and its children use is none of that: those that will measure may still be starting.
+
     Cost: Listens for 0.3 s.
     """
-    share = psutil.cpu_percent(interval=0.3) / 100
+    own_s = _own_seconds()
+    share = psutil.cpu_percent(interval=LISTENED_S) / 100
+    share -= (_own_seconds() - own_s) / (LISTENED_S * (psutil.cpu_count() or 1))
     if share < BUSY_SHARE:
         return ()
     return (
@@ -239,6 +245,16 @@ def _busy(machine: Machine) -> tuple[str, ...]:
             "measured: rates are too low and times too long; measure again when it is idle"
         ),
     )
+
+
+def _own_seconds() -> float:
+    """Seconds of processors that this process and its children have used."""
+    me, used_s = psutil.Process(), 0.0
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used_s += times.user + times.system
+    return used_s
 
 
 def _check(machine: Machine, wanted: Sequence[Setting]) -> None:

@@ -5,6 +5,7 @@ has a model, a loss, an optimizer and batches, and wants the loop closed around 
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -284,7 +285,7 @@ class TrainStep(Closing):
             )
         return self._step
 
-    def _planned(self, plan: Plan) -> PlannedStep:
+    def _planned(self, plan: Plan, *, is_undone: bool = False) -> PlannedStep:
         return PlannedStep(
             self.model,
             self.loss_fn,
@@ -296,6 +297,7 @@ class TrainStep(Closing):
             order=self.workload.ready_order if self.workload else None,
             name=self.name,
             forms=self._forms,
+            is_undone=is_undone,
         )
 
     def _describe(self, check: Callable[[bool], None] = lambda is_variant: None) -> Workload:
@@ -381,7 +383,7 @@ class TrainStep(Closing):
             model=self.model,
             loss_fn=self.loss_fn,
             optimizer=self.optimizer,
-            make=self._planned,
+            make=partial(self._planned, is_undone=True),
             describe=self._describe,
             allow=self._allow,
             steps=self._num_steps,

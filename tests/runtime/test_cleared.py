@@ -53,9 +53,17 @@ def batch_of(index: int) -> Tensor:
 
 
 def steps(
-    model: nn.Module, optimizer: Any, plan: Plan, forms: CompiledForms | None, count: int
+    model: nn.Module,
+    optimizer: Any,
+    plan: Plan,
+    forms: CompiledForms | None,
+    count: int,
+    *,
+    is_undone: bool = False,
 ) -> None:
-    with TrainStep(model, squared, optimizer, plan, device="cpu", forms=forms) as step:
+    with TrainStep(
+        model, squared, optimizer, plan, device="cpu", forms=forms, is_undone=is_undone
+    ) as step:
         for index in range(count):
             step(batch_of(index))
 
@@ -117,3 +125,17 @@ def test_what_a_trial_has_found_out_holds_until_something_changes(
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
     wanted = ["lint", "check"] if execution == "compiled+graph" else ["lint"]
     assert looked == (wanted if is_another else [])
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+def test_a_trial_checks_what_it_compiles_once(looked: list[str]) -> None:
+    """Its capture is checked, so its first steps, which are undone, need no check; those that count do."""
+    plan, forms = Plan(execution="compiled+graph"), CompiledForms()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    steps(model, optimizer, plan, forms, EAGER_STEPS + 2, is_undone=True)
+    assert looked == ["lint"]
+    steps(model, optimizer, plan, forms, EAGER_STEPS + 2)
+    assert looked == ["lint"]  # the trial's findings hold
+    steps(model, optimizer, plan, None, EAGER_STEPS + 2)
+    assert looked == ["lint", "lint", "check"]

@@ -25,7 +25,7 @@ import ridgeline as rl
 from compiled_trials import never_chosen
 from ridgeline.errors import SideEffectError
 from ridgeline.planner import trial_steps
-from ridgeline.reach.side_effects import streams
+from ridgeline.reach.side_effects import refusing_writes, streams
 from ridgeline.tracing.opaque import PHASES, opaque_timings
 from strategies import make_machine
 
@@ -265,6 +265,23 @@ def test_caches_of_libraries_are_no_side_effects(tmp_path: Path) -> None:
         step(network.batches[0])
         assert step.workload is not None
     assert (tmp_path / "__pycache__").is_dir()
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_whose_writes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    """Packages that pip put into any folder write on their own account, a user's own folder does not."""
+    name = f"writer_{is_installed}".lower()
+    (tmp_path / f"{name}.py").write_text("def write(path): path.write_text('')\n")
+    if is_installed:
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write, out = importlib.import_module(name).write, tmp_path / "out"
+    refused = contextlib.nullcontext() if is_installed else pytest.raises(SideEffectError)
+    with refused, refusing_writes():
+        write(out)
+    assert out.exists() is is_installed
 
 
 def train_adversaries(first: Any, second: Any) -> list[float]:

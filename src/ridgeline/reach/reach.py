@@ -15,7 +15,6 @@ import random
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 import types
 from collections.abc import Iterator
@@ -29,6 +28,8 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+
+from ridgeline.reach.owners import is_users, is_users_class
 
 CONTAINERS = (dict, list, set, collections.deque)
 """Containers that can be changed."""
@@ -47,10 +48,6 @@ _SCREENS = (sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__, s
 _WRITER = ("flush", "close")
 """Methods of what writes somewhere: logs of metrics, files of other formats."""
 _OPEN_LIBRARIES = ("builtins", "collections", "types", "functools", "dataclasses", "__main__")
-_OWN_PACKAGE = str(Path(__file__).parents[1])
-_LIBRARY_PATHS = tuple(
-    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 
 
 class Cell:
@@ -246,29 +243,6 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     inner = [names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
     texts = (part for part in code.co_consts if isinstance(part, str))
     return frozenset((*code.co_names, *code.co_freevars, *texts)).union(*inner)
-
-
-@cache
-def is_users(filename: str) -> bool:
-    """Whether code from this file is the user's, and not of a library, of Python or of this package."""
-    return bool(filename) and not (
-        filename.startswith((*_LIBRARY_PATHS, _OWN_PACKAGE, "<frozen"))
-        or "site-packages" in filename
-        or "dist-packages" in filename
-    )
-
-
-def is_users_class(kind: type) -> bool:
-    """Whether a class is of the user's own."""
-    module = sys.modules.get(kind.__module__)
-    return kind.__module__ == "__main__" or is_users(getattr(module, "__file__", None) or "")
-
-
-@cache
-def is_standard(filename: str) -> bool:
-    """Whether code from this file is Python's own library."""
-    is_installed = "site-packages" in filename or "dist-packages" in filename
-    return filename.startswith((*_LIBRARY_PATHS[:2], "<frozen")) and not is_installed
 
 
 def _is_stream(value: Any) -> bool:

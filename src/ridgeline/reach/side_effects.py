@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.errors import SideEffectError
-from ridgeline.reach.reach import Reach, is_standard, is_users, methods_of, names_in
+from ridgeline.reach.owners import is_standard, is_users
+from ridgeline.reach.reach import Reach, methods_of, names_in
 from ridgeline.reach.undo import load
 
 _WRITES = frozenset((

@@ -32,6 +32,8 @@ NARROW_DRAWS = 2
 NUDGES = (1.0, -2.0)
 """Multiples of the last bit by which parameters are changed to find what is rounding."""
 LAST_BIT = 2.0**-22
+ROUNDED_APART = 2.0**-9
+"""Between places at which the step is rounded anew: half of the last bit of bf16."""
 _OTHER_DRAWS = 10_000
 _SEED = 20_000
 
@@ -130,6 +132,19 @@ class PerturbedRuns(NamedTuple):
         """The step as written, without the plan's lower precision."""
         with self.body.as_written(precision="as-is"):
             return self._run(self._eager, shift)
+
+    def rounded(self, shift: int, number: int) -> tuple[Outcome, Outcome, Outcome]:
+        """A start nearby, and what the step leaves from there without and with the plan's lower precision.
+
+        Each `number` is another place, so that 16 bits round otherwise: the distance between both runs is
+        chance, and one may be small.
+        """
+        nudge = 1.0 + (1 + number) * ROUNDED_APART
+        begun = self._perturb(shift, nudge=nudge)
+        with self.body.as_written(precision="as-is"):
+            exact = self._run(self._eager, shift, nudge=nudge)
+        with self.body.as_written():
+            return begun, exact, self._run(self._eager, shift, nudge=nudge)
 
     def nudged(self, shift: int) -> list[Outcome]:
         """The step as written from parameters that differ in their last bits."""

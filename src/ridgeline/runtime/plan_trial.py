@@ -71,6 +71,7 @@ def try_plan(
             process_group=world.process_group,
             name=task.name,
             forms=CompiledForms(compile_limit_s),
+            is_undone=True,
         ) as step:
             reader = LossReader(world)
             scheduler = schedule.make(task, optimizer, WARMUP_STEPS + WINDOW)

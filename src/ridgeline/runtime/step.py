@@ -99,6 +99,7 @@ class TrainStep(Closing):
         forms: What other steps with this model and loss function have compiled; None compiles anew.
         mesh: Train over its data axis only; see `given_group`.
         process_group: Train over its workers only; not with a mesh or a world.
+        is_undone: Somebody undoes all steps, as those of a trial; see `GraphRunner`.
 
     Attributes:
         plan: The plan in force.
@@ -129,6 +130,7 @@ class TrainStep(Closing):
         forms: CompiledForms | None = None,
         mesh: DeviceMesh | None = None,
         process_group: ProcessGroup | None = None,
+        is_undone: bool = False,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         self._threads_before = torch.get_num_threads()
@@ -182,7 +184,7 @@ class TrainStep(Closing):
         if self.plan.precision == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True
             torch.backends.cudnn.allow_tf32 = True
-        self._runner = self._make_runner()
+        self._runner = self._make_runner(is_undone=is_undone)
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on one batch; the mean loss of this worker's batch, detached, 0-d, on the device.
@@ -317,7 +319,7 @@ class TrainStep(Closing):
         """The batch in the plan's memory format."""
         return batch if self._channels_last is None else self._channels_last.batch(batch)
 
-    def _make_runner(self) -> Runner:
+    def _make_runner(self, *, is_undone: bool) -> Runner:
         mode = MODES[self.plan.execution]
         if mode.form in ("step-graph", "packaged"):
             from ridgeline.runtime.hybrid.steps.runner import StepGraphRunner
@@ -329,7 +331,9 @@ class TrainStep(Closing):
         if mode.is_replayed:
             from ridgeline.runtime.graph import GraphRunner
 
-            return GraphRunner(self._body, self.recorder, self.world, self.notes)
+            return GraphRunner(
+                self._body, self.recorder, self.world, self.notes, is_undone=is_undone
+            )
         if mode.is_compiled or mode.replays_model:
             return CheckedRunner(self._body, self.recorder, self.world, self.notes)
         return EagerRunner(self._body, self.recorder)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import torch
 
-from ridgeline.reach.reach import is_users, is_users_class
+from ridgeline.reach.owners import is_users, is_users_class
 from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Reading, UnreadableError
 

@@ -1,0 +1,45 @@
+"""Whose code it is: the user's own, or that of a library, of Python or of this package."""
+
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+_OWN_PACKAGE = str(Path(__file__).parents[1])
+_LIBRARY_PATHS = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+@cache
+def is_users(filename: str) -> bool:
+    """Whether code from this file is the user's, and not of a library, of Python or of this package."""
+    if not filename or filename.startswith((*_LIBRARY_PATHS, _OWN_PACKAGE, "<frozen")):
+        return False
+    return not _is_installed(filename)
+
+
+def is_users_class(kind: type) -> bool:
+    """Whether a class is of the user's own."""
+    module = sys.modules.get(kind.__module__)
+    return kind.__module__ == "__main__" or is_users(getattr(module, "__file__", None) or "")
+
+
+@cache
+def is_standard(filename: str) -> bool:
+    """Whether code from this file is Python's own library."""
+    return filename.startswith((*_LIBRARY_PATHS[:2], "<frozen")) and not _is_installed(filename)
+
+
+def _is_installed(filename: str) -> bool:
+    """Whether it lies where packages are installed, be it by `pip install --target` in any folder."""
+    if "site-packages" in filename or "dist-packages" in filename:
+        return True
+    found = (entry for entry in sys.path if entry and Path(filename).is_relative_to(entry))
+    return any(map(_holds_packages, found))
+
+
+@cache
+def _holds_packages(folder: str) -> bool:
+    """Whether packages were installed into a folder: a project's own folder has no such records."""
+    return any(Path(folder).glob("*.dist-info"))

@@ -1,0 +1,68 @@
+"""A step in 16 bits may be as far from the exact one as rounding takes it, of which one run shows one draw."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ridgeline.plan import Plan
+from ridgeline.runtime.equivalence import MOST_ROUNDINGS, TOLERANCE, _Trial
+from ridgeline.runtime.step_difference import Outcome
+from ridgeline.runtime.world import World
+
+CPU = torch.device("cpu")
+SIZE = 64
+
+
+def moved(by: float, start: float = 0.0) -> Outcome:
+    """A parameter that the exact step moves by 1, this one by so much more."""
+    return Outcome(1.0, [torch.full((SIZE,), start + 1.0 + by)], [[]])
+
+
+class Runs:
+    """Eager steps whose distance from the exact one is `first` here, and `nearby` at other places."""
+
+    def __init__(self, first: float, nearby: list[float]) -> None:
+        plan = Plan(execution="compiled", precision="bf16")
+        self.body = SimpleNamespace(plan=plan, model=nn.Linear(SIZE, 1, bias=False))
+        self.world = World(0, 1, 0, CPU)
+        self.first, self.nearby, self.num_rounded = first, nearby, 0
+
+    def eager(self, shift: int) -> Outcome:
+        return moved(self.first)
+
+    def exact(self, shift: int) -> Outcome:
+        return moved(0.0)
+
+    def nudged(self, shift: int) -> list[Outcome]:
+        return [moved(self.first)]
+
+    def rounded(self, shift: int, number: int) -> tuple[Outcome, ...]:
+        self.num_rounded += 1
+        start = 5.0 + number
+        begun = Outcome(0.0, [torch.full((SIZE,), start)], [[]])
+        return begun, moved(0.0, start), moved(self.nearby[number], start)
+
+
+@pytest.mark.parametrize(
+    ("first", "nearby", "tried", "passes", "num_rounded"),
+    [
+        (0.006, [], 0.0085, True, 0),  # within 1.5 times the first distance
+        (0.001, [0.002, 0.009], 0.012, True, 2),  # the third shows that rounding goes as far
+        (0.001, [0.002] * MOST_ROUNDINGS, 0.012, False, MOST_ROUNDINGS),
+        (0.006, [0.006] * MOST_ROUNDINGS, 0.02, False, MOST_ROUNDINGS),
+    ],
+)
+def test_as_far_as_rounding_goes(
+    first: float, nearby: list[float], tried: float, passes: bool, num_rounded: int
+) -> None:
+    """Other places are looked at only where the first distance explains too little."""
+    runs: Any = Runs(first, nearby)
+    before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
+    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), moved(tried), 0)
+    assert (gap.size <= gap.allowed) is passes
+    assert gap.size == pytest.approx(tried, rel=1e-3)
+    assert gap.allowed >= TOLERANCE
+    assert runs.num_rounded == num_rounded

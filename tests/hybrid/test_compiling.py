@@ -103,6 +103,25 @@ def test_a_model_without_repetition_is_refused() -> None:
         CompiledRegions(nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("is_replayed", [True, False])
+def test_code_between_regions_goes_one_way(
+    monkeypatch: pytest.MonkeyPatch, is_replayed: bool
+) -> None:
+    """If a graph replays the step, it goes the way that it takes in a capture from the first step on."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
+    told: list[bool] = []
+
+    def asking(model: nn.Module, batch: Any) -> Tensor:
+        told.append(torch.cuda.is_current_stream_capturing())
+        raise ValueError("the user's own")
+
+    form = make_form("regional", asking, make_model(), notes=[], is_replayed=is_replayed)
+    with pytest.raises(ValueError, match="the user's own"):
+        form(make_model(), batch_of(2, 0))
+    assert told == [is_replayed]
+    assert torch.cuda.is_current_stream_capturing is bool
+
+
 def test_regions_are_compiled_inside_active_only() -> None:
     """Outside, and after an error inside, the model is as it was, and so is the compiler's limit."""
     model = make_model()

@@ -60,6 +60,18 @@ def test_the_host_may_be_the_limit_in_one_precision_only(execution: str, tried: 
     assert _trials(candidates, "cuda") == [execution] * (1 + tried)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("step_s", "tried"), [(1.1, True), (1.25, False)])
+def test_programs_of_one_compiler_tell_much_of_each_other(
+    device: str, step_s: float, tried: bool
+) -> None:
+    """By region a step is compiled once more only where it is expected to take little more."""
+    candidates = [make_candidate("compiled+graph", 1.0, 1.0)]
+    candidates.append(make_candidate("regional+graph", step_s, 1.0))
+    also = ["regional+graph"] if tried else []
+    assert _trials(candidates, device) == ["compiled+graph", *also]
+
+
 def test_one_program_is_tried_once() -> None:
     """A package is the step graph called more cheaply: it is tried too only where that matters."""
     alike = [make_candidate("packaged", 1.0, 1.0), make_candidate("step-graph", 1.01, 1.0)]

@@ -49,6 +49,9 @@ networks on an H200.
 """
 COMPILED_ON_GPU = 0.5
 """`form` on a GPU, where what compiling gains is worth minutes: 0.9 to 3.5 times in those networks."""
+BOTH_COMPILED = 0.15
+"""`form` between a step that is compiled whole, by region or with its optimizer: one compiler makes the kernels of
+all, and what they fuse more or less is predicted. Source: assumed."""
 ISSUED_ON_GPU = 0.35
 """`precision` of steps that a GPU's host issues: what that takes drifts by a quarter, and in one precision
 the host may be the limit, in the other the device. Source: a mixture of experts on two hosts of an H200."""
@@ -243,7 +246,9 @@ def _doubt(one: Plan, other: Plan, device: str) -> float:
     kept = 1.0
     for name in differences(one, other):
         doubt = DOUBT[name]
-        if name == "form" and device == "cuda":
+        if name == "form" and is_compiled(one) and is_compiled(other):
+            doubt = BOTH_COMPILED
+        elif name == "form" and device == "cuda":
             doubt = COMPILED_ON_GPU
         if name == "precision" and device == "cuda" and not _has_replay(one, other):
             doubt = ISSUED_ON_GPU

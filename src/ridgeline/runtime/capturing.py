@@ -134,8 +134,23 @@ def on_stream(stream: torch.cuda.Stream, device: torch.device | None = None) -> 
         torch.cuda.current_stream(device).wait_stream(stream)
 
 
+@contextlib.contextmanager
+def told_of_capture() -> Iterator[None]:
+    """Programs inside that ask torch whether they are captured are told so, whether or not they are."""
+    asked = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = _yes
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
+
+
 def release(graphs: list[torch.cuda.CUDAGraph]) -> None:
     """Give graphs up while CUDA still works: at the latest before the interpreter is torn down."""
     for graph in graphs:
         graph.reset()
     graphs.clear()
+
+
+def _yes() -> bool:
+    return True

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._functorch import config as autograd_config
 
 from ridgeline.errors import CaptureError
+from ridgeline.runtime.capturing import told_of_capture
 from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.guards.class_watch import ClassWatch
@@ -96,12 +97,29 @@ class WholeForm(Form):
 
 
 class RegionalForm(Form):
-    """The model's repeated blocks compiled one by one; everything between them as written."""
+    """The model's repeated blocks compiled one by one; everything between them as written.
 
-    def __init__(self, loss_fn: LossFunction, model: nn.Module, arguments: dict[str, Any]) -> None:
+    Code between them that asks whether it is captured (transformers make a mask there, and none elsewhere) is
+    told so in every step where `is_captured`: else blocks would be compiled once more within the capture.
+    """
+
+    def __init__(
+        self,
+        loss_fn: LossFunction,
+        model: nn.Module,
+        arguments: dict[str, Any],
+        *,
+        is_captured: bool = False,
+    ) -> None:
         super().__init__(loss_fn)
+        self._told = told_of_capture if is_captured else contextlib.nullcontext
         self.regions = CompiledRegions(model, arguments)
         self._classes = ClassWatch(model, loss_fn)
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        with self._told():
+            return self._loss_fn(model, batch)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -241,7 +259,7 @@ def make_form(
         key = (kind, is_special, announces, combines, owns_random)
         return shared.take(key, lambda: WholeForm(loss_fn, arguments, shared.limit_s))
     if kind == "regional":
-        form = RegionalForm(loss_fn, model, arguments)
+        form = RegionalForm(loss_fn, model, arguments, is_captured=is_replayed)
         notes.append(form.regions.note)
         return form
     return Form(loss_fn)

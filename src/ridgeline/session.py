@@ -4,7 +4,7 @@ The parts live apart (probing, tracing, planning, running); this is where they m
 has a model, a loss, an optimizer and batches, and wants the loop closed around them.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline.decision.choice import PlanChoice
+from ridgeline.decision.fallback import without_best
 from ridgeline.decision.given import given_plan
 from ridgeline.decision.heartbeat import to_stderr
 from ridgeline.decision.revisions import Revisions
-from ridgeline.errors import OutOfTimeError, PlanError, SideEffectError
+from ridgeline.decision.shared_trace import shared_trace
+from ridgeline.errors import CaptureError, EquivalenceError, PlanError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
@@ -24,7 +26,6 @@ from ridgeline.planner.knobs import NO_PRECISION
 from ridgeline.probe.measure import measure
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime import attendance
-from ridgeline.runtime.agree import largest_of_workers, share_bytes
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_seconds
@@ -174,7 +175,12 @@ class TrainStep(Closing):
             self._example = batch
         if self._revisions is not None:
             self._revise(self._revisions, batch)
-        return self._ready()(batch)
+        try:
+            return self._ready()(batch)
+        except (CaptureError, EquivalenceError) as error:  # then nothing was trained on the batch
+            if not self._takes_next_best(error):
+                raise
+        return self(batch)
 
     def prepare(self, batch: Any) -> Plan:
         """Measure, trace and choose for batches like this one, without training on it.
@@ -194,7 +200,7 @@ class TrainStep(Closing):
                 # Parameters and buffers will be rank 0's; nobody sends the optimizer's state.
                 check_same_state(None, self.optimizer, self.world, when="before a plan is chosen")
                 choice = self._choose()
-            self._take_best(choice)
+            self._take_best(choice.notes)
             if self.ranking is not None:
                 self._revisions = Revisions(choice, self.ranking)
         return self._ready().plan
@@ -212,8 +218,13 @@ class TrainStep(Closing):
         if self.ranking is not None:
             return self.ranking.best.timeline
         self._describe()
-        if self.machine is None:
-            self.machine = self._measured()
+        if self.machine is None:  # measured where its saved profile has gaps
+            self.machine = measure(
+                workload=self.workload,
+                settings=(self.world.setting,),
+                here=True,
+                process_group=self.world.process_group,
+            )
         assert self.workload is not None
         plan = step.plan
         if not plan.threads:  # those that torch has here, not a share of the cores
@@ -312,17 +323,7 @@ class TrainStep(Closing):
                 "first"
             )
         if self.workload is None:
-            stopped, mine = None, b""
-            try:
-                mine = msgspec.json.encode(self._traced(check))
-            except (OutOfTimeError, SideEffectError) as error:
-                stopped = error
-            is_late = isinstance(stopped, OutOfTimeError)
-            worst = largest_of_workers(float(is_late or 2 * (stopped is not None)), self.world)
-            if worst:
-                kind = OutOfTimeError if worst == 1 else SideEffectError
-                raise stopped or kind("another worker could not trace the step")
-            self.workload = msgspec.json.decode(share_bytes(mine, self.world), type=Workload)
+            self.workload = shared_trace(lambda: self._traced(check), self.world)
         return self.workload
 
     def _traced(self, check: Callable[[bool], None]) -> Workload:
@@ -341,30 +342,29 @@ class TrainStep(Closing):
 
     def _precisions(self) -> tuple[str, ...]:
         """Those that the step may run in besides its own."""
-        names = [name for name in self._allow if name not in NO_PRECISION]
-        if self._step is not None:
-            names.append(self._step.plan.precision)
-        return tuple(dict.fromkeys(names))
-
-    def _measured(self) -> Machine:
-        """This machine, measured where its saved profile has gaps."""
-        return measure(
-            workload=self.workload,
-            settings=(self.world.setting,),
-            here=True,
-            process_group=self.world.process_group,
-        )
+        own = () if self._step is None else (self._step.plan.precision,)
+        return tuple(dict.fromkeys((*(n for n in self._allow if n not in NO_PRECISION), *own)))
 
     def _revise(self, revisions: Revisions, batch: Any) -> None:
         """Go on with another plan where a batch shows, or the length of the run, that it is better."""
         ranking = revisions.due(batch)
         if ranking is not None:
             self.ranking = ranking
-            self._take_best(revisions.choice)
+            self._take_best(revisions.choice.notes)
         if revisions.is_over:
             self._revisions = None
 
-    def _take_best(self, choice: PlanChoice) -> None:
+    def _takes_next_best(self, error: RidgelineError) -> bool:
+        """Whether there is another plan to go on with where the one in force fails: it is in force then."""
+        # Several workers end: one of them may have failed alone.
+        ranking = None if self.world.size > 1 else without_best(self.ranking, error)
+        if ranking is not None:
+            self._say(ranking.notes[0])
+            self.ranking = ranking
+            self._take_best(ranking.notes[:1])
+        return ranking is not None
+
+    def _take_best(self, notes: Sequence[str]) -> None:
         """Put the best plan in force, or what was written where nothing was ranked."""
         plan = Plan(workers=self.world.size, threads=self.world.threads)
         if self.ranking is not None:
@@ -373,7 +373,7 @@ class TrainStep(Closing):
             if self._step is not None:
                 self._step.close()
             self._step = self._planned(plan)
-            self._step.notes.extend(choice.notes)
+            self._step.notes.extend(notes)
         self._forms.forget()
 
     def _choose(self) -> PlanChoice:

@@ -34,7 +34,8 @@ class Masked(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        mask = torch.ones_like(x) if torch.cuda.is_current_stream_capturing() else None
+        is_traced = torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
+        mask = torch.ones_like(x) if is_traced else None
         for block in self.blocks:
             x = block(x, mask)
         return x

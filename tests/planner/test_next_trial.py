@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planned_candidates import make_candidate
-from ridgeline.plan import Plan
+from ridgeline.plan import Execution, Plan
 from ridgeline.planner import Candidate
 from ridgeline.planner.relatives import corrected
 from ridgeline.planner.trial_loop import Allowance
@@ -34,7 +34,7 @@ def test_the_plain_plan_is_always_tried() -> None:
     """And first: modes that compile never crowd out the best one that does not."""
     candidates = [
         make_candidate("compiled+graph", 1.0, 1.0),
-        make_candidate("regional+graph", 1.1, 1.0),
+        make_candidate("regional+graph", 0.9, 1.0),
         make_candidate("graph", 2.0),
     ]
     assert _trials(list(candidates), tries=1) == ["graph"]
@@ -61,15 +61,31 @@ def test_the_host_may_be_the_limit_in_one_precision_only(execution: str, tried: 
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize(("step_s", "tried"), [(1.1, True), (1.25, False)])
+@pytest.mark.parametrize(
+    ("execution", "step_s", "tried"),
+    [
+        ("regional+graph", 0.9, True),
+        ("regional+graph", 1.05, False),
+        ("step-graph", 1.1, True),
+        ("step-graph", 1.25, False),
+    ],
+)
 def test_programs_of_one_compiler_tell_much_of_each_other(
-    device: str, step_s: float, tried: bool
+    device: str, execution: Execution, step_s: float, tried: bool
 ) -> None:
-    """By region a step is compiled once more only where it is expected to take little more."""
-    candidates = [make_candidate("compiled+graph", 1.0, 1.0)]
-    candidates.append(make_candidate("regional+graph", step_s, 1.0))
-    also = ["regional+graph"] if tried else []
+    """A step is compiled whole first, and otherwise only where that is expected to take little more."""
+    candidates = [make_candidate(execution, step_s, 1.0)]
+    candidates.append(make_candidate("compiled+graph", 1.0, 1.0))
+    also = [execution] if tried else []
     assert _trials(candidates, device) == ["compiled+graph", *also]
+
+
+@pytest.mark.parametrize(("device", "tried"), [("cpu", True), ("cuda", False)])
+def test_the_host_adds_nothing_to_a_replay(device: str, tried: bool) -> None:
+    """What a GPU replays is not issued by its host as well."""
+    candidates = [make_candidate("compiled+graph", 1.0, 1.0), make_candidate("compiled", 0.99, 1.0)]
+    found = _trials(candidates, device)
+    assert sorted(found) == (["compiled", "compiled+graph"] if tried else ["compiled+graph"])
 
 
 def test_one_program_is_tried_once() -> None:

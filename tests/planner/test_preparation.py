@@ -146,7 +146,7 @@ def test_what_a_trial_measured_replaces_the_estimate() -> None:
     assert ranking.best.plan.execution == "step-graph"
     assert ranking.best.compile_s == 0.5
     assert "500 ms of compiling + 10000 x 126 ms" in ranking.best.why
-    programs = dict.fromkeys(("step-graph", "regional+graph"), 1e6)
+    programs = dict.fromkeys(("step-graph", "compiled+graph", "regional+graph"), 1e6)
     dear = Trial(machine, workload, {**programs, "graph": 0.25})
     best = choose(machine, workload, steps=10_000, trial=dear).best
     assert best.plan.execution == "graph"

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ridgeline.errors import ObstacleError
+from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.plan import Plan
-from ridgeline.runtime import clearance
+from ridgeline.runtime import checked, clearance
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clearance import clear_for_capture
+from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
+from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.world import World
 
 CPU = torch.device("cpu")
@@ -104,3 +106,44 @@ def test_several_workers_refuse_it(tried: list[float], monkeypatch: pytest.Monke
     with pytest.raises(ObstacleError, match="an optimizer with a step of torch's own, got Signs"):
         clear_for_capture(make_body(), BATCH, World(0, 2, 0, CPU), [])
     assert tried == []
+
+
+class Picking(nn.Linear):
+    """As many rows as have a positive sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[x.sum(1) > 0.0])
+
+
+OUTCOMES = {
+    TrialOutcome(
+        "failed", "it was killed by SIGABRT", 3.0
+    ): "failed in a child process: it was killed",
+    TrialOutcome(
+        "not-tried", "wanted a file", 3.0
+    ): "could not be tried in a child process: wanted a file",
+    TrialOutcome("ok", "", 4.2): "",
+}
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_a_child_runs_a_program_whose_shapes_depend_on_values(
+    monkeypatch: pytest.MonkeyPatch, outcome: TrialOutcome
+) -> None:
+    """Such a program may end this process's use of a GPU; that it has such shapes the linter has found."""
+    model = Picking(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = Plan(execution="compiled")
+    body = StepBody(model, loss_fn, optimizer, plan, None, clip_norm=None, device=CPU)
+    with pytest.raises(ObstacleError, match="shapes that do not depend on values"):
+        clear_for_capture(body, BATCH, World(0, 1, 0, CPU), [])
+    assert body.value_shapes[0].startswith("aten.index at ")
+    monkeypatch.setattr(checked, "try_step_in_child", lambda *_: outcome)
+    world, notes = World(0, 1, 0, torch.device("cuda")), list[str]()
+    runner = checked.CheckedRunner(body, Recorder(HostClock()), world, notes, is_undone=True)
+    if outcome.status == "ok":
+        runner._try_elsewhere(BATCH)
+        assert notes == [f"compiled with shapes that depend on values, it {outcome}"]
+    else:
+        with pytest.raises(CaptureError, match=f"{OUTCOMES[outcome]}.*Such shapes: aten.index at"):
+            runner._try_elsewhere(BATCH)

@@ -50,6 +50,7 @@ class StepBody:
         form: How the loss is computed: as written, compiled whole, or by region.
         readings: Guards of model and loss function that were read, for this plan or others; see `StepReads`.
         cleared: What was found out of this step under this plan or others; see `cleared`.
+        value_shapes: Operators of it, found under this plan or others, whose shapes depend on values.
         overhead_ns: Host time of the last step that a plain loop would not have spent.
 
     Raises:
@@ -100,6 +101,7 @@ class StepBody:
         shares = forms is not None and (mode.is_captured or mode.is_one_program)
         self.readings: list[Any] = forms.readings if shares else []
         self.cleared: list[Any] = forms.cleared if shares else []
+        self.value_shapes: list[str] = [] if forms is None else forms.value_shapes
         self._autocast = plan.precision
         self._device = device
         self._is_checked = False

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ridgeline.errors import CaptureError
 from ridgeline.execution import MODES
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
@@ -16,6 +17,8 @@ from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import COMPILER_FAILURES, compiler_refusal
+from ridgeline.runtime.hybrid.capture.child_trial import try_step_in_child
+from ridgeline.runtime.hybrid.capture.child_worker import is_trial
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step_hooks import without_step_hooks
 from ridgeline.runtime.world import World
@@ -33,10 +36,21 @@ class CheckedRunner:
         recorder: Told of the steps, and of the seconds spent compiling.
         world: For the check, which all workers make together.
         notes: Receives the result of the check.
+        is_undone: Whether all steps are undone, as those of a trial: a doubtful program then runs in a child
+            process first.
     """
 
-    def __init__(self, body: StepBody, recorder: Recorder, world: World, notes: list[str]) -> None:
+    def __init__(
+        self,
+        body: StepBody,
+        recorder: Recorder,
+        world: World,
+        notes: list[str],
+        *,
+        is_undone: bool = False,
+    ) -> None:
         self._body = body
+        self._is_undone = is_undone
         self._recorder = recorder
         self._world = world
         self._notes = notes
@@ -71,6 +85,8 @@ class CheckedRunner:
     def _check(self, batch: Any) -> None:
         """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""
         begin = time.perf_counter()
+        if self._is_undone and self._body.value_shapes:
+            self._try_elsewhere(batch)
         check_compiled(
             self._body, batch, LearningRates(self._body.optimizer), self._world, self._notes
         )
@@ -80,6 +96,26 @@ class CheckedRunner:
         self._recorder.counts["compile_s"] = time.perf_counter() - begin
         self._is_checked = True
         self._num_graphs = _num_graphs()
+
+    def _try_elsewhere(self, batch: Any) -> None:
+        """Have a child process take some steps first: a wrong program for a GPU ends this one's use of it.
+
+        Source: the program of a `GATConv` of torch-geometric, whose edges without loops are counted on the
+        device, reads from misaligned addresses on an H100 (torch 2.11).
+
+        Raises:
+            CaptureError: they failed there, or could not be taken there.
+        """
+        if self._world.device.type != "cuda" or self._world.size > 1 or is_trial():
+            return
+        outcome = try_step_in_child(self._body, batch, self._body.plan)
+        if outcome.status != "ok":
+            raise CaptureError(
+                f"wanted execution={self._body.plan.execution!r} to run a step with shapes that depend on "
+                f"values, got one that {outcome}; this process did not try. Such shapes: "
+                f"{'; '.join(self._body.value_shapes)}"
+            )
+        self._notes.append(f"compiled with shapes that depend on values, it {outcome}")
 
     def _count_recompilation(self) -> None:
         self._num_graphs = _num_graphs()

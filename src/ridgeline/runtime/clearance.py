@@ -50,6 +50,8 @@ def clear_for_capture(
     check_gradient_hooks(body)
     refuse_streams(body.model, body.loss_fn, body.optimizer)
     lint = inspect_step(body, batch, device=world.device)
+    dynamic = [one for one in lint.findings if one.rule == "dynamic-shape"]
+    body.value_shapes[:] = [f"{one.op} at {one.line}" for one in dynamic]
     is_refused = largest_of_workers(float(bool(lint.findings)), world)
     check_capturable(lint.findings)
     if is_refused:

@@ -191,7 +191,7 @@ class _Trial(NamedTuple):
             narrow_gap = self._narrow_gap(before, eager, got, noise, shift)
             if narrow_gap is not None:
                 return narrow_gap
-        if size > allowed and others:
+        if size > allowed and others and not self._may_round_elsewhere():
             return self._beside(
                 self._difference(before, eager, self.runs.eager(shift), noise), size, allowed
             )

@@ -99,7 +99,7 @@ class TrainStep(Closing):
         forms: What other steps with this model and loss function have compiled; None compiles anew.
         mesh: Train over its data axis only; see `given_group`.
         process_group: Train over its workers only; not with a mesh or a world.
-        is_undone: Somebody undoes all steps, as those of a trial; see `GraphRunner`.
+        is_undone: Somebody undoes all steps, as those of a trial; see `GraphRunner` and `CheckedRunner`.
 
     Attributes:
         plan: The plan in force.
@@ -335,7 +335,9 @@ class TrainStep(Closing):
                 self._body, self.recorder, self.world, self.notes, is_undone=is_undone
             )
         if mode.is_compiled or mode.replays_model:
-            return CheckedRunner(self._body, self.recorder, self.world, self.notes)
+            return CheckedRunner(
+                self._body, self.recorder, self.world, self.notes, is_undone=is_undone
+            )
         return EagerRunner(self._body, self.recorder)
 
 

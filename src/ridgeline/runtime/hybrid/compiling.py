@@ -192,12 +192,14 @@ class CompiledForms:
         limit_s: Seconds that compiling the next form may take.
         readings: Guards of loss function and model that were read; see `StepReads`.
         cleared: What was found out of steps that were captured; see `runtime.cleared`.
+        value_shapes: Operators of the step whose shapes depend on values; see `runtime.checked`.
     """
 
     def __init__(self, limit_s: float = math.inf) -> None:
         self.limit_s = limit_s
         self.readings: list[Any] = []
         self.cleared: list[Any] = []
+        self.value_shapes: list[str] = []
         self._known: dict[Hashable, Form] = {}
 
     def take(self, key: Hashable, make: Callable[[], _T]) -> Form:
@@ -211,6 +213,7 @@ class CompiledForms:
         self._known.clear()
         self.readings = list[Any]()
         self.cleared = list[Any]()
+        self.value_shapes = list[str]()
 
 
 def make_form(
@@ -254,12 +257,16 @@ def make_form(
     is_special = is_replayed and (announces or combines)
     if is_special:
         arguments = inductor.replayed_arguments(notes, announces=announces, combines=combines)
+    shared = CompiledForms() if forms is None else forms
+    key = (kind, is_special, announces, combines, owns_random)
     if kind == "compiled":
-        shared = CompiledForms() if forms is None else forms
-        key = (kind, is_special, announces, combines, owns_random)
         return shared.take(key, lambda: WholeForm(loss_fn, arguments, shared.limit_s))
     if kind == "regional":
-        form = RegionalForm(loss_fn, model, arguments, is_captured=is_replayed)
+        form = shared.take(
+            (*key, is_replayed),
+            lambda: RegionalForm(loss_fn, model, arguments, is_captured=is_replayed),
+        )
+        assert isinstance(form, RegionalForm)
         notes.append(form.regions.note)
         return form
     return Form(loss_fn)

@@ -1,0 +1,34 @@
+"""One trace of a step, which all workers take."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from ridgeline.errors import OutOfTimeError, SideEffectError
+from ridgeline.runtime.agree import largest_of_workers, share_bytes
+from ridgeline.runtime.world import World
+from ridgeline.workload import Workload
+
+
+def shared_trace(traced: Callable[[], Workload], world: World) -> Workload:
+    """Worker 0's trace, on all workers.
+
+    Args:
+        traced: Traces the step of this worker.
+        world: Its place.
+
+    Raises:
+        OutOfTimeError: the trace of a worker was ended, since time was up; on all of them.
+        SideEffectError: likewise, the step of one cannot be run again.
+    """
+    stopped, mine = None, b""
+    try:
+        mine = msgspec.json.encode(traced())
+    except (OutOfTimeError, SideEffectError) as error:
+        stopped = error
+    is_late = isinstance(stopped, OutOfTimeError)
+    worst = largest_of_workers(float(is_late or 2 * (stopped is not None)), world)
+    if worst:
+        kind = OutOfTimeError if worst == 1 else SideEffectError
+        raise stopped or kind("another worker could not trace the step")
+    return msgspec.json.decode(share_bytes(mine, world), type=Workload)

@@ -22,6 +22,14 @@ class MachineError(RidgelineError):
     """The machine profile lacks, or the machine refuses, what was asked for."""
 
 
+class DeviceLostError(MachineError):
+    """Something left the GPU in a state in which this process can use it no more; `reason` is its fault."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class WorkloadError(RidgelineError, ValueError):
     """A training step cannot be traced, or its loss, batch or optimizer is not what a step needs."""
 

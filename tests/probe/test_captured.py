@@ -7,9 +7,10 @@ import pytest
 import torch
 from test_replay import workload_of
 
+from ridgeline.errors import DeviceLostError
 from ridgeline.probe import captured
 from ridgeline.probe.captured import captured_seconds
-from ridgeline.probe.replay import DeviceLostError, Replay
+from ridgeline.probe.replay import Replay
 
 CPU = torch.device("cpu")
 

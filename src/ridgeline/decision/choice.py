@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ridgeline import units
-from ridgeline.decision import compile_times, remembered, varied
+from ridgeline.decision import compile_times, lost_device, remembered, varied
 from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.recalling import tried_again
@@ -346,6 +346,17 @@ class PlanChoice:
         )
 
     def _trial(self, plan: Plan) -> Timeline:
+        # Several workers, which may fail one by one, neither remember nor refuse.
+        place = self._kept[:2] if self._kept is not None and self.world.size == 1 else None
+        lost_device.refuse_if_lost(place, plan)
+        try:
+            return self._tried(plan)
+        except Exception as error:
+            if self.world.kind == "cuda" and plan.execution != "eager":
+                lost_device.raise_if_lost(place, plan, error)
+            raise
+
+    def _tried(self, plan: Plan) -> Timeline:
         if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
         watch = ProgramWatch()

@@ -8,7 +8,7 @@ from ridgeline import units
 from ridgeline.decision import remembered
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.decision.told_trials import doing_words
-from ridgeline.errors import AbsentWorkerError, OutOfTimeError, RidgelineError
+from ridgeline.errors import AbsentWorkerError, DeviceLostError, OutOfTimeError, RidgelineError
 from ridgeline.planner import Ranking
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import is_compiled
@@ -31,6 +31,7 @@ def tried_again(
 
     Raises:
         AbsentWorkerError: another worker is missing.
+        DeviceLostError: the trial cost the process its device.
 
     Cost: One trial.
     """
@@ -45,7 +46,7 @@ def tried_again(
             return None
         tell(f"there is no time to try it ({error}): taken as remembered")
         return remembered.noted(ranking, best, "and not tried again, since there was no time")
-    except AbsentWorkerError:
+    except (AbsentWorkerError, DeviceLostError):
         raise
     except RidgelineError as error:
         tell(f"it fails now ({error}): choosing anew")

@@ -9,6 +9,7 @@ import msgspec
 
 from ridgeline.errors import (
     AbsentWorkerError,
+    DeviceLostError,
     ObstacleError,
     OutOfTimeError,
     RidgelineError,
@@ -169,13 +170,14 @@ def attempted(
     Raises:
         OutOfTimeError: no step of it could be measured in the seconds that are left.
         AbsentWorkerError: another worker is missing, so that no further trial can succeed either.
+        DeviceLostError: it cost the process its device, likewise.
         SideEffectError: the step does what cannot be taken back, so that nothing is tried.
     """
     plan = candidate.plan
     try:
         measured = trial(plan)
         verify(candidate.timeline, measured)
-    except (OutOfTimeError, AbsentWorkerError, SideEffectError):
+    except (OutOfTimeError, AbsentWorkerError, SideEffectError, DeviceLostError):
         raise
     except Exception as error:
         is_ours = isinstance(error, RidgelineError)

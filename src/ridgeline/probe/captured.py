@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from ridgeline.errors import DeviceLostError
 from ridgeline.machine import Quantity
-from ridgeline.probe.replay import DeviceLostError, Replay, Watch
+from ridgeline.probe.replay import Replay, Watch
 from ridgeline.workload import Op
 
 MANY_LAUNCHES = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.errors import MachineError, WorkloadError, first_line
+from ridgeline.errors import DeviceLostError, WorkloadError, first_line
 from ridgeline.probe import rebuild, values
 from ridgeline.probe.places import Output, Place, Places, Source, is_only_issued, valid
 from ridgeline.probe.valid_inputs import valid_inputs
@@ -29,14 +29,6 @@ _WITH_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
 """Operators that make the workspace of their backward only where gradients are on, as in a real step."""
 
 _LASTING = ("parameter", "state", "buffer")
-
-
-class DeviceLostError(MachineError):
-    """An operator left the GPU in a state in which this process can use it no more; `reason` is its fault."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.codec import Value, write_atomically
+from ridgeline.errors import DeviceLostError
 from ridgeline.host_memory import keep_freed_memory
 from ridgeline.machine import (
     Ceiling,
@@ -36,7 +37,6 @@ from ridgeline.probe.links import measure_links
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.overlap import measure_overlap
 from ridgeline.probe.peers import Peers
-from ridgeline.probe.replay import DeviceLostError
 from ridgeline.workload import Workload
 
 TraceKey = tuple[Setting, str, str]

@@ -21,9 +21,11 @@ from strategies import make_machine
 def test_a_choice_is_found_again(tmp_path: Path) -> None:
     """With the same plan, steps and reasons; operators of its timelines are left out."""
     ranking = choose(make_machine(), make_chain((2, 2)))
-    assert remembered.keep(tmp_path, "key", ranking) == ""
-    found = remembered.recall(tmp_path, "key")
-    assert found is not None
+    assert remembered.keep(tmp_path, "key", ranking, {"b", "a"}) == ""
+    kept = remembered.recall(tmp_path, "key")
+    assert kept is not None
+    assert kept.digests == ("a", "b")
+    found = kept.ranking
     assert found.best.plan == ranking.best.plan
     assert found.best.timeline.step_ns == ranking.best.timeline.step_ns
     assert found.best.timeline.frames == ranking.best.timeline.frames

@@ -84,6 +84,7 @@ def test_a_step_is_predicted_from_what_its_trial_compiled(trained: Any, tmp_path
     assert remembered.keep(tmp_path, "key", ranking) == ""
     kept = remembered.recall(tmp_path, "key")
     assert kept is not None
-    assert kept.best.reading == ranking.best.reading
-    assert kept.best.measured is not None
-    assert kept.best.measured.programs == ()
+    best = kept.ranking.best
+    assert best.reading == ranking.best.reading
+    assert best.measured is not None
+    assert best.measured.programs == ()

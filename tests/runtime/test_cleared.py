@@ -1,6 +1,10 @@
 """A step that a trial has captured is not looked at again, unless something of it is another since."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,3 +143,99 @@ def test_a_trial_checks_what_it_compiles_once(looked: list[str]) -> None:
     assert looked == ["lint"]  # the trial's findings hold
     steps(model, optimizer, plan, None, EAGER_STEPS + 2)
     assert looked == ["lint", "lint", "check"]
+
+
+def digests_after(change: Callable[[Net], None], earlier: frozenset[str] = frozenset()) -> set[str]:
+    """Of what a trial captures, of a network of its own; `earlier` are those of another process."""
+    torch.manual_seed(0)
+    model, forms = Net(), CompiledForms()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    change(model)
+    forms.earlier_digests = earlier
+    steps(model, optimizer, Plan(execution="graph"), forms, EAGER_STEPS + 2, is_undone=True)
+    return forms.digests
+
+
+class OtherNet(Net):
+    """Other code, the same operators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x
+        return super().forward(x)
+
+
+class Logging(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.by != 1.0:
+            self.last = "scaled"
+        return super().forward(x)
+
+
+def become(kind: type[Net]) -> Callable[[Net], None]:
+    return lambda model: setattr(model, "__class__", kind)
+
+
+def unchanged(model: Net) -> None:
+    """It is as it was."""
+
+
+def scaled(model: Net) -> None:
+    model.by = 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "is_looked_at"),
+    [(unchanged, False), (scaled, True), (become(OtherNet), True), (become(Logging), True)],
+)
+def test_what_an_earlier_process_captured_is_not_looked_at_again(
+    looked: list[str], change: Callable[[Net], None], is_looked_at: bool
+) -> None:
+    """Unless its code or its operators are others; and only in a trial, which is undone."""
+    earlier = frozenset(digests_after(unchanged))
+    assert len(earlier) == 1
+    looked.clear()
+    found = digests_after(change, earlier)
+    assert looked == ["lint"] * is_looked_at
+    assert (found == earlier) is not is_looked_at
+    forms, model = CompiledForms(), Net()
+    forms.earlier_digests = earlier
+    looked.clear()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    steps(model, optimizer, Plan(execution="graph"), forms, EAGER_STEPS + 2)
+    assert looked == ["lint"]
+
+
+def test_digests_are_the_same_in_every_process(tmp_path: Path) -> None:
+    """Though names in a set come in another order in each."""
+    script = tmp_path / "digest.py"
+    script.write_text(DIGEST)
+    found = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable, str(script)]
+        found.add(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+    assert len(found) == 1
+    assert len(found.pop().strip()) == 64
+
+
+DIGEST = """
+import torch
+from torch import nn
+from ridgeline.plan import Plan
+from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.cleared import _digest
+from ridgeline.runtime.hybrid.steps.reads import StepReads
+
+class Net(nn.Linear):
+    kind = "tanh"
+    def forward(self, x):
+        y = super().forward(x)
+        return y.tanh() if self.kind in {"tanh", "sigmoid", "relu", "gelu"} else y
+
+model = Net(4, 2)
+optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+loss = lambda model, batch: model(batch).square().mean()
+batch, device = torch.ones(3, 4), torch.device("cpu")
+body = StepBody(model, loss, optimizer, Plan(execution="graph"), None, clip_norm=1.0, device=device)
+print(_digest(body, batch, StepReads(body, batch, "cpu", is_lifted=False)))
+"""

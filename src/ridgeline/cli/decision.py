@@ -96,9 +96,9 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         workloads = {count: _traced(task, count, device, wishes, heartbeat) for count in counts}
         key = choice_key(here.machine, workloads, wishes, steps)
         is_open = given is None and wishes.plan is None and wishes.tries > 0
-        ranking = remembered.recall(here.directory, key) if is_open else None
-        if ranking is not None:
-            recalled = _recalled(ranking, here.machine, workloads, attempt, heartbeat, factor)
+        kept = remembered.recall(here.directory, key) if is_open else None
+        if kept is not None:
+            recalled = _recalled(kept.ranking, here.machine, workloads, attempt, heartbeat, factor)
             if recalled is not None:
                 return recalled
         decision = _choose(

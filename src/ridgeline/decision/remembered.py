@@ -6,7 +6,7 @@ plan is tried first: whether that is right is checked at every start.
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,11 +21,15 @@ MOST_KEPT = 200
 
 
 class Remembered(Noun, frozen=True, kw_only=True):
-    """What was chosen for a step: the ranking, without the operators of its timelines."""
+    """What was chosen for a step: the ranking, without the operators of its timelines.
+
+    `digests` are those of steps that its trials captured; see `runtime.cleared`.
+    """
 
     kind: ClassVar[str] = "choice"
 
     ranking: Ranking
+    digests: tuple[str, ...] = ()
 
 
 def key_of(parts: Sequence[object]) -> str:
@@ -33,18 +37,19 @@ def key_of(parts: Sequence[object]) -> str:
     return hashlib.sha256(msgspec.json.encode([VERSION, *map(str, parts)])).hexdigest()[:24]
 
 
-def recall(directory: Path, key: str) -> Ranking | None:
+def recall(directory: Path, key: str) -> Remembered | None:
     """The choice kept under a key; None where there is none that this release can read."""
     try:
-        return Remembered.load(_path(directory, key)).ranking
+        return Remembered.load(_path(directory, key))
     except (FileFormatError, OSError):
         return None
 
 
-def keep(directory: Path, key: str, ranking: Ranking) -> str:
+def keep(directory: Path, key: str, ranking: Ranking, digests: Collection[str] = ()) -> str:
     """Keep a choice; why it could not be kept, or an empty text."""
     try:
-        Remembered(ranking=_slim(ranking)).save(_path(directory, key))
+        kept = Remembered(ranking=_slim(ranking), digests=tuple(sorted(digests)))
+        kept.save(_path(directory, key))
     except OSError as error:
         return (
             f"the choice could not be kept in {directory} ({error.strerror}) and will be made again; let "

@@ -51,6 +51,8 @@ class StepBody:
         readings: Guards of model and loss function that were read, for this plan or others; see `StepReads`.
         cleared: What was found out of this step under this plan or others; see `cleared`.
         value_shapes: Operators of it, found under this plan or others, whose shapes depend on values.
+        has_doubts: Whether looking for what cannot be captured left something to a trial; see `clearance`.
+        digests: Of what was captured; those in `earlier_digests` an earlier process captured. See `cleared`.
         overhead_ns: Host time of the last step that a plain loop would not have spent.
 
     Raises:
@@ -102,6 +104,9 @@ class StepBody:
         self.readings: list[Any] = forms.readings if shares else []
         self.cleared: list[Any] = forms.cleared if shares else []
         self.value_shapes: list[str] = [] if forms is None else forms.value_shapes
+        self.has_doubts = False
+        self.digests: set[str] = set() if forms is None else forms.digests
+        self.earlier_digests = frozenset[str]() if forms is None else forms.earlier_digests
         self._autocast = plan.precision
         self._device = device
         self._is_checked = False

@@ -59,6 +59,7 @@ def clear_for_capture(
             "wanted a step that all workers can capture, got one that another worker cannot; its message "
             "names operators and lines"
         )
+    body.has_doubts = bool(lint.doubts)
     if lint.optimizer:
         _clear_optimizer(body, batch, world, lint.optimizer, notes)
     if not is_doubtful(lint):

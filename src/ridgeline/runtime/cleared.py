@@ -2,13 +2,20 @@
 
 Looking for what cannot be captured takes two steps, the second ten times slower than they are, and comparing
 what is compiled six more. Both hold for as long as the code of the step, and what that reads, are the same.
+
+What was looked for in an earlier process holds as well where torch's compiler reads the same: all code that
+the loss runs through, the operators that it comes to with their shapes, and what it writes. Comparisons are
+made anew in each process.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ridgeline.errors import CaptureError
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
@@ -55,6 +62,33 @@ def cleared_before(body: StepBody, batch: Any, world: World) -> Cleared | None:
 def keep(body: StepBody, batch: Any, reads: StepReads, draws: Sequence[IdleDraw]) -> None:
     """Remember a step that was captured, in place of what was remembered before."""
     body.cleared[:] = [Cleared(key_of(body, batch), reads, tuple(draws), body.form)]
+    if not (draws or body.has_doubts):
+        body.digests.add(_digest(body, batch, reads))
+
+
+def cleared_earlier(body: StepBody, batch: Any, world: World) -> bool:
+    """Whether an earlier process captured this very step, without a doubt and without draws on the host.
+
+    Args:
+        body: The step, before its first one; its optimizer can be captured.
+        batch: Its first.
+        world: Of one worker.
+
+    Cost: Reads the step, unless no step of this kind was captured earlier; what was read serves the capture.
+    """
+    if not body.earlier_digests or world.size > 1:
+        return False
+    try:
+        reads = StepReads(body, batch, world.device.type, is_lifted=False)
+    except CaptureError:
+        return False
+    return _digest(body, batch, reads) in body.earlier_digests
+
+
+def _digest(body: StepBody, batch: Any, reads: StepReads) -> str:
+    """Equal for steps of equal code and operators, in this process or another."""
+    parts = [torch.__version__, repr(key_of(body, batch)), reads.text]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def key_of(body: StepBody, batch: Any) -> tuple[Any, ...]:

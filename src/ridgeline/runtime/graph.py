@@ -31,7 +31,7 @@ from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.checked import check_compiled
 from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
-from ridgeline.runtime.cleared import cleared_before, keep
+from ridgeline.runtime.cleared import cleared_before, cleared_earlier, keep
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
@@ -220,7 +220,7 @@ class GraphRunner:
         known = cleared_before(self._body, batch, self._world) if self._has_optimizer else None
         if known is not None:
             self._idle_draws = known.idle_draws
-        else:
+        elif not (self._is_undone and cleared_earlier(self._body, batch, self._world)):
             self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
         is_checked = known is not None and known.form is self._body.form
         if not (is_checked or self._is_undone):

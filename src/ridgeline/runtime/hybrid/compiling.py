@@ -193,6 +193,8 @@ class CompiledForms:
         readings: Guards of loss function and model that were read; see `StepReads`.
         cleared: What was found out of steps that were captured; see `runtime.cleared`.
         value_shapes: Operators of the step whose shapes depend on values; see `runtime.checked`.
+        digests: Of steps that were captured.
+        earlier_digests: Of those that an earlier process captured.
     """
 
     def __init__(self, limit_s: float = math.inf) -> None:
@@ -200,6 +202,8 @@ class CompiledForms:
         self.readings: list[Any] = []
         self.cleared: list[Any] = []
         self.value_shapes: list[str] = []
+        self.digests: set[str] = set()
+        self.earlier_digests = frozenset[str]()
         self._known: dict[Hashable, Form] = {}
 
     def take(self, key: Hashable, make: Callable[[], _T]) -> Form:

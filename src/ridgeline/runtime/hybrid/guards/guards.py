@@ -1,7 +1,7 @@
 """Whether a captured program still computes what its code would."""
 
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -101,6 +101,12 @@ class Guards:
         require_unguarded(rest, reading, now)
         self.holds = self._holder(rest.all_hold())
 
+    @property
+    def text(self) -> str:
+        """The operators, the code of every function that was read, and writes; the same in every process."""
+        code = sorted({part for one in self._reading.code for part in _code_text(one)})
+        return "\n".join((self.graph, *code, *sorted(map(repr, self.writes))))
+
     def difference(self, arguments: dict[str, Any]) -> str:
         """What does not hold for these arguments, in words; for people, after `holds` said no."""
         with without_checks():
@@ -181,3 +187,16 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, frozenset)):
         return all(map(is_plain, value))
     return isinstance(value, _PLAIN)
+
+
+def _code_text(code: types.CodeType) -> Iterator[str]:
+    """A function's name, instructions and constants, and those of functions written inside of it."""
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    constants = [
+        repr(sorted(map(repr, part)) if isinstance(part, frozenset) else part)  # else in no order
+        for part in code.co_consts
+        if not isinstance(part, types.CodeType)
+    ]
+    yield f"{code.co_qualname} {code.co_code.hex()} {code.co_names} {constants}"
+    for part in inner:
+        yield from _code_text(part)

@@ -86,6 +86,11 @@ class StepReads(LayoutReads):
         """Whether the program computes the step of this batch, see `fit`."""
         return self.fit(self._brought(batch))
 
+    @property
+    def text(self) -> str:
+        """What was read, the same in every process: operators, code and writes."""
+        return self.guards[0].text
+
     def is_still_read(self, batch: Any) -> bool:
         """Whether its code would be read alike for this batch, wherever tensors lie by now."""
         arguments = {**self._fixed, **self._brought(batch)}

@@ -50,7 +50,7 @@ class Interpreted(OutputCode):
     def _run(self, inputs: list[Any]) -> list[Any]:
         given = list(inputs)
         inputs.clear()  # the compiler's programs empty the list, so that inputs can be freed
-        return list(self._graph.forward(*given))
+        return list(self._graph.forward(*map(_as_written, given)))
 
 
 @contextlib.contextmanager
@@ -85,6 +85,16 @@ def _load_package(path: str, **_: Any) -> Any:
 
     def run(inputs: Sequence[Tensor]) -> list[Any]:
         with torch.no_grad():
-            return list(graph.forward(*inputs))  # hooks of all modules are none of its
+            return list(
+                graph.forward(*map(_as_written, inputs))
+            )  # hooks of all modules are none of its
 
     return types.SimpleNamespace(loader=types.SimpleNamespace(run=run))
+
+
+def _as_written(value: Any) -> Any:
+    """A tensor of the elements in memory, whatever is noted of their sign or conjugation: code reads those."""
+    if not isinstance(value, Tensor):
+        return value
+    value = torch._neg_view(value) if value.is_neg() else value
+    return torch._conj(value) if value.is_conj() else value

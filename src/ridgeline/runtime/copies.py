@@ -41,6 +41,19 @@ def overlaps(tensor: Tensor) -> bool:
     return False
 
 
+def is_noted(tensor: Tensor) -> bool:
+    """Whether the sign or conjugation of its elements is only noted, as in `x.conj()` and `x.conj().imag`.
+
+    torch's operators look at the note; compiled code takes elements as they are written.
+    """
+    return tensor.is_neg() or tensor.is_conj()
+
+
+def written(tensor: Tensor) -> Tensor:
+    """The tensor itself, or one whose elements are written as they count."""
+    return tensor.resolve_conj().resolve_neg()
+
+
 def own_copy(tensor: Tensor) -> Tensor:
     """A tensor of the same values in dense memory of its own; it requires gradients if that one does."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)

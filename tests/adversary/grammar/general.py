@@ -16,6 +16,7 @@ MODEL_CHANGES: dict[str, str] = {
     "weight's strides at its address": "weight = w.model.head.weight\n"
     "weight.data = weight.data.as_strided((4, 4), (1, 4))",
     "weight's sign at its address": "w.model.head.weight.data.view(torch.int32).bitwise_xor_(-(2**31))",
+    "weight's sign noted": "w.model.head.weight.data = torch._neg_view(w.model.head.weight.data)",
     "weight's data exchanged": "w.model.head.weight.data = w.model.head.weight.data.clone() * 2",
     "model to double": "w.model.double()",
     "bias removed": "w.model.head.bias = None",
@@ -132,6 +133,7 @@ INPUTS: dict[str, str] = {
     "requires gradients": "x_of($i).requires_grad_()",
     "a parameter": "nn.Parameter(x_of($i))",
     "conjugated": "torch.complex(x_of($i), x_of($i)).conj().imag",
+    "negative view": "torch._neg_view(x_of($i))",
     "the weight": "w.model.blocks[0].lin.weight.detach()",
 }
 """Name to an expression; `$i` is the number of the call."""

@@ -21,7 +21,7 @@ def memory_of_results(graph: fx.GraphModule) -> list[int | None]:
     (end,) = graph.graph.find_nodes(op="output")
     found = end.args[0] if isinstance(end.args[0], (tuple, list)) else ()
     values = [one.meta.get("example_value") if isinstance(one, fx.Node) else None for one in found]
-    return [*map(_memory, values)]
+    return [*map(memory_number, values)]
 
 
 def kept_distinct(compiled: Compiled, memory: Sequence[int | None]) -> Compiled:
@@ -63,7 +63,7 @@ def _lost(
     seen: set[int] = set()
     found: dict[int, Callable[[Tensor], Tensor]] = {}
     for index, (result, place) in enumerate(zip(results, memory, strict=True)):
-        now = _memory(result)
+        now = memory_number(result)
         if place is None or now is None:
             continue
         if owners.setdefault(now, place) != place:
@@ -79,7 +79,7 @@ def _another(tensor: Tensor) -> Tensor:
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
 
 
-def _memory(value: Any) -> int | None:
+def memory_number(value: Any) -> int | None:
     """A number for the memory of a dense tensor, also of one without data."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None

@@ -16,7 +16,7 @@ from ridgeline.plan import Execution
 from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.reach.undo import undone
 from ridgeline.runtime.closing import Closing
-from ridgeline.runtime.copies import overlaps
+from ridgeline.runtime.copies import overlaps, written
 from ridgeline.runtime.hybrid.calls.dispatch import Dispatch
 from ridgeline.runtime.hybrid.calls.forms import capturing, name_of
 from ridgeline.runtime.hybrid.calls.reads import CallReads, check_shapes, device_of
@@ -165,8 +165,8 @@ class Hybrid(Closing):
 
 
 def _example(tensor: Tensor) -> Tensor:
-    """A tensor to capture around: without gradients, and with memory for each of its elements."""
-    tensor = tensor.detach()
+    """A tensor to capture around: without gradients, each element in memory and as it is written there."""
+    tensor = written(tensor.detach())
     is_dense = tensor.layout != torch.strided or not overlaps(tensor)
     return tensor if is_dense else tensor.contiguous()
 

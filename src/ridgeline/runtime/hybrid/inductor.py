@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, fx
 from torch._functorch import config as autograd_config
 
-from ridgeline.errors import first_line
+from ridgeline.errors import CaptureError, first_line
+from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import kept_distinct, memory_of_results
 
 FAILURES = (
@@ -24,6 +25,13 @@ ADVICE = (
     r"\s*Online softmax is disabled on the fly",
 )
 """How the compiler's advice begins on what a plan decides (its precision) or nobody can change."""
+
+
+NOTED = (
+    "what reads tensors whose sign or conjugation is only noted runs operator by operator; "
+    ".resolve_conj() or .resolve_neg() writes it into them"
+)
+"""torch's compiler (2.13) takes elements as they are written, whatever is noted, and says nothing."""
 
 
 def plain_options(*, owns_random: bool = False) -> Options:
@@ -128,6 +136,9 @@ def compile_replayed(
     from torch._inductor.compile_fx import compile_fx
 
     ignore_advice()
+    if any(map(_is_noted, inputs)):
+        notes.append(NOTED)
+        return graph.forward
     again = copy_of(graph)  # the compiler changes the graph that it is given
     memory = memory_of_results(graph)
     options = {
@@ -154,7 +165,7 @@ def compile_plain(
     owns_random: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph with the plain options and `settings`.
+    """Compile a graph with the plain options and `settings`; as it is where `NOTED` says so.
 
     Args:
         graph: The graph; changed.
@@ -167,10 +178,31 @@ def compile_plain(
     from torch._inductor.compile_fx import compile_fx
 
     ignore_advice()
+    if any(map(_is_noted, inputs)):
+        warnings.warn(NOTED, stacklevel=2)
+        return graph.forward
     memory = memory_of_results(graph)
     options = {**plain_options(owns_random=owns_random), **(settings or {})}
     compiled: Any = compile_fx(graph, inputs, config_patches=options)
     return kept_distinct(compiled, memory)
+
+
+def require_written(tensors: Sequence[Tensor]) -> None:
+    """Refuse tensors of which torch's compiler would lose signs; see `NOTED`.
+
+    Raises:
+        CaptureError: there is one, of this shape.
+    """
+    for tensor in filter(_is_noted, tensors):
+        raise CaptureError(
+            f"wanted tensors that compiled code can read, got one of shape {tuple(tensor.shape)} whose sign "
+            "or conjugation is only noted; write it with .resolve_conj() or .resolve_neg(), or use mode "
+            "'eager'"
+        )
+
+
+def _is_noted(value: Any) -> bool:
+    return isinstance(value, Tensor) and is_noted(value)
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.runtime.capturing import capturing
-from ridgeline.runtime.copies import copy_into
+from ridgeline.runtime.copies import copy_into, is_noted
 from ridgeline.runtime.hybrid.calls.sources import can_redirect, redirections
 
 _num_holders = torch._C._storage_Use_Count  # noqa: SLF001 - what torch's own graph trees use
@@ -134,7 +134,7 @@ def _redirecting(
 
 def _dense(x: Tensor, target: Tensor, stride: tuple[int, ...]) -> Tensor:
     """A tensor in the layout of the one that it is copied to byte by byte, with its own sign."""
-    if x.stride() == stride and not (x.is_neg() or x.is_conj()):
+    if x.stride() == stride and not is_noted(x):
         return x
     return torch.empty_like(target).copy_(x)
 

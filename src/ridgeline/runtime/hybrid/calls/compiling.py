@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.hybrid.calls.equivalence import check_results
-from ridgeline.runtime.hybrid.inductor import FAILURES
+from ridgeline.runtime.hybrid.inductor import FAILURES, require_written
 from ridgeline.runtime.hybrid.module_call import call_with, places
 from ridgeline.runtime.lifted_constants import lift_constants
 
@@ -109,10 +109,11 @@ class TracedFunction:
         The arguments must have the example's structure, shapes, dtypes, devices and strides.
 
         Raises:
-            CaptureError: the compiler cannot take the graph.
+            CaptureError: the compiler cannot take the graph, or a tensor that it reads.
 
         Cost: Seconds to minutes.
         """
+        require_written(self.example)
         settings = {key: value for key, value in SETTINGS.items() if key in _known_settings()}
         if _num_elements(self.graph) < SERIAL_ELEMENTS:
             settings["cpp.threads"] = 1

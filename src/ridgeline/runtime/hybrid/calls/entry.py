@@ -12,7 +12,7 @@ from ridgeline.errors import BatchError, CaptureError
 from ridgeline.execution import MODES, Form
 from ridgeline.plan import Execution
 from ridgeline.runtime.batch import signature
-from ridgeline.runtime.copies import overlaps, strided_copy
+from ridgeline.runtime.copies import is_noted, overlaps, strided_copy
 from ridgeline.runtime.hybrid.calls.equivalence import Comparison, check_results, compare_calls
 from ridgeline.runtime.hybrid.calls.forms import (
     CallableForm,
@@ -21,6 +21,7 @@ from ridgeline.runtime.hybrid.calls.forms import (
     name_of,
     without_gradients,
 )
+from ridgeline.runtime.hybrid.distinct_results import memory_number
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.saved_state import preserved
 
@@ -46,7 +47,8 @@ class Entry:
         compile_s: Seconds to make it, up to the end of its first call.
 
     Raises:
-        CaptureError: the program cannot be captured or compiled, or an argument is expanded or unfolded.
+        CaptureError: the program cannot be captured or compiled, an argument is expanded or unfolded, or a
+            result lies in the memory of one whose sign is only noted.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Entry:
         with preserved(tensors):
             self.notes = _inspected(fn, args, device) if is_replayed else ()
             if mode != "eager" and self._form_name not in forms:
-                check_results(without_gradients(fn)(*args), tensors)
+                result = without_gradients(fn)(*args)
+                check_results(result, tensors)
+                _check_written(result, args)
             if self._form_name not in forms:
                 forms[self._form_name] = make_form(self._form_name, fn, args)
             self.form = forms[self._form_name]
@@ -127,12 +131,13 @@ class Entry:
     def _direct(self, args: tuple[Any, ...], static_io: bool) -> None:
         self.close_graph: Callable[[], None] = _nothing
         call = self.form.call
-        self.run = call
+        self.run, is_written = call, True
         if self.form.needs_layout:
             leaves = pytree.tree_leaves(args)
             strides = tuple(x.stride() if isinstance(x, Tensor) else None for x in leaves)
             self.run = _with_layout(call, strides)
-        self.fast = call
+            is_written = not any(isinstance(x, Tensor) and is_noted(x) for x in leaves)
+        self.fast = call if is_written else self.run
         self.inputs: tuple[Any, ...] = ()
         if static_io:
             self.inputs = inputs = pytree.tree_map_only(Tensor, strided_copy, args)
@@ -152,12 +157,12 @@ class Entry:
 
 
 def _with_layout(call: Callable[..., Any], strides: tuple[Any, ...]) -> Callable[..., Any]:
-    """`call` with arguments brought to the strides of the example, which compiled code relies on."""
+    """`call` with arguments written with the strides of the example, which compiled code relies on."""
 
     def run(*args: Any) -> Any:
         leaves, structure = pytree.tree_flatten(args)
         for index, (leaf, stride) in enumerate(zip(leaves, strides, strict=True)):
-            if isinstance(leaf, Tensor) and leaf.stride() != stride:
+            if isinstance(leaf, Tensor) and (leaf.stride() != stride or is_noted(leaf)):
                 leaves[index] = torch.empty_strided(
                     leaf.shape, stride, dtype=leaf.dtype, device=leaf.device
                 ).copy_(leaf)
@@ -198,6 +203,22 @@ def _check_dense(args: tuple[Any, ...]) -> None:
                 "wanted arguments whose elements each have memory of their own, got a tensor of shape "
                 f"{tuple(leaf.shape)} and strides {leaf.stride()} (expanded or unfolded); give it as "
                 ".contiguous()"
+            )
+
+
+def _check_written(result: Any, args: tuple[Any, ...]) -> None:
+    """Refuse results in the memory of an argument that the captured program would be given a copy of."""
+    noted = {
+        memory_number(leaf)
+        for leaf in pytree.tree_leaves(args)
+        if isinstance(leaf, Tensor) and is_noted(leaf)
+    }
+    for leaf in pytree.tree_leaves(result) if noted else ():
+        if memory_number(leaf) in noted:
+            raise CaptureError(
+                "wanted results apart from arguments whose sign or conjugation is only noted, got one of "
+                f"shape {tuple(leaf.shape)} in the memory of such; give it as .resolve_conj() or "
+                ".resolve_neg()"
             )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.reach.sparse import is_sparse, strides_of
+from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.guards.classes import class_variables, require_classes
 from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Reading, Write, read_program
@@ -81,7 +82,9 @@ class Guards:
         self.tensors: tuple[Tensor, ...] = self._read(now)
         self.writes: tuple[Write, ...] = reading.writes
         self.graph: str = reading.graph
-        self.places = tuple((address(t), t.shape, strides_of(t), t.dtype) for t in self.tensors)
+        self.places = tuple(
+            (address(t), t.shape, strides_of(t), t.dtype, is_noted(t)) for t in self.tensors
+        )
         self._addresses = [*map(address, self.tensors)]
         names = class_variables(reading.expressions)
         classes = Conditions(reading.scope)

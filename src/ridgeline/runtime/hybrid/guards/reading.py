@@ -21,9 +21,13 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.guards import _get_closure_vars
 from torch._dynamo.side_effects import AttributeMutationNew
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables.base import VariableTracker
 from torch._guards import TracingContext
 
 from ridgeline.errors import CaptureError, first_line
+from ridgeline.runtime.copies import is_noted
+from ridgeline.runtime.hybrid.distinct_results import memory_number
 from ridgeline.runtime.hybrid.guards.sparse import leave_out_strides, sparse_tensors_read
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.unchecked import without_checks
@@ -192,7 +196,7 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
         "tensors": tuple(_expression(argument.source) for argument in arguments),
         "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
         "code": frozenset(TracingContext.get().traced_code),
-        "graph": f"{graph.code}\n{_inputs(placeholders)}\n{_results(graph)}",
+        "graph": f"{graph.code}\n{_inputs(placeholders)}\n{_results(graph, placeholders)}",
     }
 
 
@@ -202,11 +206,26 @@ def _inputs(placeholders: Iterable[fx.Node]) -> list[Any]:
     return [(v.shape, v.dtype, v.device) for v in values if isinstance(v, torch.Tensor)]
 
 
-def _results(graph: fx.GraphModule) -> list[Any]:
-    """Shapes, strides and dtypes of what a graph gives."""
+def _results(graph: fx.GraphModule, placeholders: Iterable[fx.Node]) -> list[Any]:
+    """Shapes, strides and dtypes of what a program gives, and which argument's memory that lies in.
+
+    A graph does not give what the program gives as it got it: that is on the compiler's stack only.
+    """
     output = next(iter(reversed(graph.graph.nodes)))
-    values = [node.meta.get("example_value") for node in output.all_input_nodes]
-    return [(v.shape, v.stride(), v.dtype) for v in values if isinstance(v, torch.Tensor)]
+    nodes = [*output.all_input_nodes]
+
+    def add(variable: Any) -> None:
+        if isinstance(variable, TensorVariable) and variable.as_proxy().node.op == "placeholder":
+            nodes.append(variable.as_proxy().node)
+
+    VariableTracker.visit(add, InstructionTranslator.current_tx().stack)
+    arguments = [memory_number(node.meta.get("example_value")) for node in placeholders]
+    values = [node.meta.get("example_value") for node in nodes]
+    return [
+        (v.shape, v.stride(), v.dtype, is_noted(v), [m == memory_number(v) for m in arguments])
+        for v in values
+        if isinstance(v, torch.Tensor)
+    ]
 
 
 def _made(

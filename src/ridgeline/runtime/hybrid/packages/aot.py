@@ -18,7 +18,7 @@ from torch.nn.modules import module
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, first_line
-from ridgeline.runtime.hybrid.inductor import FAILURES, ignore_advice
+from ridgeline.runtime.hybrid.inductor import FAILURES, ignore_advice, require_written
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 
 SETTINGS: dict[str, str | int | bool] = {
@@ -53,10 +53,11 @@ def compile_program(
         directory: An existing folder.
 
     Raises:
-        CaptureError: there is no C++ compiler, or the compiler refuses the program.
+        CaptureError: there is no C++ compiler, or the compiler refuses the program or an input.
 
     Cost: Runs the C++ compiler: 5 to 60 seconds, several cores and some hundred MB of memory.
     """
+    require_written(inputs)
     compiler = working_compiler().path
     handle, name = tempfile.mkstemp(dir=directory, suffix=".pt2")
     os.close(handle)

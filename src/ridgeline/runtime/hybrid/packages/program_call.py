@@ -14,6 +14,7 @@ from torch._C._dynamo.guards import TensorGuards
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, PackageError
+from ridgeline.runtime.copies import is_noted, written
 from ridgeline.runtime.hybrid.packages.metadata import TensorSpec
 from ridgeline.runtime.hybrid.packages.package import Run
 
@@ -102,11 +103,12 @@ class ProgramCall:
         got = TensorSpec.of(tensor)
         if (got.shape, got.dtype, tensor.device) != (spec.shape, spec.dtype, self._device):
             raise self._misfit(index, f"{got} on {tensor.device}")
-        if got.stride == spec.stride:
+        if got.stride == spec.stride and not is_noted(tensor):
             return tensor
         if index < len(self._names):
-            raise self._misfit(index, f"{got} on {tensor.device} with strides {tensor.stride()}")
-        return spec.restore(tensor, self._device)
+            lies = "signs only noted" if is_noted(tensor) else f"strides {tensor.stride()}"
+            raise self._misfit(index, f"{got} on {tensor.device} with {lies}")
+        return spec.restore(written(tensor), self._device)
 
     def _misfit(self, index: int, got: str) -> BatchError | PackageError:
         wanted = f"{self._specs[index]} on {self._device}"

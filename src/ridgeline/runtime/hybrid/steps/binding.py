@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.errors import CaptureError
 from ridgeline.runtime.capturing import capturing, on_stream
-from ridgeline.runtime.copies import copy_into
+from ridgeline.runtime.copies import copy_into, is_noted
 from ridgeline.runtime.saved_state import preserved
 
 Call = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -41,7 +41,7 @@ class BoundStep:
         """
         flat = self._state.copy()
         for tensor, strides in zip(inputs, self._strides, strict=True):
-            if tensor.stride() == strides and not tensor.requires_grad:
+            if tensor.stride() == strides and not (tensor.requires_grad or is_noted(tensor)):
                 flat.append(tensor)
             else:
                 laid_out = torch.empty_strided(

@@ -20,6 +20,7 @@ START_S = 4.0
 """Interpreters, torch, and what the host pays to issue an operator."""
 CEILINGS_S = 1.5
 COLLECTIVES_S = 3.5
+CODECS_S = 3.5
 """Of one setting each."""
 CHECK_S = 0.5
 """What is measured once for each trace besides its operators."""
@@ -68,6 +69,7 @@ def expected_s(request: Request) -> float:
     """Rough seconds that a request takes."""
     scale = 1.0 if request.quick else FULL_FACTOR
     each = CEILINGS_S * len(request.ceilings) + COLLECTIVES_S * len(request.collectives)
+    each += CODECS_S * len(request.codecs)
     return START_S + scale * each + sum(_traced_s(request, load) for load in request.traces)
 
 

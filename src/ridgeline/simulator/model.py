@@ -171,7 +171,13 @@ def _communication(
         pieces = (*priced.forward, *priced.backward, *priced.optimizer)
         computing_s = sum(piece.lane_s for piece in pieces)
         seconds, assumed = local_steps_seconds(
-            machine, plan, setting, cuts, workload.buffer_bytes, computing_s
+            machine,
+            plan,
+            setting,
+            cuts,
+            workload.buffer_bytes,
+            computing_s,
+            [piece.work_s for piece in pieces if piece.has_kernel],
         )
         return seconds, {}, list(assumed)
     notes = [GRADIENTS_AT_END] if cuts and gradients_come_at_end(plan, setting) else []

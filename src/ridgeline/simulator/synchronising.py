@@ -139,6 +139,7 @@ def local_steps_seconds(
     cuts: Sequence[BucketCut],
     buffer_bytes: int,
     computing_s: float,
+    kernels_s: Sequence[float] = (),
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Seconds of a step for the exchange of parameters every `every` steps, and what that is a share of.
 
@@ -149,6 +150,7 @@ def local_steps_seconds(
         cuts: The parameters as they travel.
         buffer_bytes: Of the model's buffers, which follow worker 0 at each exchange.
         computing_s: Seconds of a step without exchange; those of a delay hide what travels meanwhile.
+        kernels_s: Of each kernel of such a step.
 
     Raises:
         MachineError: no table of a collective, or no ceiling in bytes per second, was measured.
@@ -176,7 +178,7 @@ def local_steps_seconds(
     if delay:
         travelling_s = sum(seconds[name] for name in frame_names(plan, len(cuts)))
         fragments = int(values_of(plan.sync)["fragments"])
-        slowdown, told = overlap_slowdown(machine, setting, ())
+        slowdown, told = overlap_slowdown(machine, setting, kernels_s)
         beside = hidden_behind(travelling_s, fragments * delay * computing_s, slowdown)
         notes.append(told)
         note = (

@@ -7,7 +7,7 @@ from ridgeline.machine import Machine, Setting, SizePoint
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.codecs import CodecPrices
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.synchronising import Beside, hidden_behind
+from ridgeline.simulator.synchronising import Beside, BucketPrices, hidden_behind
 from ridgeline.simulator.what_if import what_if
 from ridgeline.synchronisation import codec_bytes
 from strategies import make_codec_timing, make_collective, make_machine, make_workload, measured
@@ -76,9 +76,9 @@ def test_a_bucket_is_encoded_sent_and_decoded_on_its_lane() -> None:
         {s.name: s for s in simulate(machine, workload, plan).frames}
         for machine in (_machine(), _machine(latency_s=11e-3))
     )
-    codec_s = CodecPrices(_machine(), LOW_RANK, TWO).seconds(1 << 20, ((512, 512),))
     lasts = encoded["all_reduce/0"].duration_ns * 1e-9
-    assert lasts > codec_s + 2e-3
+    sent_s = BucketPrices(_machine(), LOW_RANK, TWO).cost(1 << 20, 4, [(1 << 18,)]).seconds
+    assert lasts == pytest.approx(sent_s + 1e-3, rel=1e-3)
     # Two collectives, each with the latency of the link.
     assert plain["all_reduce/0"].duration_ns * 1e-9 == pytest.approx(lasts + 20e-3, rel=0.01)
     assert encoded["optimizer"].duration_ns == plain["optimizer"].duration_ns

@@ -22,11 +22,11 @@ from ridgeline.simulator.communication import (
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.pieces import BucketCut, Piece, cut_workload, memory_piece
 from ridgeline.synchronisation import (
-    COMPRESSIONS,
     GATHERING,
     CollectiveTraffic,
     codec_bytes,
     delay_of,
+    flags_of,
     frame_names,
     gathering_bytes,
     gathering_of,
@@ -39,10 +39,6 @@ from ridgeline.synchronisation import (
 )
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
-
-
-FLAG_BYTES = 4
-"""Of each parameter, by which workers tell whether they have a gradient of it."""
 
 
 class BucketPrices:
@@ -124,10 +120,8 @@ def communication_seconds(
     for name, cut in zip(frame_names(plan, len(cuts)), cuts, strict=True):
         seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
         notes[note] = None
-    if seconds and COMPRESSIONS[plan.sync.compression].encodes and not trains_apart(plan.sync):
-        # Flags are in no payload that is encoded; those of all buckets go with the last.
-        flags_bytes = FLAG_BYTES * sum(len(cut.shapes) for cut in cuts)
-        cost = table_cost(find_table(machine, "all_reduce", setting), flags_bytes)
+    for part in flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
+        cost = table_cost(find_table(machine, part.operation, setting), part.num_bytes)
         seconds[frame_names(plan, len(cuts))[-1]] += cost.seconds
         notes[cost.note] = None
     if shards_update(plan.sync):

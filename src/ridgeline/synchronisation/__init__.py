@@ -16,6 +16,7 @@ from ridgeline.synchronisation.checks import check_sync, check_words
 from ridgeline.synchronisation.costs import (
     bucket_operations,
     codec_bytes,
+    flags_of,
     gathering_bytes,
     gathering_of,
     handed_bytes,
@@ -99,6 +100,7 @@ __all__ = [
     "delay_of",
     "due_fragment",
     "factor_rank",
+    "flags_of",
     "fragments_on_their_way",
     "frame_names",
     "gathering_bytes",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ridgeline.machine import (
     Ceiling,
+    CodecTiming,
     Collective,
     CurvePoint,
     Device,
@@ -90,6 +91,24 @@ def make_collective(
             SizePoint(num_bytes=1 << k, seconds=measured(latency_s + (1 << k) / bandwidth, "s"))
             for k in range(0, 31, 2)
         ),
+    )
+
+
+def make_codec_timing(
+    setting: Setting, compression: str = "powersgd", slowdown: float = 2.0
+) -> CodecTiming:
+    """A millisecond a mebibyte to encode and decode, 10 us a parameter, 1 ms a shape."""
+    return CodecTiming(
+        setting=setting,
+        compression=compression,
+        table=tuple(
+            SizePoint(num_bytes=1 << power, seconds=measured(2.0**power / 2**20 * 1e-3, "s"))
+            for power in (16, 20, 24)
+        ),
+        parameter=measured(10e-6, "s"),
+        shape=measured(1e-3, "s"),
+        compute_slowdown=measured(slowdown, "x"),
+        codec_slowdown=measured(slowdown, "x"),
     )
 
 

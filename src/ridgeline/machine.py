@@ -252,6 +252,22 @@ class Overlap(Value, frozen=True, kw_only=True):
             check("kernel in s", self.kernel.value, least=LEAST, most=MOST)
 
 
+class CodecTiming(Value, frozen=True, kw_only=True):
+    """Seconds to encode and decode a bucket, exchanges apart, while all workers of the setting do so.
+
+    `table` is of one square float32 matrix. `parameter` is what each further parameter of a bucket costs,
+    `shape` each further shape of matrices. The slowdowns are of computing and encoding beside each other.
+    """
+
+    setting: Setting
+    compression: str
+    table: Annotated[tuple[SizePoint, ...], Meta(min_length=1)]
+    parameter: Quantity
+    shape: Quantity
+    compute_slowdown: Quantity
+    codec_slowdown: Quantity
+
+
 class OperatorTiming(Value, frozen=True, kw_only=True):
     """Measured seconds of one operator with exact shapes; `key` is `Op.key` of the workload.
 
@@ -309,6 +325,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...] = ()
     links: tuple[Link, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
+    codecs: tuple[CodecTiming, ...] = ()
     timings: tuple[OperatorTiming, ...] = ()
     checks: tuple[StepCheck, ...] = ()
     warnings: tuple[str, ...] = ()

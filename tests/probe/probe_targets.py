@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.machine import Setting
-from ridgeline.probe import ceilings, collectives, fingerprint, overlap
+from ridgeline.probe import ceilings, codecs, collectives, fingerprint, overlap
 from ridgeline.probe.measure import measure
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.survey import Findings
-from ridgeline.synchronisation import ALGORITHMS, CollectiveTraffic
+from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, CollectiveTraffic
 from ridgeline.workload import Workload
 
 
@@ -94,6 +94,7 @@ def measure_in_place(request: bytes) -> bytes:
     """What `measure` returns on every rank of a group, what it says, and whether it drew random numbers."""
     content = json.loads(request)
     os.environ["XDG_CACHE_HOME"] = content["cache"]
+    codecs.QUICK_SIDES, codecs.ROUNDS, codecs.ROUNDS_BESIDE = (64, 128), 1, 1
     collectives.QUICK_BYTES = (1 << 10, 1 << 20)
     overlap.ROUNDS = 1
     ceilings.QUICK_S = ceilings.SLOW_S = 0.002  # a few points of every curve will do
@@ -123,3 +124,15 @@ def sharing_survey(request: bytes) -> bytes:
     collectives.QUICK_BYTES = (1 << 10, 1 << 20)
     found = collectives.measure_collectives(setting, peers, quick=True, seconds=0.1)
     return msgspec.json.encode(Findings(collectives=found))
+
+
+def codec_survey(request: bytes) -> bytes:
+    """Codecs on two small matrices, where one of the table cannot be carried out."""
+    broken = COMPRESSIONS["bf16"]._replace(name="broken", codec="no.such.module:Codec")
+    COMPRESSIONS["broken"] = broken
+    peers = Peers.of(None, torch.device("cpu"))
+    setting = Setting(device="cpu", workers=peers.size, threads=1)
+    codecs.QUICK_SIDES, codecs.ROUNDS, codecs.WINDOW_S = (64, 512), 2, 0.005
+    codecs.ROUNDS_BESIDE = 1
+    found, warnings = codecs.measure_codecs(setting, peers, quick=True)
+    return msgspec.json.encode(Findings(codecs=found, warnings=warnings))

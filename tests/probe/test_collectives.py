@@ -36,7 +36,10 @@ def test_an_algorithm_has_its_collectives_measured() -> None:
 def test_what_a_slow_link_has_no_time_for_is_left_out(
     latency_s: float, bytes_per_s: float, num_sizes: int
 ) -> None:
-    """Three sizes are taken in any case; with more, the least rounds of all are within the seconds."""
+    """Three sizes are taken in any case; with more, the least rounds of all are within the seconds.
+
+    Two rounds are the most of a slow call, and so are no more than it is asked for.
+    """
     sizes = [1 << (10 + 2 * power) for power in range(num_sizes)]
     now = {size: latency_s + size / bytes_per_s for size in sizes}
     called: list[int] = []
@@ -46,13 +49,18 @@ def test_what_a_slow_link_has_no_time_for_is_left_out(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "_time", lambda call, peers: (call(), now[called[-1]])[1])
         alone = Peers(0, 1, torch.device("cpu"))
-        found = collectives._affordable(calls, alone, limit_s=2.0)
+        found, rounds = collectives._affordable(calls, alone, limit_s=2.0)
     taken = [size for _, size in found]
     assert taken == sizes[: len(taken)]
     assert called == [size for size in taken for _ in range(2)]
-    rounds_s = [collectives.LEAST_ROUNDS * now[size] for size in taken]
+    is_slow = {size: now[size] > collectives.SLOW_S for size in sizes}
+    assert rounds == {
+        ("all_reduce", size): 2 if is_slow[size] else collectives.MOST_ROUNDS for size in taken
+    }
+    rounds_s = [(2 if is_slow[size] else collectives.LEAST_ROUNDS) * now[size] for size in taken]
     if len(taken) > collectives.LEAST_SIZES:
         assert sum(rounds_s) <= 2.0
     if len(taken) < num_sizes:
         assert len(taken) >= collectives.LEAST_SIZES
-        assert sum(rounds_s) + 4 * rounds_s[-1] > 2.0
+        least = 2 if 4 * now[taken[-1]] > collectives.SLOW_S else collectives.LEAST_ROUNDS
+        assert sum(rounds_s) + least * 4 * now[taken[-1]] > 2.0

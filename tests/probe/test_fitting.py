@@ -78,3 +78,16 @@ def test_without_a_limit_everything_is_measured() -> None:
     assert fitted(asked, math.inf) == (asked, ())
     bare = Request(quick=True, ceilings=(ONE,))
     assert fitted(bare, 0.0) == (bare, ())
+
+
+def test_codecs_are_left_out_before_anything_of_the_step() -> None:
+    """Said so, and only where they have no room; alone they are measured however long it takes."""
+    two = Setting(device="cpu", workers=2, threads=1)
+    asked = msgspec.structs.replace(request(workload(1)), codecs=(two,))
+    whole_s = expected_s(asked)
+    assert fitted(asked, whole_s) == (asked, ())
+    found, (note,) = fitted(asked, whole_s - 0.5)
+    assert found == msgspec.structs.replace(asked, codecs=())
+    assert note.startswith("how long encoding gradients takes was not timed: that takes about 3.5")
+    alone = Request(quick=True, codecs=(two,))
+    assert fitted(alone, 1.0) == (alone, ())

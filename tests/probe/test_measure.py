@@ -30,6 +30,7 @@ from ridgeline.probe import measure as probe
 from ridgeline.probe.group import run_in_group
 from ridgeline.probe.survey import Findings, Request
 from ridgeline.synchronisation import operations
+from strategies import make_codec_timing
 
 ONE = Setting(device="cpu", workers=1, threads=1)
 TWO = Setting(device="cpu", workers=2, threads=1)
@@ -57,6 +58,7 @@ def found(request: Request) -> Findings:
             )
             for s in request.collectives
         ),
+        codecs=tuple(make_codec_timing(setting) for setting in request.codecs),
         timings=tuple(
             OperatorTiming(setting=s, key=key, seconds=SECONDS)
             for s in request.timings
@@ -93,7 +95,7 @@ def test_first_call_measures_and_second_reads(asked: list[Request], tmp_path: Pa
     assert probe.measure(settings=[ONE, TWO]) == first
     assert len(asked) == 1
     assert asked[0].ceilings == (ONE, TWO)
-    assert asked[0].collectives == (TWO,)
+    assert asked[0].collectives == asked[0].codecs == (TWO,)
     assert asked[0].dispatch
 
 
@@ -101,7 +103,7 @@ def test_only_what_is_missing_is_measured(asked: list[Request]) -> None:
     """A further setting and a workload add to the cached profile; what it has is not measured again."""
     probe.measure(settings=[ONE])
     machine = probe.measure(settings=[ONE, TWO])
-    assert asked[1].ceilings == asked[1].collectives == (TWO,)
+    assert asked[1].ceilings == asked[1].collectives == asked[1].codecs == (TWO,)
     assert not asked[1].dispatch
     workload = workload_of()
     timed = probe.measure(settings=[ONE, TWO], workload=workload)
@@ -169,8 +171,8 @@ def test_progress_is_one_line_per_request(asked: list[Request]) -> None:
     probe.measure(settings=[ONE, TWO], progress=lines.append)
     (line,) = lines
     assert line == (
-        "measuring ceilings, dispatch, collectives and overlap at 1 x 1 cpu threads, "
-        "2 x 1 cpu threads (about 10.5 s)"
+        "measuring ceilings, dispatch, collectives and overlap, codecs at 1 x 1 cpu threads, "
+        "2 x 1 cpu threads (about 14.0 s)"
     )
 
 
@@ -343,8 +345,8 @@ def test_transfers_between_hosts_are_measured_every_time(tmp_path: Path) -> None
     (_, lines, _), _ = json.loads(reply)
     parts = [line.split(" at ")[0] for line in lines]
     assert parts == [
-        "measuring ceilings, dispatch, collectives and overlap",
-        "measuring ceilings, dispatch, collectives and overlap",
+        "measuring ceilings, dispatch, collectives and overlap, codecs",
+        "measuring ceilings, dispatch, collectives and overlap, codecs",
         "measuring collectives and overlap",
     ]
 

@@ -165,3 +165,20 @@ def test_nothing_to_run() -> None:
 def test_slowdown_of_a_single_lane_means_nothing() -> None:
     """One lane alone has nobody to be slowed by."""
     assert run_tasks([_task("a", "compute", 10)], {"compute": 3.0})[0].end_ns == pytest.approx(10)
+
+
+def test_a_task_may_hinder_in_its_own_way() -> None:
+    """Its slowdown holds while it runs, that of the others before and after it."""
+    own = {"compute": 2.0, "communication": 4.0}
+    tasks = [
+        _task("compute", "compute", 1000),
+        _task("encode", "communication", 50, writes=("x",), slowdown=own),
+        _task("reduce", "communication", 100, writes=("x",)),
+    ]
+    compute, encode, reduce = run_tasks(tasks, {"compute": 1.25, "communication": 1.0})
+    assert (encode.end_ns, reduce.end_ns) == (200, 300)
+    # Computing gets 100 done beside the first and 80 beside the second.
+    assert compute.end_ns == 300 + 1000 - 180
+    free = run_tasks(tasks)
+    assert free[1].end_ns == 200
+    assert free[0].end_ns == 1000 + 100

@@ -117,7 +117,7 @@ def searched_bucket_bytes(
         [p.num_bytes for p in gradients],
         _ready_seconds(machine, workload, plan, [p.ready_op for p in gradients]),
     )
-    lengths = best_cuts(sizes, ready_s, lambda num_bytes: prices.cost(num_bytes, each).seconds)
+    lengths = best_cuts(sizes, ready_s, lambda num_bytes: prices.whole_seconds(num_bytes, each))
     limits = []
     at = 0
     for length in lengths:

@@ -23,10 +23,10 @@ def without_timings(request: Request) -> tuple[Request | None, Request | None]:
     """A request without its operator timings, and one with only those; None for an empty one."""
     alone = msgspec.structs.replace(request, timings=(), workload=None)
     apart = msgspec.structs.replace(
-        request, ceilings=(), collectives=(), dispatch=False, links=False
+        request, ceilings=(), collectives=(), codecs=(), dispatch=False, links=False
     )
-    is_alone = alone.ceilings or alone.collectives or alone.dispatch or alone.links
-    return (alone if is_alone else None), (apart if request.timings else None)
+    rates = (alone.ceilings, alone.collectives, alone.codecs, alone.dispatch, alone.links)
+    return (alone if any(rates) else None), (apart if request.timings else None)
 
 
 def time_apart(request: Request, limit_s: float = DEADLINE_S) -> Findings:

@@ -16,11 +16,14 @@ from ridgeline.synchronisation import operations
 QUICK_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 FULL_BYTES = tuple(1 << power for power in range(10, 29))
 LEAST_ROUNDS = 4
-LATEST_SHARE = 3.0
+SLOW_S, SLOW_ROUNDS = 0.05, 2
+"""What takes so long varies little: two rounds of it tell as much, and leave time for larger sizes."""
+LATEST_SHARE = 5.0
 """Of the wanted seconds, what the rounds that are taken in any case may take."""
 MOST_ROUNDS = 100
 LEAST_SIZES = 3
-"""Measured however slow the link is."""
+"""Measured however slow the link is. Small ones say little of large ones there: what buffers at both ends and
+on the way hold is sent both ways at once, while of long messages one direction may wait for the other."""
 LAUNCH_CYCLES = 600_000
 """About 0.3 ms of GPU clock: longer than it takes to launch two collectives."""
 
@@ -42,7 +45,7 @@ def measure_collectives(
     buffer = torch.zeros(sizes[-1] // 4, device=peers.device)
     measured = operations(setting.device)
     calls = {(o, s): _CALLS[o](buffer[: s // 4], peers) for o in measured for s in sizes}
-    calls = _affordable(calls, peers, LATEST_SHARE * budget / len(measured))
+    calls, rounds_of = _affordable(calls, peers, LATEST_SHARE * budget / len(measured))
     samples: dict[tuple[Operation, int], list[float]] = {key: [] for key in calls}
     end = time.perf_counter() + budget
     rounds = 0
@@ -50,6 +53,8 @@ def measure_collectives(
         rounds < LEAST_ROUNDS or (time.perf_counter() < end and rounds < MOST_ROUNDS)
     ):
         for key, call in calls.items():
+            if rounds >= rounds_of[key]:
+                continue
             for _ in range(4 if key[1] <= 1 << 17 else 1):
                 samples[key].append(_time(call, peers))
         rounds += 1
@@ -68,28 +73,36 @@ def measure_collectives(
     )
 
 
-def _affordable(calls: Calls, peers: Peers, limit_s: float) -> Calls:
-    """What is measured within the limit for each operation, warmed up; three sizes in any case.
+def _affordable(
+    calls: Calls, peers: Peers, limit_s: float
+) -> tuple[Calls, dict[tuple[Operation, int], int]]:
+    """What is measured within the limit for each operation, warmed up, and in how many rounds at most.
 
-    A size is taken if the least rounds of it fit in, by the time that a call of the size before took.
+    Three sizes are taken in any case.
+
+    Another is if the least rounds of it fit in, by the time that a call of the size before took.
 
     Cost: One call of each, and one of each operation that is too large.
     """
     found: Calls = {}
+    rounds: dict[tuple[Operation, int], int] = {}
     for operation in dict.fromkeys(operation for operation, _ in calls):
         sizes = [size for name, size in calls if name == operation]
         left_s, each_s = limit_s, 0.0
         for position, size in enumerate(sizes):
             call = calls[operation, size]
             growth = size / sizes[position - 1] if position else 1.0
-            is_taken = position < LEAST_SIZES or LEAST_ROUNDS * each_s * growth <= left_s
+            least = SLOW_ROUNDS if each_s * growth > SLOW_S else LEAST_ROUNDS
+            is_taken = position < LEAST_SIZES or least * each_s * growth <= left_s
             if not peers.agree(is_taken):
                 break
             call()
             each_s = _time(call, peers)
-            left_s -= LEAST_ROUNDS * each_s
+            is_slow = peers.agree(each_s > SLOW_S)
+            left_s -= (SLOW_ROUNDS if is_slow else LEAST_ROUNDS) * each_s
             found[operation, size] = call
-    return found
+            rounds[operation, size] = SLOW_ROUNDS if is_slow else MOST_ROUNDS
+    return found, rounds
 
 
 def _all_reduce(tensor: Tensor, peers: Peers) -> Callable[[], None]:

@@ -1,8 +1,9 @@
 """What of a measurement fits into limited seconds, and about how long it takes.
 
 A timing of a step's own operators says far more about that step than the general rates of the machine. So
-where seconds are short there are fewer samples of each operator, then no timings of the step in other
-precisions and memory formats; its own operators are timed first, before the rates.
+where seconds are short there are no codecs first, which only steps that may send less need, then fewer
+samples of each operator, then no timings of the step in other precisions and memory formats; its own
+operators are timed first, before the rates.
 """
 
 from typing import NamedTuple
@@ -20,6 +21,7 @@ START_S = 4.0
 """Interpreters, torch, and what the host pays to issue an operator."""
 CEILINGS_S = 1.5
 COLLECTIVES_S = 3.5
+CODECS_S = 3.5
 """Of one setting each."""
 CHECK_S = 0.5
 """What is measured once for each trace besides its operators."""
@@ -49,25 +51,48 @@ def fitted(request: Request, limit_s: float) -> Fitted:
         request: All that is wanted.
         limit_s: Seconds; infinite leaves the request as it is.
     """
+    if expected_s(request) <= limit_s:
+        return Fitted(request)
+    without, notes = _without_codecs(request, limit_s)
+    return _with_fewer_operators(without, limit_s, notes)
+
+
+def _without_codecs(request: Request, limit_s: float) -> tuple[Request, tuple[str, ...]]:
+    """The request without codecs, unless it asks for nothing else, and what is to be said of that."""
+    without = msgspec.structs.replace(request, codecs=())
+    if not request.codecs or not (without.settings or without.dispatch):
+        return request, ()
+    more_s = units.seconds(expected_s(request) - expected_s(without))
+    note = (
+        f"how long encoding gradients takes was not timed: that takes about {more_s}, and measuring may take "
+        f"{units.seconds(limit_s)}"
+    )
+    return without, (note,)
+
+
+def _with_fewer_operators(request: Request, limit_s: float, notes: tuple[str, ...]) -> Fitted:
+    """As many samples and traces of the step as fit; what is left out is added to the notes."""
     load = request.workload
     if load is None or expected_s(request) <= limit_s:
-        return Fitted(request)
+        return Fitted(request, notes)
     shorter = _with_samples(request, limit_s)
     if not load.variants or expected_s(shorter) <= limit_s:
-        return Fitted(shorter)
+        return Fitted(shorter, notes)
     alone = msgspec.structs.replace(load, variants=())
     named = ", ".join(f"{v.precision} in {v.memory_format} memory" for v in load.variants)
     note = (
         f"operators of {load.name} were not timed as they are in other plans ({named}): that takes about "
         f"{units.seconds(expected_s(shorter))}, and measuring may take {units.seconds(limit_s)}"
     )
-    return Fitted(_with_samples(msgspec.structs.replace(request, workload=alone), limit_s), (note,))
+    left = _with_samples(msgspec.structs.replace(request, workload=alone), limit_s)
+    return Fitted(left, (*notes, note))
 
 
 def expected_s(request: Request) -> float:
     """Rough seconds that a request takes."""
     scale = 1.0 if request.quick else FULL_FACTOR
     each = CEILINGS_S * len(request.ceilings) + COLLECTIVES_S * len(request.collectives)
+    each += CODECS_S * len(request.codecs)
     return START_S + scale * each + sum(_traced_s(request, load) for load in request.traces)
 
 

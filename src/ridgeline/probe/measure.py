@@ -328,6 +328,7 @@ def _describe(request: Request) -> str:
         *(["ceilings"] if request.ceilings else []),
         *(["dispatch"] if request.dispatch else []),
         *(["collectives and overlap"] if request.collectives else []),
+        *(["codecs"] if request.codecs else []),
         *(["links"] if request.links else []),
     ]
     if request.workload is not None:

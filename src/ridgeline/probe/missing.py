@@ -32,6 +32,10 @@ def requests(
                 [setting for setting in mine if setting.workers > 1],
                 [entry.setting for entry in machine.collectives],
             ),
+            codecs=_without(
+                [setting for setting in mine if setting.workers > 1 and device == "cpu"],
+                [entry.setting for entry in machine.codecs],
+            ),
             timings=tuple(s for s in rated if workload and _has_untimed(machine, s, workload)),
             dispatch=bool(mine) and not has_dispatch,
             links=device == "cuda" and bool(mine) and _has_unmeasured_link(machine),
@@ -63,6 +67,7 @@ def merge(machine: Machine, findings: Findings) -> Machine:
         collectives=machine.collectives + findings.collectives,
         links=tuple(links.values()),
         overlaps=machine.overlaps + findings.overlaps,
+        codecs=machine.codecs + findings.codecs,
         timings=(*timings, *findings.timings)[-MOST_TIMINGS:],
         checks=tuple(checks.values())[-MOST_CHECKS:],
         warnings=tuple(dict.fromkeys(warnings)),

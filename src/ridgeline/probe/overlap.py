@@ -42,7 +42,7 @@ def measure_overlap(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Ove
     """
     rounds = (1 if quick else 3) * ROUNDS
     if peers.device.type == "cpu":
-        return (_measure(setting, _mix(), _together_on_cpu, peers, rounds),)
+        return (_measure(setting, computing_mix(), _together_on_cpu, peers, rounds),)
     return tuple(
         _measure(setting, _product(side, peers.device), _together_on_gpu, peers, rounds)
         for side in KERNEL_SIDES
@@ -72,7 +72,7 @@ def _merge(samples: list[float], unit: str, peers: Peers) -> Quantity:
     return Quantity.measured([value for row in peers.gather(samples) for value in row], unit)
 
 
-def _mix() -> Compute:
+def computing_mix() -> Compute:
     """Convolution, matrix product and elementwise work on the CPU, about a millisecond."""
     x = torch.rand(4, 32, 28, 28, device="cpu")
     weight = torch.rand(32, 32, 3, 3, device="cpu")
@@ -94,7 +94,7 @@ def _product(side: int, device: torch.device) -> Compute:
 def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> Round:
     """Rates in the window in which all-reduces are in flight, by rates alone."""
     peers.barrier()
-    compute_s = _until(0.08, compute)
+    compute_s = seconds_of_call(0.08, compute)
     peers.barrier()
     start = time.perf_counter()
     dist.all_reduce(message, group=peers.group)
@@ -118,7 +118,7 @@ def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> R
     return Round(window / max(done, 1) / compute_s, window / count / message_s, compute_s)
 
 
-def _until(seconds: float, compute: Compute) -> float:
+def seconds_of_call(seconds: float, compute: Compute) -> float:
     """Seconds per call of `compute` over about `seconds`."""
     start = time.perf_counter()
     done = 0

@@ -23,7 +23,7 @@ from ridgeline.probe.places import Output, Place, Places, Source, is_only_issued
 from ridgeline.probe.valid_inputs import valid_inputs
 from ridgeline.workload import Op, TensorSpec
 
-_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 _WITH_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
 """Operators that make the workspace of their backward only where gradients are on, as in a real step."""
@@ -178,7 +178,7 @@ class Replay:
             made = _tensors(result)
             if index in self._read and len(made) < len(step.op.outputs):
                 raise ValueError(f"{len(step.op.outputs)} tensors were traced, {len(made)} made")
-        except _FAILURES as error:
+        except FAILURES as error:
             if _is_out_of_memory(error):
                 raise
             self.failures[step.op.key] = (

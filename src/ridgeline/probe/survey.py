@@ -19,6 +19,7 @@ from ridgeline.errors import DeviceLostError
 from ridgeline.host_memory import keep_freed_memory
 from ridgeline.machine import (
     Ceiling,
+    CodecTiming,
     Collective,
     Dispatch,
     Link,
@@ -29,6 +30,7 @@ from ridgeline.machine import (
 )
 from ridgeline.probe.ceilings import measure_ceilings
 from ridgeline.probe.clock import Clock
+from ridgeline.probe.codecs import measure_codecs
 from ridgeline.probe.collectives import measure_collectives
 from ridgeline.probe.dispatch import measure_dispatch
 from ridgeline.probe.gpu import measure_launch
@@ -53,6 +55,7 @@ class Request(Value, frozen=True, kw_only=True):
     quick: bool
     ceilings: tuple[Setting, ...] = ()
     collectives: tuple[Setting, ...] = ()
+    codecs: tuple[Setting, ...] = ()
     timings: tuple[Setting, ...] = ()
     dispatch: bool = False
     links: bool = False
@@ -69,7 +72,7 @@ class Request(Value, frozen=True, kw_only=True):
     @property
     def settings(self) -> tuple[Setting, ...]:
         """Every setting that something is measured at, fewest workers first; links take one worker."""
-        every = dict.fromkeys((*self.ceilings, *self.collectives, *self.timings))
+        every = dict.fromkeys((*self.ceilings, *self.collectives, *self.codecs, *self.timings))
         if not every and self.links:
             return (Setting(device="cuda"),)
         return tuple(sorted(every, key=lambda s: (s.workers, s.threads)))
@@ -83,6 +86,7 @@ class Findings(Value, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...] = ()
     links: tuple[Link, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
+    codecs: tuple[CodecTiming, ...] = ()
     timings: tuple[OperatorTiming, ...] = ()
     checks: tuple[StepCheck, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -229,6 +233,9 @@ def _at(setting: Setting, peers: Peers, request: Request) -> Iterator[Findings]:
             overlaps=measure_overlap(setting, peers, quick=request.quick),
         )
     yield from timings
+    if setting in request.codecs and peers.size > 1:
+        codecs, warnings = measure_codecs(setting, peers, quick=request.quick)
+        yield Findings(codecs=codecs, warnings=warnings)
 
 
 def _all_timings(request: Request, setting: Setting, peers: Peers) -> Iterator[Findings]:

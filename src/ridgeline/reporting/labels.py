@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ridgeline import units
 from ridgeline.machine import Machine, Quantity, Setting
+from ridgeline.synchronisation import COMPRESSIONS
 
 
 def quantities_of(machine: Machine) -> list[tuple[str, str, Quantity]]:
@@ -21,6 +22,16 @@ def quantities_of(machine: Machine) -> list[tuple[str, str, Quantity]]:
         found.append(
             ("slowdown of communicating while computing", where, overlap.communication_slowdown)
         )
+    for timing in machine.codecs:
+        entry = COMPRESSIONS.get(timing.compression)  # of another program, it may be unknown here
+        label = timing.compression if entry is None else entry.label
+        where = str(timing.setting)
+        found += [
+            (f"encoding each further parameter as {label}", where, timing.parameter),
+            (f"encoding each further shape as {label}", where, timing.shape),
+            (f"slowdown of computing while encoding as {label}", where, timing.compute_slowdown),
+            (f"slowdown of encoding as {label} while computing", where, timing.codec_slowdown),
+        ]
     return found
 
 

@@ -3,7 +3,8 @@
 A task waits for the earlier tasks that it depends on through variables (it reads what they write, or
 writes what they read or write), and for its lane. Lanes run in the order given, one task at a time;
 `loader` and `disk`, whose threads take what is ready, by priority. While all lanes of `slowdown` are
-active, each advances at the rate 1 / slowdown; when one stops, the other runs at full rate again.
+active, each advances at the rate 1 / slowdown; when one stops, the other runs at full rate again. A task
+that hinders others in a way of its own brings its own slowdown.
 """
 
 import heapq
@@ -18,7 +19,10 @@ READY_ORDER_LANES: frozenset[Lane] = frozenset({"loader", "disk"})
 
 
 class SimTask(Value, frozen=True, kw_only=True):
-    """A task with a duration. It starts no earlier than `release_ns`; higher priorities go first."""
+    """A task with a duration. It starts no earlier than `release_ns`; higher priorities go first.
+
+    `slowdown` holds in place of that of the others while this task runs; None for a task like the others.
+    """
 
     name: str
     lane: Lane
@@ -27,6 +31,7 @@ class SimTask(Value, frozen=True, kw_only=True):
     writes: tuple[str, ...] = ()
     release_ns: int = 0
     priority: int = 0
+    slowdown: dict[Lane, float] | None = None
 
 
 def run_tasks(
@@ -86,6 +91,8 @@ class _Clock:
     def __init__(self, tasks: Sequence[SimTask], slowdown: Mapping[Lane, float]) -> None:
         self.tasks = tasks
         self.slowdown = slowdown if len(slowdown) > 1 else {}
+        self.can_contend = bool(self.slowdown) or any(task.slowdown for task in tasks)
+        self.factors: Mapping[Lane, float] = {}
         self.waits = [0] * len(tasks)
         self.successors: list[list[int]] = [[] for _ in tasks]
         for index, before in enumerate(dependencies(tasks)):
@@ -105,7 +112,6 @@ class _Clock:
         self.left: dict[Lane, float] = {}
         self.since: dict[Lane, float] = {}
         self.tickets: dict[Lane, int] = {}
-        self.is_contended = False
         self.events: list[tuple[float, int, int, int]] = []
         self.num_done = 0
 
@@ -176,23 +182,27 @@ class _Clock:
         """Schedule the end of the lane's task at its present rate; earlier promises become void."""
         index = self.active[lane]
         self.tickets[lane] = self.tickets.get(lane, 0) + 1
-        factor = self.slowdown.get(lane, 1.0) if self.is_contended else 1.0
-        end = now + self.left[lane] * factor
+        end = now + self.left[lane] * self.factors.get(lane, 1.0)
         heapq.heappush(self.events, (end, -self.tasks[index].priority, index, self.tickets[lane]))
 
     def _contend(self, now: float) -> None:
-        """Change rates when the lanes that hinder each other became all active, or no longer are."""
-        if not self.slowdown:
+        """Change rates when lanes that hinder each other became all active, or no longer are."""
+        if not self.can_contend:
             return
-        is_contended = all(lane in self.active for lane in self.slowdown)
-        if is_contended == self.is_contended:
+        before, wanted = self.factors, self._present_factors()
+        if wanted == before:
             return
-        before = self.is_contended
-        self.is_contended = is_contended
-        for lane, factor in self.slowdown.items():
+        self.factors = wanted
+        for lane in dict.fromkeys((*before, *wanted)):
             if lane in self.active:
-                passed = now - self.since[lane]
-                done = passed / factor if before else passed
+                done = (now - self.since[lane]) / before.get(lane, 1.0)
                 self.left[lane] = max(0.0, self.left[lane] - done)
                 self.since[lane] = now
                 self._promise(lane, now)
+
+    def _present_factors(self) -> Mapping[Lane, float]:
+        """How many times as long the active lanes take at this moment; empty where none hinders another."""
+        running = [self.tasks[index].slowdown for index in self.active.values()]
+        own = next((slowdown for slowdown in running if slowdown is not None), None)
+        slowdown = self.slowdown if own is None else own
+        return slowdown if all(lane in self.active for lane in slowdown) else {}

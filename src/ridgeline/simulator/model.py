@@ -4,7 +4,7 @@ A workload describes a worker's whole batch. With `accumulate=n` an operator doe
 micro-batch but is issued n times, so dispatch is paid n times in full.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import MODES, check_plan
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Sync
+from ridgeline.simulator.codecs import Encoding
 from ridgeline.simulator.communication import overlap_slowdown
 from ridgeline.simulator.compiled import price_execution
 from ridgeline.simulator.costs import prices
@@ -32,6 +33,7 @@ from ridgeline.simulator.synchronising import (
     communication_seconds,
     decoding_pieces,
     encoding_pieces,
+    encodings,
     local_steps_seconds,
 )
 from ridgeline.synchronisation import num_shards, trains_apart
@@ -49,7 +51,8 @@ that replays the step is told of each gradient by an event of its own, and sends
 class StepModel(NamedTuple):
     """All that the clock needs: frames, the pieces of each, collectives' seconds, rates, notes.
 
-    `own_kernels` and `own_bytes` are those of the step as priced, see `PricedStep`.
+    `own_kernels` and `own_bytes` are those of the step as priced, see `PricedStep`. `encodings` are of the
+    collectives that a CPU encodes gradients for.
     """
 
     frames: tuple[Frame, ...]
@@ -61,6 +64,7 @@ class StepModel(NamedTuple):
     notes: tuple[str, ...]
     own_kernels: int = 0
     own_bytes: int = 0
+    encodings: Mapping[str, Encoding] = {}
 
 
 def resized(plan: Plan, workers: int) -> Plan:
@@ -126,7 +130,8 @@ def model_step(
     communication_s, slowdown, assumed = _communication(
         machine, workload, plan, setting, priced, cuts
     )
-    notes += assumed
+    encoded, told = encodings(machine, plan, setting, cuts)
+    notes += [*assumed, *told]
     gap_s = replay_s = 0.0
     if MODES[plan.execution].is_replayed_on(setting.device):
         list_ = prices(machine, setting)
@@ -147,6 +152,7 @@ def model_step(
         tuple(dict.fromkeys(notes)),
         priced.own_kernels,
         priced.own_bytes,
+        encoded,
     )
 
 
@@ -165,7 +171,13 @@ def _communication(
         pieces = (*priced.forward, *priced.backward, *priced.optimizer)
         computing_s = sum(piece.lane_s for piece in pieces)
         seconds, assumed = local_steps_seconds(
-            machine, plan, setting, cuts, workload.buffer_bytes, computing_s
+            machine,
+            plan,
+            setting,
+            cuts,
+            workload.buffer_bytes,
+            computing_s,
+            [piece.work_s for piece in pieces if piece.has_kernel],
         )
         return seconds, {}, list(assumed)
     notes = [GRADIENTS_AT_END] if cuts and gradients_come_at_end(plan, setting) else []

@@ -8,6 +8,8 @@ the device computes, every operator starts no earlier than it was issued, and th
 
 from collections.abc import Sequence
 
+import msgspec
+
 from ridgeline.execution import MODES
 from ridgeline.plan import Execution
 from ridgeline.simulator.events import SimTask, run_tasks
@@ -34,8 +36,7 @@ def schedule(
     Source: Daydream (Zhu et al., ATC 2020): a kernel starts when its stream is free and its launch
         has been issued.
     """
-    tasks = frame_tasks(model)
-    spans = run_tasks(tasks, model.slowdown)
+    spans = frame_spans(model)
     end_ns = max((span.end_ns for span in spans), default=0)
     issue_s = 0.0
     is_replayed = MODES[execution].is_replayed_on(device)
@@ -56,22 +57,40 @@ def schedule(
     return (*frames, *shown, *_issuing(model, issue, issue_s))
 
 
-def frame_tasks(model: StepModel) -> tuple[SimTask, ...]:
-    """One task a frame, each as long as all that is in it; gaps between graph kernels included."""
-    return tuple(
-        SimTask(
-            name=frame.name,
-            lane=frame.lane,
-            duration_ns=round(frame_seconds(model, frame) * 1e9),
-            reads=frame.reads,
-            writes=frame.writes,
-        )
-        for frame in model.frames
+def frame_spans(model: StepModel) -> tuple[Span, ...]:
+    """One span a frame, each as long as all that is in it; gaps between graph kernels included."""
+    parts = [_tasks(model, frame) for frame in model.frames]
+    spans = iter(run_tasks([task for part in parts for task in part], model.slowdown))
+    merged = []
+    for part in parts:
+        ran = [next(spans) for _ in part]
+        merged.append(_span(ran[0], ran[0].start_ns, ran[-1].end_ns))
+    return tuple(merged)
+
+
+def _tasks(model: StepModel, frame: Frame) -> tuple[SimTask, ...]:
+    """A frame as tasks of its lane: one, or three where gradients are encoded around a collective."""
+    task = SimTask(
+        name=frame.name,
+        lane=frame.lane,
+        duration_ns=round(frame_seconds(model, frame) * 1e9),
+        reads=frame.reads,
+        writes=frame.writes,
     )
+    encoding = model.encodings.get(frame.name)
+    if encoding is None:
+        return (task,)
+    before, after = (
+        msgspec.structs.replace(
+            task, duration_ns=round(seconds * 1e9), slowdown=dict(encoding.slowdown)
+        )
+        for seconds in (encoding.before_s, encoding.after_s)
+    )
+    return before, task, after
 
 
 def frame_seconds(model: StepModel, frame: Frame) -> float:
-    """Seconds of a frame on its lane when nothing slows it."""
+    """Seconds of a frame on its lane when nothing slows it; of a collective without what encodes for it."""
     if frame.lane == "communication":
         return model.communication_s[frame.name]
     held = model.pieces.get(frame.name, ())

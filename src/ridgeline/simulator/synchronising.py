@@ -4,13 +4,21 @@ What a bucket needs is told by the entries of the plan's `Sync` (see `synchronis
 the machine's size tables and its memory bandwidth.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ridgeline import units
 from ridgeline.laws.collectives import CollectiveOperation
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Sync
-from ridgeline.simulator.communication import CommunicationCost, CostTable, find_table, table_cost
+from ridgeline.simulator.codecs import CodecPrices, Encoding
+from ridgeline.simulator.communication import (
+    CommunicationCost,
+    CostTable,
+    find_table,
+    overlap_slowdown,
+    table_cost,
+)
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.pieces import BucketCut, Piece, cut_workload, memory_piece
 from ridgeline.synchronisation import (
@@ -18,6 +26,7 @@ from ridgeline.synchronisation import (
     CollectiveTraffic,
     codec_bytes,
     delay_of,
+    flags_of,
     frame_names,
     gathering_bytes,
     gathering_of,
@@ -25,19 +34,33 @@ from ridgeline.synchronisation import (
     outer_bytes,
     shards_update,
     traffic_of,
+    trains_apart,
     values_of,
 )
+from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
 
 class BucketPrices:
-    """Seconds in which a bucket is reduced over the workers, by its size."""
+    """Seconds in which a bucket is reduced over the workers, by its size; on a GPU without its codec."""
 
     def __init__(self, machine: Machine, sync: Sync, setting: Setting) -> None:
         self.sync = sync
         self._machine = machine
         self._setting = setting
+        self._codec = CodecPrices(machine, sync, setting)
         self._tables: dict[CollectiveOperation, CostTable] = {}
+
+    def whole_seconds(self, num_bytes: int, element_bytes: int) -> float:
+        """Seconds on the communication lane, with encoding where a CPU does it there; arguments as in `cost`.
+
+        Raises:
+            MachineError: no table of a collective was measured, or nothing that tells what encoding takes.
+        """
+        seconds = self.cost(num_bytes, element_bytes).seconds
+        if self._setting.device == "cuda":
+            return seconds
+        return seconds + self._codec.seconds(num_bytes)
 
     def cost(
         self, num_bytes: int, element_bytes: int, shapes: Sequence[tuple[int, ...]] = ()
@@ -97,6 +120,10 @@ def communication_seconds(
     for name, cut in zip(frame_names(plan, len(cuts)), cuts, strict=True):
         seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
         notes[note] = None
+    for part in flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
+        cost = table_cost(find_table(machine, part.operation, setting), part.num_bytes)
+        seconds[frame_names(plan, len(cuts))[-1]] += cost.seconds
+        notes[cost.note] = None
     if shards_update(plan.sync):
         gathered = [bucket.gathering_cost(cut.num_bytes) for cut in cuts]
         moved = sum(gathering_bytes(plan.sync, cut.num_bytes, plan.workers) for cut in cuts)
@@ -117,30 +144,37 @@ def local_steps_seconds(
     cuts: Sequence[BucketCut],
     buffer_bytes: int,
     computing_s: float,
+    kernels_s: Sequence[float] = (),
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Seconds of a step for the exchange of parameters every `every` steps, and what that is a share of.
 
     Args:
-        machine: Its size tables and its memory bandwidth are read.
+        machine: Its size tables, its codecs and its memory bandwidth are read.
         plan: How parameters are exchanged, and how often.
         setting: Workers, several.
         cuts: The parameters as they travel.
         buffer_bytes: Of the model's buffers, which follow worker 0 at each exchange.
         computing_s: Seconds of a step without exchange; those of a delay hide what travels meanwhile.
+        kernels_s: Of each kernel of such a step.
 
     Raises:
         MachineError: no table of a collective, or no ceiling in bytes per second, was measured.
 
-    Source: collectives by their tables, the codec and the outer optimizer by the bytes that they move.
+    Source: collectives by their tables, the outer optimizer by the bytes that it moves.
     """
     seconds, assumed = communication_seconds(machine, plan, setting, cuts, buffer_bytes)
-    moved = sum(
-        outer_bytes(plan.sync, cut.num_bytes)
-        + sum(codec_bytes(plan.sync, cut.num_bytes, plan.workers))
-        for cut in cuts
+    whole_s = sum(seconds.values()) + prices(machine, setting).copy_seconds(
+        sum(outer_bytes(plan.sync, cut.num_bytes) for cut in cuts)
     )
-    whole_s = sum(seconds.values()) + prices(machine, setting).copy_seconds(moved)
     (name,) = frame_names(plan, 1)
+    notes = list(assumed)
+    if setting.device == "cpu":
+        codec = CodecPrices(machine, plan.sync, setting)
+        whole_s += sum(codec.seconds(cut.num_bytes, cut.shapes) for cut in cuts)
+        notes += codec.notes
+    else:
+        moved = sum(sum(codec_bytes(plan.sync, cut.num_bytes, plan.workers)) for cut in cuts)
+        whole_s += prices(machine, setting).copy_seconds(moved)
     every, delay = plan.sync.every, delay_of(plan.sync)
     note = (
         f"parameters are exchanged every {every} steps, which takes {units.seconds(whole_s)}: each step "
@@ -149,16 +183,62 @@ def local_steps_seconds(
     if delay:
         travelling_s = sum(seconds[name] for name in frame_names(plan, len(cuts)))
         fragments = int(values_of(plan.sync)["fragments"])
-        hidden_s = min(travelling_s, fragments * delay * computing_s)
-        note = f"{note}, and {units.seconds(hidden_s)} of it hide behind the {delay} steps of the delay"
-        whole_s -= hidden_s
-    return {name: whole_s / every}, (*assumed, note)
+        slowdown, told = overlap_slowdown(machine, setting, kernels_s)
+        beside = hidden_behind(travelling_s, fragments * delay * computing_s, slowdown)
+        notes.append(told)
+        note = (
+            f"{note}, and {units.seconds(beside.hidden_s)} of it hide behind the {delay} steps of the delay, "
+            f"which take {units.seconds(beside.lost_s)} longer beside it"
+        )
+        whole_s += beside.lost_s - beside.hidden_s
+    return {name: whole_s / every}, (*filter(None, notes), note)
+
+
+class Beside(NamedTuple):
+    """Of what travels beside steps: the seconds that are hidden, and by how many the steps are longer."""
+
+    hidden_s: float
+    lost_s: float
+
+
+def hidden_behind(travelling_s: float, steps_s: float, slowdown: Mapping[Lane, float]) -> Beside:
+    """What of an exchange is hidden behind some steps, where each slows the other while both go on.
+
+    Args:
+        travelling_s: Of the exchange with nothing beside it.
+        steps_s: Of the steps that it may take, with nothing beside them.
+        slowdown: How many times as long computing and communicating take beside each other.
+    """
+    compute, communication = (slowdown.get(lane, 1.0) for lane in ("compute", "communication"))
+    both_s = min(travelling_s * communication, steps_s * compute)
+    return Beside(both_s / communication, both_s * (1.0 - 1.0 / compute))
+
+
+def encodings(
+    machine: Machine, plan: Plan, setting: Setting, cuts: Sequence[BucketCut]
+) -> tuple[dict[str, Encoding], tuple[str, ...]]:
+    """What encodes for each collective of a step in the thread of its lane, and what was assumed.
+
+    Nothing on a GPU, without a codec, and where parameters are exchanged: see `local_steps_seconds`.
+
+    Raises:
+        MachineError: neither the codec nor a ceiling in bytes per second was measured.
+    """
+    codec = CodecPrices(machine, plan.sync, setting)
+    if setting.device == "cuda" or not codec.is_needed or trains_apart(plan.sync):
+        return {}, ()
+    names = frame_names(plan, len(cuts))
+    found = {
+        name: codec.encoding(cut.num_bytes, cut.shapes)
+        for name, cut in zip(names, cuts, strict=True)
+    }
+    return found, codec.notes
 
 
 def encoding_pieces(
     machine: Machine, plan: Plan, setting: Setting, cut: BucketCut, number: int
 ) -> tuple[tuple[int, Piece], ...]:
-    """What encoding a bucket adds to backward: (op after which it happens, piece); nothing without a codec.
+    """What encoding a bucket on a GPU adds to backward: (op after which it happens, piece).
 
     Raises:
         MachineError: no ceiling in bytes per second was measured.
@@ -173,7 +253,7 @@ def encoding_pieces(
 def decoding_pieces(
     machine: Machine, plan: Plan, setting: Setting, cuts: Sequence[BucketCut]
 ) -> tuple[Piece, ...]:
-    """What decoding the buckets adds before the optimizer; nothing without a codec.
+    """What decoding the buckets on a GPU adds before the optimizer; nothing without a codec.
 
     Raises:
         MachineError: no ceiling in bytes per second was measured.
@@ -188,14 +268,12 @@ def decoding_pieces(
 def _codec_piece(
     machine: Machine, setting: Setting, name: str, num_bytes: int, number: int
 ) -> tuple[Piece, ...]:
-    """One kernel, or on a CPU one operator, that moves so many bytes."""
-    if not num_bytes:
+    """One kernel that moves so many bytes; on a CPU the communication lane has it, see `encodings`."""
+    if not num_bytes or setting.device == "cpu":
         return ()
     list_ = prices(machine, setting)
     piece = memory_piece(list_, name, f"bucket/{number}", num_bytes)
-    if setting.device == "cuda":
-        return (piece._replace(host_s=list_.dispatch("forward")),)
-    return (piece._replace(fixed_s=list_.dispatch("backward")),)
+    return (piece._replace(host_s=list_.dispatch("forward")),)
 
 
 def sent_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:

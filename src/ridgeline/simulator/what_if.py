@@ -7,6 +7,7 @@ import msgspec
 from ridgeline.errors import MachineError
 from ridgeline.machine import (
     Ceiling,
+    CodecTiming,
     CurvePoint,
     Machine,
     OperatorTiming,
@@ -57,9 +58,9 @@ def what_if(
 ) -> Machine:
     """The machine with parts of it `factor` times as fast.
 
-    `compute` are the ceilings in FLOP/s, `memory` those in B/s, `dispatch` what issuing costs,
-    `collectives` the tables of collectives, `links` these and the copies between host and device.
-    Operator timings follow what limits the operator, which the workload tells; without one they stay.
+    `compute` are the ceilings in FLOP/s, `memory` those in B/s and the tables of codecs, `dispatch` what
+    issuing costs, `collectives` the tables of collectives, `links` these and the copies between host and
+    device. Operator timings follow what limits the operator, which the workload tells; without one they stay.
 
     Args:
         machine: The measured machine.
@@ -96,6 +97,7 @@ def what_if(
             msgspec.structs.replace(e, table=_faster_table(e.table, collectives))
             for e in machine.collectives
         ),
+        codecs=tuple(_faster_codec(entry, rates["memory"]) for entry in machine.codecs),
         links=tuple(
             msgspec.structs.replace(e, table=_faster_table(e.table, links)) for e in machine.links
         ),
@@ -120,6 +122,11 @@ def _faster_table(table: tuple[SizePoint, ...], factor: float) -> tuple[SizePoin
     return tuple(
         SizePoint(num_bytes=p.num_bytes, seconds=_scaled(p.seconds, 1 / factor)) for p in table
     )
+
+
+def _faster_codec(entry: CodecTiming, factor: float) -> CodecTiming:
+    """Codecs move more than they compute, but for what each parameter and shape costs to issue."""
+    return msgspec.structs.replace(entry, table=_faster_table(entry.table, factor))
 
 
 def _faster_timings(

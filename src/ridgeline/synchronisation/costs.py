@@ -8,9 +8,9 @@ import msgspec
 from ridgeline import units
 from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.machine import Operation
-from ridgeline.synchronisation.entries import CollectiveTraffic, Shape
+from ridgeline.synchronisation.entries import CollectiveTraffic, Shape, one_all_reduce
 from ridgeline.synchronisation.payloads import update_shard_elements
-from ridgeline.synchronisation.rhythm import outer_state_bytes
+from ridgeline.synchronisation.rhythm import outer_state_bytes, trains_apart
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BUFFERS: Operation = "broadcast"
 """How the buffers of worker 0 reach the others."""
+FLAG_BYTES = 4
+"""Of each parameter, by which workers tell whether they have a gradient of it."""
 _SAMPLE_BYTES, _SAMPLE_WORKERS = 1 << 20, 4
 """A payload and workers of which an entry is asked which collectives it needs."""
 
@@ -148,6 +150,20 @@ def traffic_of(
             CollectiveTraffic("all_gather", payload_bytes),
         )
     return ALGORITHMS[sync.algorithm].traffic(-(-payload_bytes // rounds), workers) * rounds
+
+
+def flags_of(sync: "Sync", num_parameters: int) -> tuple[CollectiveTraffic, ...]:
+    """The collective of a step, with its last bucket, that tells which gradients workers have.
+
+    None where flags travel behind the payloads, which no codec may touch.
+
+    Args:
+        sync: Names the compression, and whether gradients are exchanged.
+        num_parameters: That have gradients.
+    """
+    if not COMPRESSIONS[sync.compression].encodes or trains_apart(sync) or not num_parameters:
+        return ()
+    return one_all_reduce(FLAG_BYTES * num_parameters, 1)
 
 
 def gathering_of(sync: "Sync", num_bytes: int, workers: int) -> tuple[CollectiveTraffic, ...]:

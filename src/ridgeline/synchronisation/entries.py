@@ -133,7 +133,8 @@ class Compression(NamedTuple):
         codec: `"package.module:Class"` of the runtime's class that encodes and decodes; empty where this
             release knows the word and does not run it, or where nothing is encoded.
         devices: Kinds of device on which it is offered.
-        codec_passes: Memory traffic per byte of the bucket, to encode it and to decode one payload.
+        codec_passes: Memory traffic per byte of the bucket, to encode it and to decode one payload; by these
+            it is priced where it was not timed.
         exchange: `sum`: the algorithm adds up encoded payloads. `scatter`: each worker decodes its share of
             all payloads and adds these up, and all gather the encoded means. `gather`: every worker gathers
             all payloads and decodes each.

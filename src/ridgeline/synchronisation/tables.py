@@ -187,6 +187,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 """Word in `Sync.algorithm` to what it means, in the order in which plans with them are compared."""
 
+REHEARSAL = "ridgeline.runtime.sync.rehearsal:rehearsal"
+"""The runtime's function that has a codec do its work without other workers, as the probe times it."""
 _EVERYWHERE = ("cpu", "cuda")
 _CODECS = "ridgeline.runtime.sync.codecs."
 _BLOCK = Option("block", int, 1024, least=256, most=2048)

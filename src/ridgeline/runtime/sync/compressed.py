@@ -38,19 +38,7 @@ class Compressed(Transport):
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Make the payload the mean of what the codec leaves of it."""
-        payload, feedback = bucket.payload, self._feedback
-        values = (
-            payload.to(torch.float32, copy=True) if feedback is None else feedback.added(bucket)
-        )
-        is_narrow = payload.dtype != torch.float32
-        mean = torch.zeros_like(values) if is_narrow else payload
-        self._codec.share(values, mean, self._exchange, bucket)
-        if is_narrow:
-            payload.copy_(mean)
-            # What rounding the mean lost is the same on all workers, and each makes up for it.
-            values.add_(mean).sub_(payload.float())
-        if feedback is not None:
-            feedback.keep(bucket)
+        share(bucket, self._codec, self._exchange, self._feedback)
         return None
 
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:
@@ -87,3 +75,25 @@ class Compressed(Transport):
     def _scatter(self, rows: Tensor) -> Tensor:
         self.count(rows)
         return all_to_all(rows, self.group)
+
+
+def share(bucket: Bucket, codec: Codec, exchange: Exchange, feedback: ErrorFeedback | None) -> None:
+    """Make the payload of a bucket the mean of what the codec leaves of it.
+
+    Args:
+        bucket: Holds the payload.
+        codec: Has been told of the bucket.
+        exchange: Reaches the other workers.
+        feedback: What was left out before, and is of this payload; None where that is not remembered.
+    """
+    payload = bucket.payload
+    values = payload.to(torch.float32, copy=True) if feedback is None else feedback.added(bucket)
+    is_narrow = payload.dtype != torch.float32
+    mean = torch.zeros_like(values) if is_narrow else payload
+    codec.share(values, mean, exchange, bucket)
+    if is_narrow:
+        payload.copy_(mean)
+        # What rounding the mean lost is the same on all workers, and each makes up for it.
+        values.add_(mean).sub_(payload.float())
+    if feedback is not None:
+        feedback.keep(bucket)

@@ -16,6 +16,7 @@ from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime import clearance, graph
 from ridgeline.runtime.graph import EAGER_STEPS
+from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.step import TrainStep
 
@@ -203,6 +204,43 @@ def test_what_an_earlier_process_captured_is_not_looked_at_again(
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     steps(model, optimizer, Plan(execution="graph"), forms, EAGER_STEPS + 2)
     assert looked == ["lint"]
+
+
+class Doubled(torch.autograd.Function):
+    """Nobody can tell by looking whether it can be captured."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x * 2.0
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """It needs nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * 2.0
+
+
+class Doubtful(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = Doubled.apply(super().forward(x))
+        return doubled
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_what_left_a_doubt_is_looked_at_in_each_process(
+    looked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though within a process a child has settled it."""
+    outcome = TrialOutcome("ok", "", 1.0)
+    monkeypatch.setattr(clearance, "try_step_in_child", lambda *_, **__: outcome)
+    model, forms = Doubtful(), CompiledForms()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        steps(model, optimizer, Plan(execution="graph"), forms, EAGER_STEPS + 2, is_undone=True)
+    assert looked == ["lint"]
+    assert forms.digests == set()
 
 
 def test_digests_are_the_same_in_every_process(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from ridgeline.probe.passes import MOST_PASSES, WHOLE_EVERY
 from ridgeline.probe.survey import Request
 from ridgeline.workload import Workload
 
-START_S = 4.0
-"""Interpreters, torch, and what the host pays to issue an operator."""
+START_S = {"cpu": 4.0, "cuda": 12.0}
+"""Interpreters, torch, libraries of a GPU, and what the host pays to issue an operator; by device.
+
+Source: measured, H100 with torch 2.11: 11 to 16 s beyond what samples and passes take."""
 CEILINGS_S = 1.5
 COLLECTIVES_S = 3.5
 CODECS_S = 3.5
@@ -93,7 +95,8 @@ def expected_s(request: Request) -> float:
     scale = 1.0 if request.quick else FULL_FACTOR
     each = CEILINGS_S * len(request.ceilings) + COLLECTIVES_S * len(request.collectives)
     each += CODECS_S * len(request.codecs)
-    return START_S + scale * each + sum(_traced_s(request, load) for load in request.traces)
+    kind = "cuda" if any(s.device == "cuda" for s in request.settings) else "cpu"
+    return START_S[kind] + scale * each + sum(_traced_s(request, load) for load in request.traces)
 
 
 def _traced_s(request: Request, load: Workload) -> float:

@@ -34,12 +34,14 @@ class Cleared(NamedTuple):
         reads: What its code reads.
         idle_draws: Random numbers that its replays draw on the host.
         form: What was captured.
+        has_doubts: Whether looking left something to a trial.
     """
 
     key: tuple[Any, ...]
     reads: StepReads
     idle_draws: tuple[IdleDraw, ...]
     form: Form
+    has_doubts: bool
 
 
 def cleared_before(body: StepBody, batch: Any, world: World) -> Cleared | None:
@@ -61,7 +63,8 @@ def cleared_before(body: StepBody, batch: Any, world: World) -> Cleared | None:
 
 def keep(body: StepBody, batch: Any, reads: StepReads, draws: Sequence[IdleDraw]) -> None:
     """Remember a step that was captured, in place of what was remembered before."""
-    body.cleared[:] = [Cleared(key_of(body, batch), reads, tuple(draws), body.form)]
+    key = key_of(body, batch)
+    body.cleared[:] = [Cleared(key, reads, tuple(draws), body.form, body.has_doubts)]
     if not (draws or body.has_doubts):
         body.digests.add(_digest(body, batch, reads))
 

@@ -219,7 +219,7 @@ class GraphRunner:
         check_gradient_hooks(self._body)
         known = cleared_before(self._body, batch, self._world) if self._has_optimizer else None
         if known is not None:
-            self._idle_draws = known.idle_draws
+            self._idle_draws, self._body.has_doubts = known.idle_draws, known.has_doubts
         elif not (self._is_undone and cleared_earlier(self._body, batch, self._world)):
             self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
         is_checked = known is not None and known.form is self._body.form

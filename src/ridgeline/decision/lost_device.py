@@ -7,12 +7,11 @@ be tried in it, nor trained. What the step does as it was written is the user's 
 from pathlib import Path
 from typing import ClassVar
 
-import torch
-
 from ridgeline.codec import Noun
 from ridgeline.errors import DeviceLostError, FileFormatError, PlanError, first_line
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
+from ridgeline.runtime.device_state import lost_device
 
 Place = tuple[Path, str]
 """The directory of what is remembered, and the key of the step."""
@@ -55,9 +54,8 @@ def raise_if_lost(place: Place | None, plan: Plan, error: Exception) -> None:
 
     Cost: Waits for the device.
     """
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as lost:
+    lost = lost_device()
+    if lost is not None:
         how = first_line(error, type(error).__name__)
         way_out = "start the process again with plan=rl.Plan()"
         if place is not None:

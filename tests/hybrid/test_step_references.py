@@ -196,4 +196,4 @@ def test_plans_of_one_step_share_what_was_read() -> None:
         with TrainStep(model, loss_fn, optimizer, plan, device="cpu", forms=forms) as step:
             for index in range(3):
                 step(batch_of(index))
-    assert len(forms.readings) == 1
+    assert len(forms.findings.readings) == 1

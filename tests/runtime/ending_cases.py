@@ -154,7 +154,7 @@ def watch(log: Log) -> None:
     """Put stand-ins in place of graphs, and have the end of a group told."""
     install(setattr, log)
 
-    def capture(self: TrainStep, *, is_undone: bool) -> GraphRunner:
+    def capture(self: TrainStep) -> GraphRunner:
         return GraphRunner(self._body, self.recorder, self.world, self.notes)
 
     TrainStep._make_runner = capture  # type: ignore[method-assign]

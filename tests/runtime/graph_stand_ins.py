@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.runtime import graph
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.clearance import Clearance
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.graph import GraphRunner
 from ridgeline.runtime.recorder import Recorder
@@ -87,7 +88,7 @@ def install(setattr: Callable[[Any, str, Any], None], log: list[str]) -> None:
     setattr(Captured, "log", log)
     setattr(graph, "CapturedStep", Captured)
     setattr(graph, "check_replay", lambda *_, **__: None)
-    setattr(graph, "clear_for_capture", lambda *_: ())
+    setattr(graph, "clear_for_capture", lambda *_: Clearance())
     setattr(graph, "cleared_before", lambda *_: None)
     eagerly = GraphRunner._run_eagerly
 

@@ -137,10 +137,10 @@ def test_a_child_runs_a_program_whose_shapes_depend_on_values(
     body = StepBody(model, loss_fn, optimizer, plan, None, clip_norm=None, device=CPU)
     with pytest.raises(ObstacleError, match="shapes that do not depend on values"):
         clear_for_capture(body, BATCH, World(0, 1, 0, CPU), [])
-    assert body.value_shapes[0].startswith("aten.index at ")
+    assert body.findings.value_shapes[0].startswith("aten.index at ")
     monkeypatch.setattr(checked, "try_step_in_child", lambda *_: outcome)
     world, notes = World(0, 1, 0, torch.device("cuda")), list[str]()
-    runner = checked.CheckedRunner(body, Recorder(HostClock()), world, notes, is_undone=True)
+    runner = checked.CheckedRunner(body, Recorder(HostClock()), world, notes)
     if outcome.status == "ok":
         runner._try_elsewhere(BATCH)
         assert notes == [f"compiled with shapes that depend on values, it {outcome}"]

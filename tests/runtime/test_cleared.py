@@ -152,9 +152,9 @@ def digests_after(change: Callable[[Net], None], earlier: frozenset[str] = froze
     model, forms = Net(), CompiledForms()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     change(model)
-    forms.earlier_digests = earlier
+    forms.findings.earlier_digests = earlier
     steps(model, optimizer, Plan(execution="graph"), forms, EAGER_STEPS + 2, is_undone=True)
-    return forms.digests
+    return forms.findings.digests
 
 
 class OtherNet(Net):
@@ -199,7 +199,7 @@ def test_what_an_earlier_process_captured_is_not_looked_at_again(
     assert looked == ["lint"] * is_looked_at
     assert (found == earlier) is not is_looked_at
     forms, model = CompiledForms(), Net()
-    forms.earlier_digests = earlier
+    forms.findings.earlier_digests = earlier
     looked.clear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     steps(model, optimizer, Plan(execution="graph"), forms, EAGER_STEPS + 2)
@@ -240,7 +240,7 @@ def test_what_left_a_doubt_is_looked_at_in_each_process(
     for _ in range(2):
         steps(model, optimizer, Plan(execution="graph"), forms, EAGER_STEPS + 2, is_undone=True)
     assert looked == ["lint"]
-    assert forms.digests == set()
+    assert forms.findings.digests == set()
 
 
 def test_digests_are_the_same_in_every_process(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ class PlanChoice:
             directory, ranking, self._compile_factor, step=step, least=self._stopped_factor
         )
         if ranking.best.measured is not None:
-            problem = remembered.keep(directory, key, ranking, self.forms.digests)
+            problem = remembered.keep(directory, key, ranking, self.forms.findings.digests)
             self.notes += [problem] if problem else []
 
     def _check_streams(self) -> None:
@@ -254,7 +254,7 @@ class PlanChoice:
             found = (remembered.recall(directory, key) for key in dict.fromkeys(keys))
             mine = next((kept for kept in found if kept is not None), None)
         if mine is not None:
-            self.forms.earlier_digests = frozenset(mine.digests)
+            self.forms.findings.earlier_digests = frozenset(mine.digests)
         shared = share_bytes(b"" if mine is None else msgspec.json.encode(mine.ranking), self.world)
         if not shared:
             return None

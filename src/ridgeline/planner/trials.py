@@ -251,16 +251,20 @@ def _doubt(one: Plan, other: Plan, device: str) -> float:
     if device == "cuda" and _is_issued_replay(one, other):
         different -= {"replay", "optimizer"}
     for name in different:
-        doubt = DOUBT[name]
-        if name == "form" and is_compiled(one) and is_compiled(other):
-            forms = {MODES[plan.execution].form for plan in (one, other)}
-            doubt = BY_REGION if forms == {"compiled", "regional"} else BOTH_COMPILED
-        elif name == "form" and device == "cuda":
-            doubt = COMPILED_ON_GPU
-        if name == "precision" and device == "cuda" and not _has_replay(one, other):
-            doubt = ISSUED_ON_GPU
-        kept *= 1.0 - doubt
+        kept *= 1.0 - _doubt_of(name, one, other, device)
     return 1.0 - kept
+
+
+def _doubt_of(name: str, one: Plan, other: Plan, device: str) -> float:
+    """The part of one feature in which they differ."""
+    if name == "form" and is_compiled(one) and is_compiled(other):
+        forms = {MODES[plan.execution].form for plan in (one, other)}
+        return BY_REGION if forms == {"compiled", "regional"} else BOTH_COMPILED
+    if name == "form" and device == "cuda":
+        return COMPILED_ON_GPU
+    if name == "precision" and device == "cuda" and not _has_replay(one, other):
+        return ISSUED_ON_GPU
+    return DOUBT[name]
 
 
 def _is_issued_replay(one: Plan, other: Plan) -> bool:

@@ -78,9 +78,8 @@ def _affordable(
 ) -> tuple[Calls, dict[tuple[Operation, int], int]]:
     """What is measured within the limit for each operation, warmed up, and in how many rounds at most.
 
-    Three sizes are taken in any case.
-
-    Another is if the least rounds of it fit in, by the time that a call of the size before took.
+    Three sizes are taken in any case, another if the least rounds of it fit in, by the time that a call of
+    the size before took.
 
     Cost: One call of each, and one of each operation that is too large.
     """

@@ -25,6 +25,7 @@ from ridgeline.runtime.layout.ownership import clip_gradients
 from ridgeline.runtime.optimizer_calls import clear_gradients, update
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.requirements import check_gradients
+from ridgeline.runtime.step_findings import StepFindings
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.unchecked import unchecked
 
@@ -45,14 +46,11 @@ class StepBody:
         notes: Receives what was done to the program.
         forms: What other steps with this model and loss function have compiled; None compiles anew.
         parted: Groups of workers among which parameters are parted; see `layout.ownership`.
+        is_undone: Whether somebody undoes all steps, as those of a trial.
 
     Attributes:
         form: How the loss is computed: as written, compiled whole, or by region.
-        readings: Guards of model and loss function that were read, for this plan or others; see `StepReads`.
-        cleared: What was found out of this step under this plan or others; see `cleared`.
-        value_shapes: Operators of it, found under this plan or others, whose shapes depend on values.
-        has_doubts: Whether looking for what cannot be captured left something to a trial; see `clearance`.
-        digests: Of what was captured; those in `earlier_digests` an earlier process captured. See `cleared`.
+        findings: What was found out of this step under this plan or others.
         overhead_ns: Host time of the last step that a plain loop would not have spent.
 
     Raises:
@@ -72,6 +70,7 @@ class StepBody:
         notes: list[str] | None = None,
         forms: CompiledForms | None = None,
         parted: Sequence[ProcessGroup] = (),
+        is_undone: bool = False,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
@@ -80,6 +79,7 @@ class StepBody:
         self.overhead_ns = 0
         self.plan = plan
         self.clip_norm = clip_norm
+        self.is_undone = is_undone
         self._parted = tuple(parted)
         self._plain = Form(loss_fn)
         self._notes = [] if notes is None else notes
@@ -100,13 +100,8 @@ class StepBody:
                 forms=forms,
             )
         # What was read holds a batch: a step that takes nothing for granted does not keep it.
-        shares = forms is not None and (mode.is_captured or mode.is_one_program)
-        self.readings: list[Any] = forms.readings if shares else []
-        self.cleared: list[Any] = forms.cleared if shares else []
-        self.value_shapes: list[str] = [] if forms is None else forms.value_shapes
-        self.has_doubts = False
-        self.digests: set[str] = set() if forms is None else forms.digests
-        self.earlier_digests = frozenset[str]() if forms is None else forms.earlier_digests
+        shares = mode.is_captured or mode.is_one_program or is_undone
+        self.findings = forms.findings if forms is not None and shares else StepFindings()
         self._autocast = plan.precision
         self._device = device
         self._is_checked = False

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -135,10 +135,17 @@ def on_stream(stream: torch.cuda.Stream, device: torch.device | None = None) -> 
 
 
 @contextlib.contextmanager
-def told_of_capture() -> Iterator[None]:
-    """Programs inside that ask torch whether they are captured are told so, whether or not they are."""
+def told_of_capture(answer: Callable[[], bool] | None = None) -> Iterator[None]:
+    """Programs inside that ask torch whether they are captured are told so, whether or not they are.
+
+    Libraries do ask, to leave out what a graph cannot hold: those of transformers look at the values of a
+    mask only where nobody captures.
+
+    Args:
+        answer: What they are told instead.
+    """
     asked = torch.cuda.is_current_stream_capturing
-    torch.cuda.is_current_stream_capturing = _yes
+    torch.cuda.is_current_stream_capturing = answer or _yes
     try:
         yield
     finally:

@@ -36,21 +36,10 @@ class CheckedRunner:
         recorder: Told of the steps, and of the seconds spent compiling.
         world: For the check, which all workers make together.
         notes: Receives the result of the check.
-        is_undone: Whether all steps are undone, as those of a trial: a doubtful program then runs in a child
-            process first.
     """
 
-    def __init__(
-        self,
-        body: StepBody,
-        recorder: Recorder,
-        world: World,
-        notes: list[str],
-        *,
-        is_undone: bool = False,
-    ) -> None:
+    def __init__(self, body: StepBody, recorder: Recorder, world: World, notes: list[str]) -> None:
         self._body = body
-        self._is_undone = is_undone
         self._recorder = recorder
         self._world = world
         self._notes = notes
@@ -85,7 +74,7 @@ class CheckedRunner:
     def _check(self, batch: Any) -> None:
         """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""
         begin = time.perf_counter()
-        if self._is_undone and self._body.value_shapes:
+        if self._body.is_undone and self._body.findings.value_shapes:
             self._try_elsewhere(batch)
         check_compiled(
             self._body, batch, LearningRates(self._body.optimizer), self._world, self._notes
@@ -113,7 +102,7 @@ class CheckedRunner:
             raise CaptureError(
                 f"wanted execution={self._body.plan.execution!r} to run a step with shapes that depend on "
                 f"values, got one that {outcome}; this process did not try. Such shapes: "
-                f"{'; '.join(self._body.value_shapes)}"
+                f"{'; '.join(self._body.findings.value_shapes)}"
             )
         self._notes.append(f"compiled with shapes that depend on values, it {outcome}")
 

@@ -1,7 +1,7 @@
 """Clearance for a capture: what must be known of a step before it is captured for the first time."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.optimizer_forms import has_step_of_torch
@@ -25,9 +25,19 @@ _CLEARED: set[type] = set()
 """Classes of optimizers that stepped beside a graph in a child of this process."""
 
 
-def clear_for_capture(
-    body: StepBody, batch: Any, world: World, notes: list[str]
-) -> tuple[IdleDraw, ...]:
+class Clearance(NamedTuple):
+    """What looking at a step that can be captured has found.
+
+    Attributes:
+        idle_draws: Random numbers to draw on the host beside each replay, as the step as written does.
+        has_doubts: Whether looking left something to a trial.
+    """
+
+    idle_draws: tuple[IdleDraw, ...] = ()
+    has_doubts: bool = False
+
+
+def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]) -> Clearance:
     """Look for what cannot be captured, and try in a child process what looking cannot judge.
 
     A failed capture can leave the device unusable, so neither happens in this process.
@@ -37,9 +47,6 @@ def clear_for_capture(
         batch: An example, on the device.
         world: If one worker's step cannot be captured, none goes on.
         notes: Receives how a doubt was settled.
-
-    Returns:
-        Random numbers to draw on the host beside each replay, as the step as written does.
 
     Raises:
         CaptureError: names each operator and line that cannot be captured, or what the child met.
@@ -51,7 +58,7 @@ def clear_for_capture(
     refuse_streams(body.model, body.loss_fn, body.optimizer)
     lint = inspect_step(body, batch, device=world.device)
     dynamic = [one for one in lint.findings if one.rule == "dynamic-shape"]
-    body.value_shapes[:] = [f"{one.op} at {one.line}" for one in dynamic]
+    body.findings.value_shapes[:] = [f"{one.op} at {one.line}" for one in dynamic]
     is_refused = largest_of_workers(float(bool(lint.findings)), world)
     check_capturable(lint.findings)
     if is_refused:
@@ -59,17 +66,17 @@ def clear_for_capture(
             "wanted a step that all workers can capture, got one that another worker cannot; its message "
             "names operators and lines"
         )
-    body.has_doubts = bool(lint.doubts)
+    found = Clearance(lint.idle_draws, has_doubts=bool(lint.doubts))
     if lint.optimizer:
         _clear_optimizer(body, batch, world, lint.optimizer, notes)
     if not is_doubtful(lint):
-        return lint.idle_draws
+        return found
     if world.size == 1:
         notes.append(check_trial(try_step_in_child(body, batch, body.plan), lint.doubts))
-        return lint.idle_draws
+        return found
     doubts = "; ".join(str(doubt) for doubt in lint.doubts)
     notes.append(f"captured without a trial, since there are {world.size} workers: {doubts}")
-    return lint.idle_draws
+    return found
 
 
 def check_gradient_hooks(body: StepBody) -> None:

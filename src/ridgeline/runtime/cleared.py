@@ -9,7 +9,6 @@ made anew in each process.
 """
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from ridgeline.errors import CaptureError
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
+from ridgeline.runtime.clearance import Clearance
 from ridgeline.runtime.hybrid.compiling import Form
 from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.step_hooks import replaced_methods, step_hooks
@@ -32,16 +31,14 @@ class Cleared(NamedTuple):
     Attributes:
         key: Of its plan, its batch and its optimizer; see `key_of`.
         reads: What its code reads.
-        idle_draws: Random numbers that its replays draw on the host.
+        clearance: What looking at it has found.
         form: What was captured.
-        has_doubts: Whether looking left something to a trial.
     """
 
     key: tuple[Any, ...]
     reads: StepReads
-    idle_draws: tuple[IdleDraw, ...]
+    clearance: Clearance
     form: Form
-    has_doubts: bool
 
 
 def cleared_before(body: StepBody, batch: Any, world: World) -> Cleared | None:
@@ -55,22 +52,24 @@ def cleared_before(body: StepBody, batch: Any, world: World) -> Cleared | None:
     Cost: See `StepReads.is_still_read`.
     """
     key = key_of(body, batch)
-    found = next((one for one in body.cleared if one.key == key), None)
+    found = next((one for one in body.findings.cleared if one.key == key), None)
     if found is not None and not found.reads.is_still_read(batch):
         found = None
     return None if largest_of_workers(float(found is None), world) else found
 
 
-def keep(body: StepBody, batch: Any, reads: StepReads, draws: Sequence[IdleDraw]) -> None:
+def keep(body: StepBody, batch: Any, reads: StepReads, clearance: Clearance) -> None:
     """Remember a step that was captured, in place of what was remembered before."""
-    key = key_of(body, batch)
-    body.cleared[:] = [Cleared(key, reads, tuple(draws), body.form, body.has_doubts)]
-    if not (draws or body.has_doubts):
-        body.digests.add(_digest(body, batch, reads))
+    found = body.findings
+    found.cleared[:] = [Cleared(key_of(body, batch), reads, clearance, body.form)]
+    if clearance == Clearance():
+        found.digests.add(_digest(body, batch, reads))
 
 
 def cleared_earlier(body: StepBody, batch: Any, world: World) -> bool:
     """Whether an earlier process captured this very step, without a doubt and without draws on the host.
+
+    Only where all is undone: what trains is looked at in its own process.
 
     Args:
         body: The step, before its first one; its optimizer can be captured.
@@ -79,13 +78,13 @@ def cleared_earlier(body: StepBody, batch: Any, world: World) -> bool:
 
     Cost: Reads the step, unless no step of this kind was captured earlier; what was read serves the capture.
     """
-    if not body.earlier_digests or world.size > 1:
+    if not (body.is_undone and body.findings.earlier_digests) or world.size > 1:
         return False
     try:
         reads = StepReads(body, batch, world.device.type, is_lifted=False)
     except CaptureError:
         return False
-    return _digest(body, batch, reads) in body.earlier_digests
+    return _digest(body, batch, reads) in body.findings.earlier_digests
 
 
 def _digest(body: StepBody, batch: Any, reads: StepReads) -> str:

@@ -30,11 +30,10 @@ from ridgeline.runtime.capture_watch import CaptureWatch
 from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.checked import check_compiled
-from ridgeline.runtime.clearance import check_gradient_hooks, clear_for_capture
+from ridgeline.runtime.clearance import Clearance, check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.cleared import cleared_before, cleared_earlier, keep
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
-from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
 from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.recorder import Recorder
@@ -67,21 +66,10 @@ class GraphRunner:
         recorder: Told of the steps; frames inside a replay come from events captured with it.
         world: For the check, which all workers make together.
         notes: Receives what was changed or done differently, and why.
-        is_undone: Whether all steps are undone, as those of a trial: then the steps before the capture need
-            no check of their own, since that of the replay covers what is compiled, too.
     """
 
-    def __init__(
-        self,
-        body: StepBody,
-        recorder: Recorder,
-        world: World,
-        notes: list[str],
-        *,
-        is_undone: bool = False,
-    ) -> None:
+    def __init__(self, body: StepBody, recorder: Recorder, world: World, notes: list[str]) -> None:
         self._body = body
-        self._is_undone = is_undone
         self._recorder = recorder
         self._world = world
         self._notes = notes
@@ -95,7 +83,7 @@ class GraphRunner:
         self._reads: StepReads | None = None
         self._watch: CaptureWatch | None = None
         self._let_go: Callable[[], None] | None = None
-        self._idle_draws: tuple[IdleDraw, ...] = ()
+        self._clearance = Clearance()
         self._make_capturable()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -219,11 +207,12 @@ class GraphRunner:
         check_gradient_hooks(self._body)
         known = cleared_before(self._body, batch, self._world) if self._has_optimizer else None
         if known is not None:
-            self._idle_draws, self._body.has_doubts = known.idle_draws, known.has_doubts
-        elif not (self._is_undone and cleared_earlier(self._body, batch, self._world)):
-            self._idle_draws = clear_for_capture(self._body, batch, self._world, self._notes)
+            self._clearance = known.clearance
+        elif not cleared_earlier(self._body, batch, self._world):
+            self._clearance = clear_for_capture(self._body, batch, self._world, self._notes)
         is_checked = known is not None and known.form is self._body.form
-        if not (is_checked or self._is_undone):
+        # Of steps that are undone the check of the replay, which covers what is compiled, will do.
+        if not (is_checked or self._body.is_undone):
             self._check_compiled(batch)
 
     def _check_compiled(self, batch: Any) -> None:
@@ -346,13 +335,13 @@ class GraphRunner:
                 step.batch,
                 kind,
                 is_lifted=False,
-                has_idle_draws=bool(self._idle_draws),
+                has_idle_draws=bool(self._clearance.idle_draws),
             )
         except RidgelineError:
             self.close()
             raise
         if self._has_optimizer:
-            keep(self._body, step.batch, self._reads, self._idle_draws)
+            keep(self._body, step.batch, self._reads, self._clearance)
 
     def _checked(
         self, signature: batches.Signature, batch: Any, pool: Any, *, has_stamps: bool
@@ -369,7 +358,7 @@ class GraphRunner:
                 pool,
                 has_stamps=has_stamps,
                 has_optimizer=self._has_optimizer,
-                idle_draws=self._idle_draws,
+                idle_draws=self._clearance.idle_draws,
             )
         except CaptureError as error:
             World.abandon(str(error))

@@ -99,7 +99,8 @@ class TrainStep(Closing):
         forms: What other steps with this model and loss function have compiled; None compiles anew.
         mesh: Train over its data axis only; see `given_group`.
         process_group: Train over its workers only; not with a mesh or a world.
-        is_undone: Somebody undoes all steps, as those of a trial; see `GraphRunner` and `CheckedRunner`.
+        is_undone: Somebody undoes all steps, as those of a trial: what is compiled is then checked with its
+            capture, and runs in a child process first where it may cost the process its device.
 
     Attributes:
         plan: The plan in force.
@@ -157,8 +158,7 @@ class TrainStep(Closing):
             self._channels_last = ChannelsLast(self.model, optimizer)
         if self.plan.optimizer == "fused" and not MODES[self.plan.execution].is_replayed:
             self.notes.extend(make_fused(optimizer, self.world.device))
-        on_device = self.world.device.type == "cuda"
-        self.recorder = Recorder(DeviceClock() if on_device else HostClock())
+        self.recorder = Recorder(DeviceClock() if self.world.kind == "cuda" else HostClock())
         self._attendance = attendance.of(self.world)
         self._enrolled = "" if self._attendance is None else self._attendance.enroll(name)
         apply_layout(self.model, self.plan.layout, self.world)
@@ -180,11 +180,12 @@ class TrainStep(Closing):
             notes=self.notes,
             forms=forms,
             parted=parted_groups(self.world, shards_update=shards_update(self.plan.sync)),
+            is_undone=is_undone,
         )
         if self.plan.precision == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True
             torch.backends.cudnn.allow_tf32 = True
-        self._runner = self._make_runner(is_undone=is_undone)
+        self._runner = self._make_runner()
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on one batch; the mean loss of this worker's batch, detached, 0-d, on the device.
@@ -319,7 +320,7 @@ class TrainStep(Closing):
         """The batch in the plan's memory format."""
         return batch if self._channels_last is None else self._channels_last.batch(batch)
 
-    def _make_runner(self, *, is_undone: bool) -> Runner:
+    def _make_runner(self) -> Runner:
         mode = MODES[self.plan.execution]
         if mode.form in ("step-graph", "packaged"):
             from ridgeline.runtime.hybrid.steps.runner import StepGraphRunner
@@ -331,13 +332,9 @@ class TrainStep(Closing):
         if mode.is_replayed:
             from ridgeline.runtime.graph import GraphRunner
 
-            return GraphRunner(
-                self._body, self.recorder, self.world, self.notes, is_undone=is_undone
-            )
+            return GraphRunner(self._body, self.recorder, self.world, self.notes)
         if mode.is_compiled or mode.replays_model:
-            return CheckedRunner(
-                self._body, self.recorder, self.world, self.notes, is_undone=is_undone
-            )
+            return CheckedRunner(self._body, self.recorder, self.world, self.notes)
         return EagerRunner(self._body, self.recorder)
 
 

@@ -23,6 +23,7 @@ from ridgeline.runtime.capturing import told_of_capture
 from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.guards.class_watch import ClassWatch
+from ridgeline.runtime.step_findings import StepFindings
 
 _T = TypeVar("_T", bound="Form")
 LossFunction = Callable[[nn.Module, Any], Tensor]
@@ -190,20 +191,12 @@ class CompiledForms:
 
     Attributes:
         limit_s: Seconds that compiling the next form may take.
-        readings: Guards of loss function and model that were read; see `StepReads`.
-        cleared: What was found out of steps that were captured; see `runtime.cleared`.
-        value_shapes: Operators of the step whose shapes depend on values; see `runtime.checked`.
-        digests: Of steps that were captured.
-        earlier_digests: Of those that an earlier process captured.
+        findings: What was found out of the steps with these forms.
     """
 
     def __init__(self, limit_s: float = math.inf) -> None:
         self.limit_s = limit_s
-        self.readings: list[Any] = []
-        self.cleared: list[Any] = []
-        self.value_shapes: list[str] = []
-        self.digests: set[str] = set()
-        self.earlier_digests = frozenset[str]()
+        self.findings = StepFindings()
         self._known: dict[Hashable, Form] = {}
 
     def take(self, key: Hashable, make: Callable[[], _T]) -> Form:
@@ -213,11 +206,9 @@ class CompiledForms:
         return self._known[key]
 
     def forget(self) -> None:
-        """Drop all; steps that use a form keep it, with what was read and found out."""
+        """Drop all; steps that use a form keep it, with what was found out."""
         self._known.clear()
-        self.readings = list[Any]()
-        self.cleared = list[Any]()
-        self.value_shapes = list[str]()
+        self.findings = StepFindings()
 
 
 def make_form(

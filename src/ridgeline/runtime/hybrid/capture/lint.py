@@ -22,6 +22,7 @@ from ridgeline.reach.undo import Undo
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import make_capturable
+from ridgeline.runtime.capturing import told_of_capture
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
@@ -201,11 +202,7 @@ def judge_python(seen: Observation, python: Undo, state: Iterable[Tensor]) -> No
 
 @contextlib.contextmanager
 def as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
-    """Programs that ask whether they are being captured are told so, and go the way that a capture takes.
-
-    Libraries do ask, to leave out what a graph cannot hold: those of transformers look at the values of a
-    mask only where nobody captures. Optimizers are told the truth; they refuse settings of their own.
-    """
+    """Programs go the way that a capture takes, but for optimizers, which refuse settings of their own."""
     if kind != "cuda":
         yield
         return
@@ -214,11 +211,8 @@ def as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
     def is_capturing() -> bool:
         return seen.lines.phase != "optimizer" or asked()
 
-    torch.cuda.is_current_stream_capturing = is_capturing
-    try:
+    with told_of_capture(is_capturing):
         yield
-    finally:
-        torch.cuda.is_current_stream_capturing = asked
 
 
 def _compute_gradients(body: StepBody, batch: Any, recorder: Recorder) -> None:

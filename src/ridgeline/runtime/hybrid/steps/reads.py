@@ -62,7 +62,7 @@ class StepReads(LayoutReads):
             fixed["kind"] = kind
             program = cast_loss_program
         self._accumulate = body.plan.accumulate
-        self._readings = body.readings
+        self._readings = body.findings.readings
         self._marks = (program, is_lifted, has_idle_draws)
         followed = [*body.model.parameters(), *body.model.buffers()] if is_lifted else []
         super().__init__(program, fixed, self._brought(batch), followed)

@@ -361,6 +361,7 @@ class TrainStep(Closing):
         if ranking is not None:
             self._say(ranking.notes[0])
             self.ranking = ranking
+            self._revisions = None  # to which the plan that failed is still the best
             self._take_best(ranking.notes[:1])
         return ranking is not None
 

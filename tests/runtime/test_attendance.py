@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.errors import AbsentWorkerError
+from ridgeline.runtime import attendance
 from ridgeline.runtime.attendance import Attendance
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.recorder import Recorder
@@ -265,3 +267,32 @@ def test_steps_of_one_name_are_counted_apart(both: tuple[Attendance, Attendance]
     ]
     with mine.phase("the choice of a plan"):
         assert mine.enroll("step") == ""
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_closing_waits_for_a_word_on_its_way(monkeypatch: pytest.MonkeyPatch, wait: bool) -> None:
+    """The thread is not left inside of the store, where the end of the interpreter would abort the process."""
+    is_writing, may_end, waited = threading.Event(), threading.Event(), list[float]()
+
+    class Slow(dist.HashStore):
+        def set(self, key: str, value: str) -> None:
+            if threading.current_thread().name == "ridgeline-attendance":
+                is_writing.set()
+                may_end.wait()
+            super().set(key, value)
+
+    monkeypatch.setattr(attendance, "EVERY_S", 0.01)
+    worker = Attendance(Slow(), 0, range(2))
+    thread = worker._thread
+    join = thread.join
+
+    def joined(limit_s: float) -> None:
+        waited.append(limit_s)
+        may_end.set()
+        join(limit_s)
+
+    monkeypatch.setattr(thread, "join", joined)
+    assert is_writing.wait(60.0)
+    worker.close(wait=wait)
+    assert waited == [attendance.PATIENCE_S]
+    assert not thread.is_alive()

@@ -210,11 +210,14 @@ class Attendance:
 
         Args:
             wait: Here it changes nothing.
+
+        Cost: Up to `PATIENCE_S` twice where the network to the store is gone.
         """
         if self._is_over.is_set():
             return
         self._is_over.set()
-        self._thread.join(EVERY_S if wait else 0.0)
+        # An interpreter that ends while the thread is inside of the store ends the process with SIGABRT.
+        self._thread.join(PATIENCE_S)
         last = getattr(sys, "last_value", None)
         if last is not None and not isinstance(last, RidgelineError):
             # A collective of the script's own that failed is no cause: others may have been elsewhere.

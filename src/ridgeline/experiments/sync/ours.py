@@ -39,6 +39,10 @@ WANTED = {
     "exact": Wanted({}),
     "lossy allowed": Wanted({}, (PERMISSION,)),
     f"powersgd, rank {RANK}": Wanted({"compression": "powersgd"}, (PERMISSION,)),
+    **{
+        name: Wanted({"compression": name}, (PERMISSION,))
+        for name in ("bf16", "int8", "sign", "topk")
+    },
     f"every {LOCAL_STEPS} steps": Wanted({"every": LOCAL_STEPS}),
     f"every {FAR_APART} steps": Wanted({"every": FAR_APART}),
     f"every {FAR_APART} steps, {DELAY} late": Wanted(

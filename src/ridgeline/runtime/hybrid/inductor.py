@@ -11,6 +11,7 @@ from torch._functorch import config as autograd_config
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import kept_distinct, memory_of_results
+from ridgeline.runtime.hybrid.guards.added import with_guards
 
 FAILURES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ImportError,
@@ -56,7 +57,7 @@ def plain_arguments(*, owns_random: bool = False) -> dict[str, Any]:
 @functools.cache
 def _plain_backend(owns_random: bool) -> Callable[..., Any]:
     """One object for each, by which dynamo knows again what was compiled with it."""
-    return functools.partial(compile_plain, owns_random=owns_random)
+    return with_guards(functools.partial(compile_plain, owns_random=owns_random))
 
 
 def ignore_advice() -> None:
@@ -106,7 +107,7 @@ def replayed_arguments(
     backend = functools.partial(
         compile_replayed, notes=notes, announces=announces, combines=combines
     )
-    return {"dynamic": False, "backend": backend}
+    return {"dynamic": False, "backend": with_guards(backend)}
 
 
 def compile_replayed(

@@ -123,7 +123,7 @@ class Guards:
             return "a method or variable of a class was replaced"
         if not self._has_same_tensors(arguments):
             return "a tensor that it reads was replaced, or lies elsewhere"
-        return "the sign of a zero, a list in a tuple or a missing attribute changed, or a class hides one"
+        return "a missing attribute or an array of NumPy changed, or a class hides an attribute"
 
     def moved(
         self, arguments: Mapping[str, Any], followed: Collection[Tensor] = ()

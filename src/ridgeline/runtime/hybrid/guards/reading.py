@@ -28,6 +28,7 @@ from torch._guards import TracingContext
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import memory_number
+from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.guards.sparse import leave_out_strides, sparse_tensors_read
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.unchecked import without_checks
@@ -83,7 +84,6 @@ class Reading(NamedTuple):
         manager: The compiler's guards: `check(locals)`, and `check_verbose(locals)`, which says what differs.
         tensors: Expressions of the tensors that it reads, in terms of `L`, its arguments by name, and `G`.
         expressions: Of everything that is compared.
-        zeros: Those of numbers that are zero, whose sign no guard compares.
         scope: The names in these expressions but for `L`.
         classes: Of the objects that it looks into.
         code: Of every function that was read.
@@ -95,7 +95,6 @@ class Reading(NamedTuple):
     manager: Any
     tensors: tuple[str, ...]
     expressions: tuple[str, ...]
-    zeros: tuple[str, ...]
     scope: dict[str, Any]
     classes: tuple[type, ...]
     code: frozenset[types.CodeType]
@@ -124,6 +123,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
     entry = types.FunctionType(code, scope)
     found: list[dict[str, Any]] = []
 
+    @with_guards
     def backend(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
         found.append(_found(graph))
         return _end
@@ -235,12 +235,10 @@ def _made(
     sources = dict.fromkeys(_expression(source) for _, source in found["guards"])
     values = {name: v for name in sources for v in _evaluated(name, names, arguments)}
     objects = [value for value in values.values() if not isinstance(value, (int, float, str))]
-    zeros = [name for name, value in values.items() if type(value) is float and value == 0.0]
     return Reading(
         manager=wrapper.root,
         tensors=found["tensors"],
         expressions=tuple(values),
-        zeros=tuple(zeros),
         scope=names,
         classes=tuple(dict.fromkeys(map(type, objects))),
         code=found["code"],

@@ -1,7 +1,6 @@
-"""What the guards of torch's compiler leave out.
+"""What the guards of torch's compiler leave out, and `added` cannot add to them.
 
-The sign of zero, lists in tuples, elements of NumPy's arrays, attributes that are missing (of
-functions, too), or that a class would hide.
+Elements of NumPy's arrays, attributes that are missing (of functions, too), or that a class would hide.
 """
 
 import builtins
@@ -53,15 +52,6 @@ def require_unguarded(conditions: Conditions, reading: Reading, arguments: dict[
     Raises:
         UnreadableError: there is an array with more elements than can be compared.
     """
-    sign = conditions.constant(math.copysign)
-    zeros = reader(reading.zeros, reading.scope)(arguments)
-    for text, zero in zip(reading.zeros, zeros, strict=True):
-        before = math.copysign(1.0, zero)
-        conditions.require(f"{sign}(1.0, {conditions.value_of(text)}) == {before}")
-    content = conditions.constant(_content)
-    for value in filter(_holds_containers, reading.kept):
-        held = conditions.constant(_content(value))
-        conditions.require(f"{content}({conditions.constant(value)}) == {held}")
     read = [text.removeprefix(_ARRAY)[:-1] for text in reading.tensors if text.startswith(_ARRAY)]
     for array in map(_small, reader(read, reading.scope)(arguments)):
         elements = conditions.constant(array.tobytes())
@@ -89,24 +79,6 @@ def _small(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
 
 def _is_users_function(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and is_users(value.__code__.co_filename)
-
-
-def _holds_containers(value: Any) -> bool:
-    """Whether it is a tuple with something in it that can change."""
-    return isinstance(value, tuple) and any(
-        isinstance(part, (list, dict, set)) or _holds_containers(part) for part in value
-    )
-
-
-def _content(value: Any) -> Any:
-    """What a nest of containers holds: plain values with their types, objects by identity."""
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(_content, value))
-    if isinstance(value, dict):
-        return dict, tuple((key, _content(part)) for key, part in value.items())
-    if isinstance(value, (int, float, str, bytes, types.NoneType)):
-        return type(value), value, math.copysign(1.0, value) if isinstance(value, float) else None
-    return id(value)
 
 
 def _missing(reading: Reading) -> list[tuple[Any, str]]:

@@ -1,0 +1,162 @@
+"""Guards that torch's compiler leaves out, added to its own for every piece of a program that it compiles.
+
+To it -0.0 equals 0.0, and a tuple cannot change, whatever lists, dictionaries and sets are in it. Nor does
+it compare what is missing: a key that a method looks for and does not find (so in `os.environ`), or an
+attribute in `vars(x)`.
+"""
+
+import functools
+import math
+import os
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C._dynamo.guards import DictGuardManager
+from torch._dynamo import polyfills
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._guards import Guard, TracingContext
+
+Backend = Callable[..., Callable[..., Any]]
+_UNKNOWN: Any = type(None)
+_TORCH = torch.__path__[0]
+_STANDARD = polyfills.__path__[0]
+"""Where the compiler has Python of its own for code of the standard library."""
+_NO_OBJECTS = (type, types.ModuleType, Tensor, dict)
+_KEY_ERRORS = frozenset({"KeyError", "LookupError", "Exception", "BaseException"})
+_DICTIONARIES = frozenset({"__dict__", "vars"})
+_ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
+
+
+def with_guards(compile_piece: Backend) -> Backend:
+    """A backend of `torch.compile` whose pieces are compiled anew where one of these changes.
+
+    Cost: About 1 us in every call of a piece for each zero that it reads, and each such tuple.
+    """
+
+    @functools.wraps(compile_piece)
+    def backend(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        # The compiler builds its guards when its backend is done.
+        guards = InstructionTranslator.current_tx().output.guards
+        code = tuple(TracingContext.get().traced_code)
+        named = {guard.name: guard.originating_source for guard in guards if guard.name}
+        for kind in _required(code):
+            sources = list(named.values())[: 1 if kind is _require_environment else None]
+            guards.update({Guard(source, kind) for source in sources})
+        return compile_piece(graph, inputs)
+
+    return backend
+
+
+def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard], None]]:
+    """What is compared of every object that the compiler compares, by what code of a program does."""
+    yield _require_same
+    if _has_names(code, _KEY_ERRORS):
+        yield _require_keys
+    if _has_names(code, _DICTIONARIES):
+        yield _require_attributes
+    if _has_names(code, _ENVIRONMENT):
+        yield _require_environment
+
+
+def _has_names(code: Iterable[types.CodeType], names: frozenset[str]) -> bool:
+    return any(
+        not names.isdisjoint(part.co_names)
+        for part in code
+        if not part.co_filename.startswith(_TORCH) or part.co_filename.startswith(_STANDARD)
+    )
+
+
+def _require_same(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the signs of zeros, and on what can change in what cannot."""
+    value = _value(builder, guard)
+    if has_zero(value):
+        _compare(builder.get_guard_manager(guard), content_of, value, f"the sign of {guard.name}")
+    if holds_containers(value):
+        # Below a tuple the compiler looks at nothing while its holder holds what it held.
+        held = functools.partial(_content_of_that, value)
+        _compare(builder.guard_manager.root, held, None, f"what is held by {guard.name}")
+
+
+def _require_keys(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the keys of a dictionary of which the compiler compares the type only."""
+    value = _value(builder, guard)
+    if isinstance(value, dict):
+        manager = builder.get_guard_manager(guard)
+        if not isinstance(manager, DictGuardManager):  # which compares keys
+            _compare(manager, frozenset, value, f"the keys of {guard.name}")
+
+
+def _require_attributes(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the names of an object's own attributes."""
+    value = _value(builder, guard)
+    if hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS):
+        manager = builder.get_guard_manager(guard)
+        _compare(manager, _own_names, value, f"the attributes of {guard.name}")
+
+
+def _require_environment(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the variables of the environment, whatever it is about."""
+    _compare(builder.guard_manager.root, _environment, None, "a variable of the environment")
+
+
+def _compare(manager: Any, look: Callable[[Any], Any], value: Any, what: str) -> None:
+    """Before every call, see whether `look` finds what it finds in the value of now."""
+    held = look(value)
+    manager.add_lambda_guard(lambda now: look(now) == held, [f"{what} changed"], None)
+
+
+def _value(builder: Any, guard: Guard) -> Any:
+    """What a guard is about; something unknown where that is no object of the program's."""
+    try:
+        return builder.get(guard)
+    except (NameError, LookupError, AttributeError, TypeError, NotImplementedError):
+        return _UNKNOWN
+
+
+def _content_of_that(value: Any, _: Any) -> Any:
+    return content_of(value)
+
+
+def _own_names(value: Any) -> frozenset[str]:
+    return frozenset(vars(value))
+
+
+def _environment(_: Any) -> dict[Any, Any]:
+    # Copying it as it is held takes 1 us, and decoding it 50.
+    return dict(getattr(os.environ, "_data", os.environ))
+
+
+def has_zero(value: Any) -> bool:
+    """Whether it is a number with a zero in it, whose sign can be another, or a tuple of such."""
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(has_zero, value))
+    if isinstance(value, complex):
+        return 0.0 in (value.real, value.imag)
+    return isinstance(value, float) and value == 0.0
+
+
+def holds_containers(value: Any) -> bool:
+    """Whether it is a tuple with something in it that can change."""
+    return isinstance(value, tuple) and any(
+        isinstance(part, (list, dict, set)) or holds_containers(part) for part in value
+    )
+
+
+def content_of(value: Any) -> Any:
+    """What a nest of containers holds: plain values with their types, objects by identity."""
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(content_of, value))
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(map(content_of, value))
+    if isinstance(value, dict):
+        return dict, tuple((key, content_of(part)) for key, part in value.items())
+    if isinstance(value, float):
+        return float, value, math.copysign(1.0, value)
+    if isinstance(value, complex):
+        return complex, content_of(value.real), content_of(value.imag)
+    if isinstance(value, (int, str, bytes, types.NoneType)):
+        return type(value), value
+    return id(value)

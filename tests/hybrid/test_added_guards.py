@@ -76,7 +76,7 @@ class Held:
 
 
 def _turned(x: Tensor, zero: Any) -> Tensor:
-    """pi or -pi, by the sign of a zero."""
+    """Half a turn or the other way, by the sign of a zero."""
     return torch.atan2(torch.ones_like(x) * zero, -x.abs() - 1) + x
 
 
@@ -191,7 +191,7 @@ asks = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad
 @ends
 @asks
 def test_calls_in_pieces_follow(name: str) -> None:
-    """torch's compiler alone would give the results of before."""
+    """By itself the compiler would give the results of before."""
     model, x = Net(name), torch.randn(2, 4)
     call = hybridize(model, x, mode="compiled")
     torch.testing.assert_close(call(x), model(x).detach())

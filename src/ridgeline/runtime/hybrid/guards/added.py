@@ -105,7 +105,11 @@ def _require_environment(builder: Any, guard: Guard) -> None:
 def _compare(manager: Any, look: Callable[[Any], Any], value: Any, what: str) -> None:
     """Before every call, see whether `look` finds what it finds in the value of now."""
     held = look(value)
-    manager.add_lambda_guard(lambda now: look(now) == held, [f"{what} changed"], None)
+
+    def is_same(now: Any) -> bool:
+        return bool(look(now) == held)
+
+    manager.add_lambda_guard(is_same, [f"{what} changed"], None)
 
 
 def _value(builder: Any, guard: Guard) -> Any:

@@ -116,6 +116,11 @@ def longest_s(plan: Plan) -> float:
     return LONGEST_S if is_compiled(plan) else math.inf
 
 
+STOPPING_S = 0.5
+STOPPING_SHARE = 0.1
+"""To stop a trial and undo its steps, in seconds, and as a share of what is left at most. Source: Llama of 110 million parameters on an H100, 0.45 s."""
+
+
 def limited(
     plan: Plan, world: World, left_s: float = math.inf
 ) -> contextlib.AbstractContextManager[None]:
@@ -123,7 +128,8 @@ def limited(
     if world.size > 1:
         return contextlib.nullcontext()
     if math.isfinite(left_s):
-        return deadline(max(0.0, left_s), f"a trial of {label(plan)}", error=OutOfTimeError)
+        left_s = max(0.0, left_s - min(STOPPING_S, STOPPING_SHARE * left_s))
+        return deadline(left_s, f"a trial of {label(plan)}", error=OutOfTimeError)
     return deadline(longest_s(plan), f"a trial of {label(plan)}")
 
 

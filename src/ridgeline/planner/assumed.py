@@ -5,7 +5,12 @@ import msgspec
 from ridgeline.machine import Ceiling, Collective, Dispatch, Machine, Quantity, Setting, SizePoint
 from ridgeline.synchronisation import bucket_operations
 
-FLOPS = {"cpu": 5e10, "cuda": 1e14}
+FLOPS = {
+    "cpu": {"float32": 5e10},
+    "cuda": {"float32": 4e13, "bfloat16": 4e14, "float16": 4e14},
+}
+"""Of products, by dtype. GPUs of a data centre: 20 and 310 TFLOP/s by the data sheet of an A100, 67 and 990 by
+that of an H100."""
 BYTES_PER_S = {"cpu": 1e10, "cuda": 2e12}
 """Two cores of a CPU, and a GPU of a data centre, in their order of magnitude."""
 DISPATCH_S = 8e-6
@@ -49,10 +54,17 @@ def with_assumed_rates(machine: Machine, setting: Setting, why: str) -> Machine:
 
 
 def _ceilings(setting: Setting) -> tuple[Ceiling, ...]:
-    flops = Quantity.assumed(FLOPS[setting.device], "FLOP/s")
     rate = Quantity.assumed(BYTES_PER_S[setting.device], "B/s")
     return (
-        Ceiling(setting=setting, family="matmul", dtype="float32", rate=flops),
+        *(
+            Ceiling(
+                setting=setting,
+                family="matmul",
+                dtype=dtype,
+                rate=Quantity.assumed(flops, "FLOP/s"),
+            )
+            for dtype, flops in FLOPS[setting.device].items()
+        ),
         Ceiling(setting=setting, family="elementwise", dtype="float32", rate=rate),
         Ceiling(setting=setting, family="memory", dtype="float32", rate=rate),
     )

@@ -123,5 +123,5 @@ def _with_samples(request: Request, limit_s: float) -> Request:
 
 def _pass_seconds(workload: Workload) -> float:
     """Rough seconds of all operators of a step, one after the other, by rates that are assumed."""
-    flops, rate = FLOPS[workload.device], BYTES_PER_S[workload.device]
+    flops, rate = FLOPS[workload.device]["float32"], BYTES_PER_S[workload.device]
     return sum(max(op.flops / flops, op.bytes_moved / rate, DISPATCH_S) for op in workload.ops)

@@ -69,7 +69,9 @@ def test_long_steps_take_longer_to_time() -> None:
     load = workload(0, 10**12)
     longer = workload(0, 2 * 10**12)
     more_s = expected_s(request(longer)) - expected_s(request(load))
-    assert more_s == pytest.approx(TIMED_PASSES * len(load.ops) * 1e12 / FLOPS["cpu"]["float32"], rel=1e-3)
+    assert more_s == pytest.approx(
+        TIMED_PASSES * len(load.ops) * 1e12 / FLOPS["cpu"]["float32"], rel=1e-3
+    )
 
 
 def test_without_a_limit_everything_is_measured() -> None:

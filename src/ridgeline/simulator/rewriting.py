@@ -22,7 +22,10 @@ Source: `needs_fallback_due_to_atomic_add_limitations` in torch/_inductor/utils.
 before compute capability 9.0, which is not told apart here.
 """
 _TAKING = frozenset({"index", "index_select", "gather", "embedding"})
-_LOOPS = _ADDING | _TAKING | {"scatter"}
+_INTERPOLATING = frozenset(
+    {"upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"}
+)
+_LOOPS = _ADDING | _TAKING | _INTERPOLATING | {"scatter"}
 """Operators that gather or scatter by loops of the compiler's own."""
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 ALIGNED = 8

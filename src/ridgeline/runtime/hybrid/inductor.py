@@ -12,6 +12,7 @@ from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import kept_distinct, memory_of_results
 from ridgeline.runtime.hybrid.guards.added import with_guards
+from ridgeline.runtime.hybrid.resizing import CACHEABLE, with_eager_gradients
 
 FAILURES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ImportError,
@@ -19,7 +20,7 @@ FAILURES = (
 """What tracing and compiling raise on programs that they cannot take; they have no common base class."""
 
 
-Options = dict[str, str | int | bool | Callable[..., Any]]
+Options = dict[str, Any]
 
 ADVICE = (
     "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
@@ -38,6 +39,8 @@ NOTED = (
 def plain_options(*, owns_random: bool = False) -> Options:
     """The compiler's defaults, but that gradients are right where forward writes what backward reads.
 
+    What `resizing` puts into programs may be cached.
+
     Args:
         owns_random: The program may draw random numbers of its own. They differ from torch's: without, a
             program drops out what the eager one would, so that its results can be compared.
@@ -45,7 +48,10 @@ def plain_options(*, owns_random: bool = False) -> Options:
     # It imports the compiler, which takes a second.
     from ridgeline.runtime.hybrid.forward_writes import SaveWrites
 
-    options: Options = {"joint_custom_post_pass": SaveWrites()}
+    options: Options = {
+        "joint_custom_post_pass": SaveWrites(),
+        "unsafe_marked_cacheable_functions": CACHEABLE,
+    }
     return options if owns_random else {**options, "fallback_random": True}
 
 
@@ -140,6 +146,7 @@ def compile_replayed(
     if any(map(_is_noted, inputs)):
         notes.append(NOTED)
         return graph.forward
+    with_eager_gradients(graph)
     again = copy_of(graph)  # the compiler changes the graph that it is given
     memory = memory_of_results(graph)
     options = {
@@ -182,6 +189,7 @@ def compile_plain(
     if any(map(_is_noted, inputs)):
         warnings.warn(NOTED, stacklevel=2)
         return graph.forward
+    with_eager_gradients(graph)
     memory = memory_of_results(graph)
     options = {**plain_options(owns_random=owns_random), **(settings or {})}
     compiled: Any = compile_fx(graph, inputs, config_patches=options)

@@ -1,0 +1,82 @@
+"""Gradients of `interpolate` in compiled programs: by the kernel that the eager step has for them.
+
+The compiler (torch 2.13) writes linear and cubic interpolation as reads of neighbouring elements, which it
+fuses with what is around, and then its gradient as additions to each of them, one by one. Source: SegFormer in
+bfloat16, 16 images of 512 x 512, on an H100: these took 14.4 of the 30.8 ms of a step, the eager kernels 3.9.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+_BACKWARD = {
+    "linear": torch.ops.aten.upsample_linear1d_backward.default,
+    "bilinear": torch.ops.aten.upsample_bilinear2d_backward.default,
+    "bicubic": torch.ops.aten.upsample_bicubic2d_backward.default,
+    "trilinear": torch.ops.aten.upsample_trilinear3d_backward.default,
+}
+CACHEABLE = {f"{__name__}.interpolated": "1"}
+"""What the compiler may keep programs with in its cache, and the version of that."""
+_NAMES = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
+
+
+def with_eager_gradients(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph that TorchDynamo made, changed so that gradients of `interpolate` take the eager kernel."""
+    changed = [
+        node
+        for node in graph.graph.find_nodes(op="call_function", target=functional.interpolate)
+        if _is_written_out(node)
+    ]
+    for node in changed:
+        node.target = interpolated
+    if changed:
+        graph.recompile()
+    return graph
+
+
+def _is_written_out(node: fx.Node) -> bool:
+    given = {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+    return given.get("mode") in _BACKWARD and not given.get("antialias")
+
+
+def interpolated(
+    input: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor:
+    """`interpolate`, whose arguments these are."""
+    if recompute_scale_factor or not scale_factor:
+        scales: list[Any] = [None] * (input.ndim - 2)
+    elif isinstance(scale_factor, (list, tuple)):
+        scales = [*scale_factor]
+    else:
+        scales = [scale_factor] * (input.ndim - 2)
+    options = (size, scale_factor, mode, align_corners, recompute_scale_factor)
+    result = _Interpolated.apply(input, options, scales)
+    assert isinstance(result, Tensor)
+    return result
+
+
+class _Interpolated(torch.autograd.Function):
+    """Forward as the compiler likes it, backward as one operator."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, input: Tensor, options: tuple[Any, ...], scales: list[Any]
+    ) -> Tensor:
+        result = functional.interpolate(input, *options)
+        ctx.shapes = list(result.shape[2:]), list(input.shape)
+        ctx.dtype, ctx.options, ctx.scales = input.dtype, options, scales
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        mode, is_aligned = ctx.options[2], bool(ctx.options[3])
+        found = _BACKWARD[mode](gradient, *ctx.shapes, is_aligned, *ctx.scales)
+        return found.to(ctx.dtype), None, None

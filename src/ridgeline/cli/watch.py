@@ -77,7 +77,9 @@ class Watch:
             )
             return
         is_new_metric = len(reading.metrics) > self._num_metrics
-        if is_new_metric or time.monotonic() >= self._next_line_s:
+        # The reading after an epoch's evaluation says the same, and what it found.
+        is_evaluating = reading.step * reading.epochs == reading.total_steps * (reading.epoch + 1)
+        if is_new_metric or (not is_evaluating and time.monotonic() >= self._next_line_s):
             self._num_metrics = len(reading.metrics)
             self._next_line_s = time.monotonic() + LINE_EVERY_S
             self._output.progress(f"step {reading.step}/{reading.total_steps}: {text}")

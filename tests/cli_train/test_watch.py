@@ -54,11 +54,11 @@ def test_the_end_of_an_epoch_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
     """The one with what its evaluation found, though five seconds have gone by before."""
     watch = Watch(Output(), limit_samples_per_s=None)
     readings: list[tuple[int, tuple[float, ...]]] = [
-        (1, ()), (3, ()), (3, (0.5,)), (9, (0.5, 0.6)), (9, (0.5, 0.6, 0.9)),
+        (1, ()), (3, ()), (3, (0.5,)), (6, (0.5, 0.6)), (9, (0.5, 0.6)), (9, (0.5, 0.6, 0.9)),
     ]  # fmt: skip
     for step, metrics in readings:
         watch._next_line_s = 0.0
         epoch = min(len(metrics), 2)
         watch.show(msgspec.structs.replace(READING, step=step, epoch=epoch, metrics=metrics))
     lines = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
-    assert lines == ["step 1/9", "step 3/9", "step 9/9"]
+    assert lines == ["step 1/9", "step 3/9", "step 6/9", "step 9/9"]

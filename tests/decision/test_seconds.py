@@ -181,7 +181,7 @@ def test_a_plain_plan_is_remembered_without_a_trial(
         assert second.ranking is not None
         assert second.ranking.notes[0] == (
             "chosen by an earlier start on this machine for the same step, and not tried again, since there "
-            "was no time"
+            "was no time; reasons name what was measured then"
         )
 
 

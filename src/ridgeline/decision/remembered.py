@@ -61,7 +61,10 @@ def keep(directory: Path, key: str, ranking: Ranking, digests: Collection[str] =
 
 def noted(ranking: Ranking, best: Candidate, how: str) -> Ranking:
     """A remembered ranking with what is known of its best plan now, and a note that says so."""
-    note = f"chosen by an earlier start on this machine for the same step, {how}"
+    note = (
+        f"chosen by an earlier start on this machine for the same step, {how}; reasons name what was measured "
+        "then"
+    )
     return msgspec.structs.replace(
         ranking,
         candidates=(best, *ranking.candidates[1:]),

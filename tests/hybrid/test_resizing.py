@@ -103,6 +103,21 @@ def test_gradients_are_in_the_dtype_of_the_input() -> None:
     torch.testing.assert_close(gradients(compiled, x), gradients(run, x))
 
 
+def test_gradients_of_each_sample_go_through() -> None:
+    """By transforms of functions, in a compiled program."""
+
+    def loss(x: Tensor) -> Tensor:
+        return functional.interpolate(x[None], scale_factor=2, mode="bilinear").square().sum()
+
+    def run(x: Tensor) -> Tensor:
+        found: Tensor = torch.func.vmap(torch.func.grad(loss))(x)
+        return found
+
+    x = torch.randn(2, 3, 4, 4)
+    compiled = torch.compile(run, **inductor.plain_arguments())
+    torch.testing.assert_close(compiled(x), run(x))
+
+
 def test_the_compiler_still_keeps_such_programs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -62,8 +62,8 @@ def keep(directory: Path, key: str, ranking: Ranking, digests: Collection[str] =
 def noted(ranking: Ranking, best: Candidate, how: str) -> Ranking:
     """A remembered ranking with what is known of its best plan now, and a note that says so."""
     note = (
-        f"chosen by an earlier start on this machine for the same step, {how}; reasons name what was measured "
-        "then"
+        f"chosen by an earlier start on this machine for the same step, {how}; reasons name what was "
+        "measured then"
     )
     return msgspec.structs.replace(
         ranking,

@@ -66,14 +66,18 @@ def interpolated(
 class _Interpolated(torch.autograd.Function):
     """Forward as the compiler likes it, backward as one operator."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, input: Tensor, options: tuple[Any, ...], scales: list[Any]
+        input: Tensor, options: tuple[Any, ...], _: list[Any]
     ) -> Tensor:
-        result = functional.interpolate(input, *options)
-        ctx.shapes = list(result.shape[2:]), list(input.shape)
-        ctx.dtype, ctx.options, ctx.scales = input.dtype, options, scales
-        return result
+        return functional.interpolate(input, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        input, ctx.options, ctx.scales = inputs
+        ctx.shapes, ctx.dtype = (list(output.shape[2:]), list(input.shape)), input.dtype
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]

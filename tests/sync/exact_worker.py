@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ridgeline import flat_collectives
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.step import TrainStep
@@ -131,10 +132,24 @@ def answer(worlds: dict[int, World], case: dict[str, Any], known: Known) -> dict
     return None if world is None else KINDS[case["kind"]](world, case, known)
 
 
+def shares(world: World, case: dict[str, Any], _: Known) -> dict[str, Any]:
+    """What this worker has of the others after an all-to-all and two all-gathers, one of them in place."""
+    size, numel = world.size, case["numel"]
+    mine = values_of(world.rank, case["seed"], size * numel, case["dtype"])
+    found, whole, place = torch.empty_like(mine), torch.empty_like(mine), mine.clone()
+    flat_collectives.all_to_all(found, mine, world.group())
+    share = mine[world.rank * numel : (world.rank + 1) * numel]
+    flat_collectives.all_gather(whole, share, world.group())
+    own = place[world.rank * numel : (world.rank + 1) * numel]
+    flat_collectives.all_gather(place, own, world.group())
+    return {"all_to_all": bits(found), "all_gather": bits(whole), "in_place": bits(place)}
+
+
 KINDS: dict[str, Callable[[World, dict[str, Any], Known], dict[str, Any]]] = {
     "mean": mean,
     "trained": trained,
     "refused": refused,
+    "shares": shares,
 }
 
 

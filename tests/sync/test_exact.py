@@ -163,3 +163,21 @@ def test_hosts_that_gain_nothing_are_refused(workers: Workers, local: int, messa
     told = workers.ask("refused", 4, algorithm="hierarchical", options={"local": local})
     wanted = message.replace("HERE", "sync.algorithm='hierarchical'")
     assert [one["message"] for one in told] == [f"PlanError: wanted {wanted}"] * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("numel", [0, 1, 77, 40_001])
+@pytest.mark.parametrize("size", SIZES)
+def test_shares_come_to_their_places(workers: Workers, size: int, numel: int, dtype: str) -> None:
+    """Bit for bit: row r of all-to-all and all-gather is of the worker at position r of the group."""
+    told = workers.ask("shares", size, seed=numel, numel=numel, dtype=dtype)
+    theirs = [
+        exact_worker.values_of(rank, numel, size * numel, dtype).view(size, numel)
+        for rank in range(size)
+    ]
+    whole = exact_worker.bits(torch.stack([rows[r] for r, rows in enumerate(theirs)]))
+    for rank, one in enumerate(told):
+        rows = torch.stack([rows[rank] for rows in theirs])
+        assert one == {
+            "all_to_all": exact_worker.bits(rows), "all_gather": whole, "in_place": whole
+        }  # fmt: skip

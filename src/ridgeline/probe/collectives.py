@@ -141,7 +141,7 @@ def _all_to_all(tensor: Tensor, peers: Peers) -> Callable[[], None]:
     found = torch.zeros_like(whole)
 
     def call() -> None:
-        dist.all_to_all_single(found, whole, group=peers.group)
+        flat_collectives.all_to_all(found, whole, peers.group)
 
     return call
 

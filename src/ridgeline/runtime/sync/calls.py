@@ -17,7 +17,7 @@ def all_gather(part: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
 def all_to_all(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Of [size, ...], row r of which goes to worker r: [size, ...] of what the workers have for this one."""
     found = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(_bytes(found), _bytes(rows.contiguous()), group=group)
+    flat_collectives.all_to_all(_bytes(found), _bytes(rows.contiguous()), group)
     return found
 
 

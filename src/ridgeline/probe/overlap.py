@@ -60,9 +60,11 @@ def _measure(
     together(compute, message, peers)  # warms up
     found = [together(compute, message, peers) for _ in range(rounds)]
     call = _merge([one.call_s for one in found], "s", peers)
+    slower = [max(1.0, one.compute) for one in found]
+    is_shared = peers.device.type == "cpu"
     return Overlap(
         setting=setting,
-        compute_slowdown=_merge([max(1.0, one.compute) for one in found], "x", peers),
+        compute_slowdown=(_slowest if is_shared else _merge)(slower, "x", peers),
         communication_slowdown=_merge([max(1.0, one.communication) for one in found], "x", peers),
         kernel=call if peers.device.type == "cuda" else None,
     )
@@ -70,6 +72,13 @@ def _measure(
 
 def _merge(samples: list[float], unit: str, peers: Peers) -> Quantity:
     return Quantity.measured([value for row in peers.gather(samples) for value in row], unit)
+
+
+def _slowest(samples: list[float], unit: str, peers: Peers) -> Quantity:
+    """Of each round that of the slowest worker: threads share cores unevenly, and all wait for it."""
+    return Quantity.measured(
+        [max(values) for values in zip(*peers.gather(samples), strict=True)], unit
+    )
 
 
 def computing_mix() -> Compute:

@@ -145,7 +145,9 @@ def test_a_second_start_tries_what_the_first_one_chose(
         assert said[2:] == ["  40.0 ms a step, as remembered"]
         assert second.expected.step_ns == first.expected.step_ns
         assert second.ranking is not None
-        assert second.ranking.notes[0].endswith("for the same step, and tried again")
+        assert second.ranking.notes[0].endswith(
+            "and tried again; reasons name what was measured then"
+        )
     else:
         assert said[2] == "it takes 80.0 ms now, where it took 40.0 ms: choosing anew"
         assert len(trials) == 5

@@ -169,8 +169,8 @@ def _arguments() -> argparse.Namespace:
         mode for mode in (*MODES, *EMULATED_MODES, *GPU_MODES) if device_of(mode) == wanted.device
     ]
     if wanted.compiler == "inductor":  # of whose kernels an emulated graph knows nothing
-        of_device = [mode for mode in of_device if "compiled" not in mode or "emulated" not in mode]
-        of_device = [mode for mode in of_device if "regional" not in mode or "emulated" not in mode]
+        emulated = {mode for mode in EMULATED_MODES if "compiled" in mode or "regional" in mode}
+        of_device = [mode for mode in of_device if mode not in emulated]
     wanted.modes = wanted.modes or of_device
     if unknown := sorted({*wanted.modes} - {*of_device}):
         parser.error(f"wanted modes out of {', '.join(of_device)}, got {', '.join(unknown)}")

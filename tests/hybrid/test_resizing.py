@@ -11,10 +11,11 @@ from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.hybrid.resizing import with_eager_gradients
+from ridgeline.runtime.hybrid.resizing import use_eager_gradients
 
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "factor": ((2, 3, 8, 8), {"scale_factor": 2.5, "mode": "bilinear"}),
+    "fraction": ((2, 3, 8, 8), {"scale_factor": 2.3, "mode": "bilinear"}),
     "recomputed": (
         (2, 3, 8, 8),
         {"scale_factor": 2.3, "mode": "bilinear", "recompute_scale_factor": True},
@@ -56,9 +57,9 @@ def test_it_interpolates_as_torch_does(name: str, dtype: torch.dtype) -> None:
         return functional.interpolate(x * 1.5, **options)
 
     def backend(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        changed = with_eager_gradients(graph)
-        assert functional.interpolate not in [node.target for node in changed.graph.nodes]
-        return changed.forward
+        use_eager_gradients(graph)
+        assert functional.interpolate not in [node.target for node in graph.graph.nodes]
+        return graph.forward
 
     x = torch.randn(shape, dtype=dtype)
     compiled = torch.compile(run, backend=backend)
@@ -74,7 +75,7 @@ def test_others_stay(options: dict[str, Any]) -> None:
     x = graph.placeholder("x")
     node = graph.call_function(functional.interpolate, (x,), {"scale_factor": 2, **options})
     graph.output(node)
-    with_eager_gradients(fx.GraphModule({}, graph))
+    use_eager_gradients(fx.GraphModule({}, graph))
     assert node.target is functional.interpolate
 
 

@@ -60,11 +60,10 @@ def _measure(
     together(compute, message, peers)  # warms up
     found = [together(compute, message, peers) for _ in range(rounds)]
     call = _merge([one.call_s for one in found], "s", peers)
-    slower = [max(1.0, one.compute) for one in found]
-    is_shared = peers.device.type == "cpu"
+    merge = _slowest if peers.device.type == "cpu" else _merge
     return Overlap(
         setting=setting,
-        compute_slowdown=(_slowest if is_shared else _merge)(slower, "x", peers),
+        compute_slowdown=merge([max(1.0, one.compute) for one in found], "x", peers),
         communication_slowdown=_merge([max(1.0, one.communication) for one in found], "x", peers),
         kernel=call if peers.device.type == "cuda" else None,
     )

@@ -12,7 +12,7 @@ from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import kept_distinct, memory_of_results
 from ridgeline.runtime.hybrid.guards.added import with_guards
-from ridgeline.runtime.hybrid.resizing import CACHEABLE, with_eager_gradients
+from ridgeline.runtime.hybrid.resizing import CACHEABLE, use_eager_gradients
 
 FAILURES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ImportError,
@@ -20,7 +20,7 @@ FAILURES = (
 """What tracing and compiling raise on programs that they cannot take; they have no common base class."""
 
 
-Options = dict[str, Any]
+Options = dict[str, str | int | bool | dict[str, str] | Callable[..., Any]]
 
 ADVICE = (
     "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled",
@@ -146,7 +146,7 @@ def compile_replayed(
     if any(map(_is_noted, inputs)):
         notes.append(NOTED)
         return graph.forward
-    with_eager_gradients(graph)
+    use_eager_gradients(graph)
     again = copy_of(graph)  # the compiler changes the graph that it is given
     memory = memory_of_results(graph)
     options = {
@@ -189,7 +189,7 @@ def compile_plain(
     if any(map(_is_noted, inputs)):
         warnings.warn(NOTED, stacklevel=2)
         return graph.forward
-    with_eager_gradients(graph)
+    use_eager_gradients(graph)
     memory = memory_of_results(graph)
     options = {**plain_options(owns_random=owns_random), **(settings or {})}
     compiled: Any = compile_fx(graph, inputs, config_patches=options)

@@ -20,7 +20,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
 Backend = Callable[..., Callable[..., Any]]
-_UNKNOWN: Any = type(None)
+_UNKNOWN = object()
 _TORCH = torch.__path__[0]
 _STANDARD = polyfills.__path__[0]
 """Where the compiler has Python of its own for code of the standard library."""
@@ -33,7 +33,8 @@ _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
 def with_guards(compile_piece: Backend) -> Backend:
     """A backend of `torch.compile` whose pieces are compiled anew where one of these changes.
 
-    Cost: About 1 us in every call of a piece for each zero that it reads, and each such tuple.
+    Cost: About 1 us in every call of a piece for each zero that it reads and each such tuple; where its code
+        looks for what may be missing, also for each of the objects that it reads.
     """
 
     @functools.wraps(compile_piece)
@@ -42,9 +43,10 @@ def with_guards(compile_piece: Backend) -> Backend:
         guards = InstructionTranslator.current_tx().output.guards
         code = tuple(TracingContext.get().traced_code)
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
-        for kind in _required(code):
-            sources = list(named.values())[: 1 if kind is _require_environment else None]
-            guards.update({Guard(source, kind) for source in sources})
+        kinds, sources = [*_required(code)], [*named.values()]
+        guards.update({Guard(source, kind) for source in sources for kind in kinds})
+        if _has_names(code, _ENVIRONMENT):
+            guards.update({Guard(source, _require_environment) for source in sources[:1]})
         return compile_piece(graph, inputs)
 
     return backend
@@ -57,8 +59,6 @@ def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard],
         yield _require_keys
     if _has_names(code, _DICTIONARIES):
         yield _require_attributes
-    if _has_names(code, _ENVIRONMENT):
-        yield _require_environment
 
 
 def _has_names(code: Iterable[types.CodeType], names: frozenset[str]) -> bool:
@@ -72,9 +72,9 @@ def _has_names(code: Iterable[types.CodeType], names: frozenset[str]) -> bool:
 def _require_same(builder: Any, guard: Guard) -> None:
     """A `Guard` on the signs of zeros, and on what can change in what cannot."""
     value = _value(builder, guard)
-    if has_zero(value):
-        _compare(builder.get_guard_manager(guard), content_of, value, f"the sign of {guard.name}")
-    if holds_containers(value):
+    if _has_zero(value):
+        _compare(builder.get_guard_manager(guard), _content_of, value, f"the sign of {guard.name}")
+    if _holds_containers(value):
         # Below a tuple the compiler looks at nothing while its holder holds what it held.
         held = functools.partial(_content_of_that, value)
         _compare(builder.guard_manager.root, held, None, f"what is held by {guard.name}")
@@ -121,7 +121,7 @@ def _value(builder: Any, guard: Guard) -> Any:
 
 
 def _content_of_that(value: Any, _: Any) -> Any:
-    return content_of(value)
+    return _content_of(value)
 
 
 def _own_names(value: Any) -> frozenset[str]:
@@ -133,34 +133,34 @@ def _environment(_: Any) -> dict[Any, Any]:
     return dict(getattr(os.environ, "_data", os.environ))
 
 
-def has_zero(value: Any) -> bool:
+def _has_zero(value: Any) -> bool:
     """Whether it is a number with a zero in it, whose sign can be another, or a tuple of such."""
     if isinstance(value, (tuple, frozenset)):
-        return any(map(has_zero, value))
+        return any(map(_has_zero, value))
     if isinstance(value, complex):
         return 0.0 in (value.real, value.imag)
     return isinstance(value, float) and value == 0.0
 
 
-def holds_containers(value: Any) -> bool:
+def _holds_containers(value: Any) -> bool:
     """Whether it is a tuple with something in it that can change."""
     return isinstance(value, tuple) and any(
-        isinstance(part, (list, dict, set)) or holds_containers(part) for part in value
+        isinstance(part, (list, dict, set)) or _holds_containers(part) for part in value
     )
 
 
-def content_of(value: Any) -> Any:
+def _content_of(value: Any) -> Any:
     """What a nest of containers holds: plain values with their types, objects by identity."""
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(content_of, value))
+        return type(value), tuple(map(_content_of, value))
     if isinstance(value, (set, frozenset)):
-        return type(value), frozenset(map(content_of, value))
+        return type(value), frozenset(map(_content_of, value))
     if isinstance(value, dict):
-        return dict, tuple((key, content_of(part)) for key, part in value.items())
+        return dict, tuple((key, _content_of(part)) for key, part in value.items())
     if isinstance(value, float):
         return float, value, math.copysign(1.0, value)
     if isinstance(value, complex):
-        return complex, content_of(value.real), content_of(value.imag)
+        return complex, _content_of(value.real), _content_of(value.imag)
     if isinstance(value, (int, str, bytes, types.NoneType)):
         return type(value), value
     return id(value)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.flat_collectives import start_messages
+
 
 class Message(NamedTuple):
     """A flat tensor that goes to, or comes from, the worker at a position of the group."""
@@ -35,14 +37,8 @@ class Messages:
         """
         if self._on_device:
             return self._enqueued(receives, sends)
-        # A gloo message leaves once its receiver has told where it goes, so that comes first.
-        arriving = [
-            dist.irecv(tensor, group=self._group, group_src=peer) if tensor.numel() else None
-            for tensor, peer in receives
-        ]
-        for tensor, peer in sends:
-            if tensor.numel():
-                self._sent.append(dist.isend(tensor, group=self._group, group_dst=peer))
+        arriving, leaving = start_messages(receives, sends, self._group)
+        self._sent += [work for work in leaving if work is not None]
         return arriving
 
     def exchange(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch._dynamo.utils import counters
 from torch.nn import functional
 
-from ridgeline.runtime.hybrid import inductor
+from ridgeline.runtime.hybrid import inductor, resizing
 from ridgeline.runtime.hybrid.resizing import use_eager_gradients
 
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -66,6 +66,82 @@ def test_it_interpolates_as_torch_does(name: str, dtype: torch.dtype) -> None:
     for got, wanted in zip(gradients(compiled, x), gradients(run, x), strict=True):
         assert got.dtype == wanted.dtype
         assert torch.equal(got, wanted)
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Gradients take the matrix products that a GPU takes; the gradients that came in."""
+    seen: list[Tensor] = []
+
+    def taken(gradient: Tensor) -> bool:
+        seen.append(gradient)
+        return True
+
+    monkeypatch.setattr(resizing, "_takes_products", taken)
+    return seen
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_products_give_the_gradients_of_the_kernel(
+    name: str, is_last: bool, products: list[Tensor]
+) -> None:
+    """In double precision, for every mode, whichever way the image lies in memory."""
+    shape, options = CASES[name]
+    x = torch.randn(shape, dtype=torch.float64)
+    if is_last:
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+    def run(x: Tensor) -> Tensor:
+        return resizing.interpolated(x, **options)
+
+    def plain(x: Tensor) -> Tensor:
+        return functional.interpolate(x, **options)
+
+    torch.testing.assert_close(gradients(run, x), gradients(plain, x), rtol=1e-13, atol=1e-13)
+    assert len(products) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_round_as_the_gradient_does(dtype: torch.dtype, products: list[Tensor]) -> None:
+    """Not as autocast would have products, and not worse than the kernel."""
+    x = torch.randn(2, 3, 16, 16, dtype=dtype, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = resizing.interpolated(x, scale_factor=4.0, mode="bilinear")
+        gradient = torch.randn(y.shape).to(dtype).to(y.dtype)
+        (got,) = torch.autograd.grad(y, x, gradient)
+    exact = x.detach().double().requires_grad_()
+    y = functional.interpolate(exact, scale_factor=4.0, mode="bilinear")
+    (wanted,) = torch.autograd.grad(y, exact, gradient.double())
+    distance = (got.double() - wanted).norm() / wanted.norm()
+    assert got.dtype == dtype
+    assert distance < torch.finfo(dtype).eps
+    assert len(products) == 1
+
+
+def test_products_of_each_sample_go_through(products: list[Tensor]) -> None:
+    """By transforms of functions."""
+    x = torch.randn(3, 2, 4, 4)
+
+    def loss(run: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda x: run(x[None], scale_factor=2, mode="bilinear").square().sum()
+
+    got = torch.func.vmap(torch.func.grad(loss(resizing.interpolated)))(x)
+    wanted = torch.func.vmap(torch.func.grad(loss(functional.interpolate)))(x)
+    torch.testing.assert_close(got, wanted)
+    assert products
+
+
+def test_compiled_products_are_right(products: list[Tensor]) -> None:
+    """In a program of the compiler's, with what is around."""
+
+    def run(x: Tensor) -> Tensor:
+        return functional.interpolate(x * 1.5, scale_factor=2.5, mode="bicubic").relu() + 1
+
+    x = torch.randn(2, 3, 8, 8)
+    compiled = torch.compile(run, **inductor.plain_arguments())
+    torch.testing.assert_close(gradients(compiled, x), gradients(run, x))
+    assert products
 
 
 @pytest.mark.parametrize("options", [{"mode": "nearest"}, {"mode": "bilinear", "antialias": True}])

@@ -76,7 +76,7 @@ def test_the_bias_of_a_convolution_costs_no_pass() -> None:
         ("aten.scatter_reduce.two", "float32", False),
         ("aten.embedding_dense_backward.default", "float32", True),
         ("aten.upsample_bilinear2d.default", "float32", True),
-        ("aten.upsample_bilinear2d_backward.default", "float32", False),
+        ("aten.upsample_bilinear2d_backward.default", "float32", True),
         ("aten._embedding_bag.default", "float32", False),
         ("aten.mm.default", "float32", False),
     ],

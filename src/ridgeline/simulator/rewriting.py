@@ -23,8 +23,11 @@ before compute capability 9.0, which is not told apart here.
 """
 _TAKING = frozenset({"index", "index_select", "gather", "embedding"})
 _INTERPOLATING = frozenset(
-    {"upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"}
+    f"upsample_{name}{suffix}"
+    for name in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+    for suffix in ("", "_backward")
 )
+"""The gradients are matrix products that take about as long as their bytes. Source: `benchmarks/resizing.py`."""
 _LOOPS = _ADDING | _TAKING | _INTERPOLATING | {"scatter"}
 """Operators that gather or scatter by loops of the compiler's own."""
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")

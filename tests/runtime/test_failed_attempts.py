@@ -1,13 +1,14 @@
 """A step that cannot be captured or compiled leaves what was there; graphs are emulated on the CPU."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor import compile_fx
+from torch._subclasses import meta_utils
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
@@ -94,6 +95,53 @@ class Deep(Normed):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).relu()
+
+
+def failing_assertion() -> Callable[..., None]:
+    """One in a file of the compiler's."""
+    source = "def assert_metadata_eq(*_, **__): raise AssertionError('float32 != int64')"
+    names: dict[str, Any] = {}
+    exec(compile(source, meta_utils.__file__, "exec"), names)
+    function: Callable[..., None] = names["assert_metadata_eq"]
+    return function
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+@pytest.mark.parametrize("execution", ["compiled", "compiled+graph"])
+def test_an_assertion_of_the_compiler_is_a_refusal(
+    execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its type as one of the user's does, and is told apart by where it was raised."""
+    model = Normed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with interpreted(), TrainStep(model, loss_of, optimizer, Plan(execution=execution)) as step:
+        step(torch.randn(5, 6))
+        model.norm.eps = 1e-3
+        monkeypatch.setattr(meta_utils, "assert_metadata_eq", failing_assertion())
+        with pytest.raises(CaptureError, match=r"got float32 != int64; use execution=.eager."):
+            step(torch.randn(5, 6))
+
+
+class Asserting(Normed):
+    """As torchvision's networks check their input."""
+
+    wanted = 6
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._assert(x.shape[1] == self.wanted, "wrong size")
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+def test_an_assertion_of_the_user_keeps_its_type() -> None:
+    """Though it is raised while the step is compiled again, inside of torch."""
+    model = Asserting()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with interpreted(), TrainStep(model, loss_of, optimizer, Plan(execution="compiled")) as step:
+        step(torch.randn(5, 6))
+        model.wanted = 7
+        with pytest.raises(AssertionError, match="wrong size"):
+            step(torch.randn(5, 6))
 
 
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")

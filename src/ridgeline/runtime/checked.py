@@ -16,7 +16,7 @@ from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.failed_attempts import COMPILER_FAILURES, compiler_refusal
+from ridgeline.runtime.failed_attempts import compiler_refusal, is_of_compiler
 from ridgeline.runtime.hybrid.capture.child_trial import try_step_in_child
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
 from ridgeline.runtime.recorder import Recorder
@@ -68,7 +68,9 @@ class CheckedRunner:
     def _run(self, batch: Any) -> Tensor:
         try:
             return self._body(batch, self._recorder)
-        except COMPILER_FAILURES as error:
+        except Exception as error:
+            if not is_of_compiler(error):
+                raise
             raise compiler_refusal(self._body, ANEW, error) from error
 
     def _check(self, batch: Any) -> None:

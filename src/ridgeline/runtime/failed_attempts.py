@@ -1,16 +1,34 @@
 """A step that cannot be captured or compiled is refused, and leaves what it can reach as it was."""
 
 import contextlib
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
+import torch
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.body import StepBody
 
-COMPILER_FAILURES = (BackendCompilerFailed, InternalTorchDynamoError)
-"""What torch's compiler raises where it fails itself; what the user's code raises keeps its type."""
+_FAILURES = (BackendCompilerFailed, InternalTorchDynamoError)
+_TORCH = Path(torch.__file__).parent
+_COMPILING = _TORCH / "_dynamo" / "convert_frame.py"
+_PARTS = frozenset({"_dynamo", "_functorch", "_inductor", "_subclasses", "fx"})
+"""Where torch's compiler lives."""
+
+
+def is_of_compiler(error: Exception) -> bool:
+    """Whether torch's compiler failed itself; what the user's code raises keeps its type.
+
+    Assertions of its own keep theirs, too: `AssertionError` for a view whose base has another dtype (2.11).
+    """
+    if not isinstance(error, AssertionError):
+        return isinstance(error, _FAILURES)
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    is_torch = files[-1].is_relative_to(_TORCH)
+    return _COMPILING in files and is_torch and files[-1].relative_to(_TORCH).parts[0] in _PARTS
 
 
 @contextlib.contextmanager
@@ -49,7 +67,9 @@ def refused_if_not_compiled(body: StepBody) -> Iterator[None]:
     before = Undo(body.model, body.loss_fn, body.optimizer)
     try:
         yield
-    except COMPILER_FAILURES as error:
+    except Exception as error:
+        if not is_of_compiler(error):
+            raise
         before.restore()
         raise compiler_refusal(body, "the step", error) from error
 

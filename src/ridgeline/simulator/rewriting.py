@@ -27,7 +27,7 @@ _INTERPOLATING = frozenset(
     for name in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
     for suffix in ("", "_backward")
 )
-"""The gradients are matrix products that take about as long as their bytes. Source: `benchmarks/resizing.py`."""
+"""The gradients are products about as fast as their bytes. Source: `benchmarks/resizing.py`."""
 _LOOPS = _ADDING | _TAKING | _INTERPOLATING | {"scatter"}
 """Operators that gather or scatter by loops of the compiler's own."""
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")

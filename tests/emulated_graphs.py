@@ -195,7 +195,7 @@ def _form_on_a_gpu(_: Any, differentiable: bool, **_more: Any) -> tuple[bool, bo
     return False, not differentiable
 
 
-def _device_types(*_: Any) -> list[str]:
+def _device_types(*_: Any, **__: Any) -> list[str]:
     return ["cpu"]
 
 

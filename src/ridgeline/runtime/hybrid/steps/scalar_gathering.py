@@ -26,12 +26,12 @@ def gather_scalars(graph: fx.Graph) -> int:
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is operator.getitem:
             continue
-        reads = dict.fromkeys(
+        written = _written(node)
+        scalars = [
             leaf
-            for leaf in pytree.tree_leaves((node.args, node.kwargs))
-            if isinstance(leaf, fx.Node)
-        )
-        scalars = [leaf for leaf in reads if _is_computed_scalar(leaf)]
+            for leaf in node.all_input_nodes
+            if _is_computed_scalar(leaf) and leaf not in written
+        ]
         if not scalars or not _is_for_elements(node):
             continue
         # Right before its reader: a scalar that was updated in place has its last value there.
@@ -45,6 +45,17 @@ def gather_scalars(graph: fx.Graph) -> int:
             node.replace_input_with(scalar, element)
         gathered += len(scalars)
     return gathered
+
+
+def _written(node: fx.Node) -> set[fx.Node]:
+    """What an operator writes in place: the update of a single weight may be as wide as a scalar."""
+    schema = getattr(node.target, "_schema", None)
+    found: list[Any] = []
+    for index, argument in enumerate(schema.arguments if schema else ()):
+        if argument.is_write:
+            given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            found += pytree.tree_leaves(given)
+    return {leaf for leaf in found if isinstance(leaf, fx.Node)}
 
 
 def _is_computed_scalar(node: fx.Node) -> bool:

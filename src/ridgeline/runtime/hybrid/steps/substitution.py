@@ -42,8 +42,8 @@ class OptimizerSubstitution:
             if parameter in stand_ins:
                 inner[stand_ins[parameter]] = dict(values)
         for parameter, key, tensor in state:
-            is_number = tensor.dim() == 0 and tensor.dtype == torch.float32
-            inner[stand_ins[parameter]][key] = tensor.double() if widens and is_number else tensor
+            is_wide = widens and _is_number(parameter, key, tensor)
+            inner[stand_ins[parameter]][key] = tensor.double() if is_wide else tensor
         self._targets = {(stand_ins[p], key): tensor for p, key, tensor in state}
         self._constants = {p: _without_tensors(values) for p, values in inner.items()}
         self._attributes = _numbers(vars(optimizer))
@@ -103,6 +103,17 @@ class OptimizerSubstitution:
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(saved)
+
+
+_NUMBERS = frozenset({"step", "mu_product", "mu", "eta"})
+"""Single numbers in the state of torch's optimizers."""
+
+
+def _is_number(parameter: Tensor, key: str, value: Tensor) -> bool:
+    """Whether a tensor in the state counts, or is another number; that of a single weight may be an average."""
+    if value.dim() or value.dtype != torch.float32:
+        return False
+    return parameter.dim() > 0 or key in _NUMBERS
 
 
 _SUBSTITUTED = ("params", "lr", "capturable", "foreach", "fused")

@@ -110,7 +110,7 @@ _NUMBERS = frozenset({"step", "mu_product", "mu", "eta"})
 
 
 def _is_number(parameter: Tensor, key: str, value: Tensor) -> bool:
-    """Whether a tensor in the state counts, or is another number; that of a single weight may be an average."""
+    """Whether a tensor in the state counts, say; that of a single weight may be an average."""
     if value.dim() or value.dtype != torch.float32:
         return False
     return parameter.dim() > 0 or key in _NUMBERS

@@ -29,6 +29,7 @@ from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import memory_number
 from ridgeline.runtime.hybrid.guards.added import with_guards
+from ridgeline.runtime.hybrid.guards.leaves import new_leaves_read
 from ridgeline.runtime.hybrid.guards.sparse import leave_out_strides, sparse_tensors_read
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.unchecked import without_checks
@@ -131,7 +132,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
-    with _lock, config.patch(settings), without_checks(), sparse_tensors_read():
+    with _lock, config.patch(settings), without_checks(), sparse_tensors_read(), new_leaves_read():
         try:
             torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)(**arguments)
         except _Read:

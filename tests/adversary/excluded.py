@@ -48,25 +48,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         """,
     ),
     Exclusion(
-        "torch's compiler guards neither the sign of zero nor lists in tuples.",
-        GUARDED,
-        """
-        signed zero/negative; tuple of lists/element
-        """,
-    ),
-    Exclusion(
-        "Equal blocks share what torch's compiler made of one that lacks an attribute, whichever gets it.",
-        GUARDED,
-        """
-        expects an exception/added
-        """,
-    ),
-    Exclusion(
-        "torch's compiler takes a module that was put in a second place for two: a count in it is kept twice.",
-        ("call:compiled", *GUARDED),
-        "block repeated",
-    ),
-    Exclusion(
         "Where torch.compile runs a program in pieces, hooks of all modules are called around these, too.",
         ("call:compiled", *GUARDED),
         """

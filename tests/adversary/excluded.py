@@ -48,13 +48,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         """,
     ),
     Exclusion(
-        "Where torch.compile runs a program in pieces, hooks of all modules are called around these, too.",
-        ("call:compiled", *GUARDED),
-        """
-        hook on all modules
-        """,
-    ),
-    Exclusion(
         "torch.compile saves other tensors for the backward pass: a hook that changes their values changes others.",
         ("step:compiled", "step:regional", "step:auto"),
         "tensors saved on the way",

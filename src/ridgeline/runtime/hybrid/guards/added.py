@@ -2,7 +2,8 @@
 
 To it -0.0 equals 0.0, and a tuple cannot change, whatever lists, dictionaries and sets are in it. Nor does
 it compare what is missing: a key that a method looks for and does not find (so in `os.environ`), or an
-attribute in `vars(x)`, or one whose `AttributeError` code catches.
+attribute in `vars(x)`, or one whose `AttributeError` code catches. And it takes for granted which hooks of
+all modules there are.
 """
 
 import builtins
@@ -20,6 +21,8 @@ from torch._C._dynamo.guards import DictGuardManager
 from torch._dynamo import polyfills
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
+
+from ridgeline.runtime.hybrid.hooks_of_all import hooks_of_all_modules
 
 Backend = Callable[..., Callable[..., Any]]
 _UNKNOWN = object()
@@ -50,6 +53,7 @@ def with_guards(compile_piece: Backend) -> Backend:
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
         kinds, sources = [*_required(code)], [*named.values()]
         guards.update({Guard(source, kind) for source in sources for kind in kinds})
+        guards.update({Guard(source, _require_hooks) for source in sources[:1]})
         if _has_names(code, _ENVIRONMENT):
             guards.update({Guard(source, _require_environment) for source in sources[:1]})
         return compile_piece(graph, inputs)
@@ -124,6 +128,11 @@ def _require_attributes(builder: Any, guard: Guard) -> None:
         _compare(manager, _own_names, value, f"the attributes of {guard.name}")
 
 
+def _require_hooks(builder: Any, _: Guard) -> None:
+    """A `Guard` on the hooks of all modules, whatever it is about."""
+    _compare(builder.guard_manager.root, _hooks, None, "a hook of all modules")
+
+
 def _require_environment(builder: Any, guard: Guard) -> None:
     """A `Guard` on the variables of the environment, whatever it is about."""
     _compare(builder.guard_manager.root, _environment, None, "a variable of the environment")
@@ -155,6 +164,10 @@ def _own_names(value: Any) -> frozenset[str]:
     """Names of what an object holds itself; a module's parameters, buffers and children, too."""
     own = vars(value)
     return frozenset(own).union(*[own.get(store) or () for store in _STORES])
+
+
+def _hooks(_: Any) -> Any:
+    return hooks_of_all_modules()
 
 
 def _environment(_: Any) -> dict[Any, Any]:

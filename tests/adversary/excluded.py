@@ -48,11 +48,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         """,
     ),
     Exclusion(
-        "torch.compile saves other tensors for the backward pass: a hook that changes their values changes others.",
-        ("step:compiled", "step:regional", "step:auto"),
-        "tensors saved on the way",
-    ),
-    Exclusion(
         "torch's compiler looks for a hook at another place where one was put before it, and fails (2.11).",
         ("call:compiled", *GUARDED),
         "forward hook/before the first" if torch.__version__ < "2.12" else "",

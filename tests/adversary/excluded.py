@@ -64,11 +64,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "input result; view of the input",
     ),
     Exclusion(
-        "Fused optimizers refuse state of another type than the parameter.",
-        REPLAYED,
-        "model to double",
-    ),
-    Exclusion(
         "What a graph computes is no tensor of inference, in whichever mode it is called.",
         ("call:graph", "call:compiled+graph"),
         "inference_mode",

@@ -36,7 +36,6 @@ GUARDED = (
     *("step:compiled", "step:regional", "step:auto"),
     *("step:compiled+graph", "step:regional+graph", "step:compiled+model-graph"),
 )
-ONE_PROGRAM = ("step:step-graph", "step:packaged", "step:auto", *REPLAYED)
 """A device is left out: what a mode gets wrong, it does on each."""
 
 EXCLUDED: tuple[Exclusion, ...] = (
@@ -67,21 +66,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "What a graph computes is no tensor of inference, in whichever mode it is called.",
         ("call:graph", "call:compiled+graph"),
         "inference_mode",
-    ),
-    Exclusion(
-        "Caches that are emptied or reset are not filled again.",
-        ONE_PROGRAM,
-        """
-        cache by shape/emptied; cache by shape/entries replaced; first call is special/again;
-        lazy tensor/removed
-        """,
-    ),
-    Exclusion(
-        "A buffer whose strides change in place has its former strides after the next step.",
-        ONE_PROGRAM,
-        """
-        table/strides at its address
-        """,
     ),
 )
 

@@ -58,6 +58,12 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "last activation",
     ),
     Exclusion(
+        "Nesterov momentum in torch's form for many tensors at once, which a user can ask for later, writes into "
+        "gradients; the fused form, which replays take, leaves them.",
+        REPLAYED,
+        "nesterov",
+    ),
+    Exclusion(
         "A result that is an argument is a copy of it, laid out as in the capture.",
         ("call:graph", "call:compiled+graph"),
         "input result; view of the input",

@@ -25,6 +25,7 @@ import ridgeline.runtime.graph
 import ridgeline.runtime.hybrid.calls.search  # noqa: F401
 from ridgeline.execution import MODES
 from ridgeline.reach.sparse import parts
+from ridgeline.runtime.fused_limits import sharing
 from ridgeline.runtime.hybrid.calls import graph as call_graphs
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
@@ -190,9 +191,15 @@ def _offered(_purpose: str, _device: str) -> tuple[str, ...]:
     return tuple(MODES)
 
 
-def _form_on_a_gpu(_: Any, differentiable: bool, **_more: Any) -> tuple[bool, bool]:
-    """Whether an optimizer of whose form nothing was said is fused, and whether it takes many tensors at once."""
-    return False, not differentiable
+def _form_on_a_gpu(
+    parameters: list[torch.Tensor], differentiable: bool, **_more: Any
+) -> tuple[bool, bool]:
+    """Whether an optimizer of whose form nothing was said is fused, and whether it takes many tensors at once.
+
+    A GPU does so with those that share memory, too, and has no certain result: here that is the one of updates
+    one after another.
+    """
+    return False, not differentiable and sharing(parameters) is None
 
 
 def _device_types(*_: Any, **__: Any) -> list[str]:

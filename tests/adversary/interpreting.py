@@ -21,6 +21,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.output_code import OutputCode
 from torch.fx import GraphModule
 
+from ridgeline.runtime.hybrid.inductor import by_operators
 from ridgeline.runtime.hybrid.packages import aot, package
 
 _packages: dict[Path, GraphModule] = {}
@@ -34,7 +35,7 @@ class Interpreted(OutputCode):
     def __init__(self, graph: GraphModule, example: Sequence[Any]) -> None:
         super().__init__()
         self.current_callable = self._run
-        self._graph = graph
+        self._forward = by_operators(graph)
         self._example = example
 
     def __call__(self, *inputs: Any) -> Any:
@@ -50,7 +51,7 @@ class Interpreted(OutputCode):
     def _run(self, inputs: list[Any]) -> list[Any]:
         given = list(inputs)
         inputs.clear()  # the compiler's programs empty the list, so that inputs can be freed
-        return list(self._graph.forward(*map(_as_written, given)))
+        return list(self._forward(*map(_as_written, given)))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """What the guards of `torch.compile` leave out, and compiled programs are compiled anew for all the same."""
 
+import contextlib
 import os
 import types
 from collections.abc import Callable, Iterator, MutableMapping
@@ -16,6 +17,7 @@ from ridgeline.runtime.hybrid.hybridize import hybridize
 from ridgeline.runtime.step import TrainStep
 
 VARIABLE = "RIDGELINE_TEST_OF_GUARDS"
+ERRORS = (ValueError, AttributeError)
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +68,7 @@ class Held:
         self.sets = ({1},)
         self.store = Store()
         self.cache: dict[str, float] = {}
+        self.module = nn.Identity()
 
     def cached(self, key: str) -> float:
         """What the cache holds under a key, or 1."""
@@ -73,6 +76,33 @@ class Held:
             return self.cache[key]
         except KeyError:
             return 1.0
+
+    def late_or(self, default: float) -> Any:
+        """What is held under a name that it is not held under at first."""
+        try:
+            return self.late  # type: ignore[attr-defined]
+        except AttributeError:
+            return default
+
+
+def _late_or_one(held: Any) -> Any:
+    try:
+        return held.late
+    except:  # noqa: E722 - what is tried
+        return 1.0
+
+
+def _late_by_a_tuple(held: Any) -> Any:
+    try:
+        return held.late
+    except ERRORS:
+        return 1.0
+
+
+def _late_by_a_context(held: Any, x: Tensor) -> Tensor:
+    with contextlib.suppress(AttributeError):
+        return x * held.late
+    return x + 1.0
 
 
 def _turned(x: Tensor, zero: Any) -> Tensor:
@@ -123,6 +153,14 @@ CASES: dict[str, tuple[Callable[[Held, Tensor], Tensor], Change]] = {
         lambda h: setattr(h, "new", 2.0),
     ),
     "__dict__, len": (lambda h, x: x * len(h.__dict__), lambda h: setattr(h, "new", 2.0)),
+    "error caught": (lambda h, x: x * h.late_or(1.0), lambda h: setattr(h, "late", 2.0)),
+    "any error caught": (lambda h, x: x * _late_or_one(h), lambda h: setattr(h, "late", 2.0)),
+    "errors of a tuple": (lambda h, x: x * _late_by_a_tuple(h), lambda h: setattr(h, "late", 2.0)),
+    "error suppressed": (_late_by_a_context, lambda h: setattr(h, "late", 2.0)),
+    "buffer of a module": (
+        lambda h, x: x * _late_or_one(h.module),
+        lambda h: h.module.register_buffer("late", torch.tensor(2.0)),
+    ),
 }
 cases = pytest.mark.parametrize("name", CASES)
 
@@ -184,7 +222,9 @@ class Net(nn.Module):
         return CASES[self.name][0](self.held, x)
 
 
-ends = pytest.mark.parametrize("name", ["sign of a zero", "list in a tuple", "environment, get"])
+ends = pytest.mark.parametrize(
+    "name", ["sign of a zero", "list in a tuple", "environment, get", "error caught"]
+)
 asks = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
 
 
@@ -216,6 +256,39 @@ def test_steps_follow(name: str) -> None:
         CASES[name][1](model.held)
         wanted = float(loss_fn(model, x))
         assert float(step(x)) == pytest.approx(wanted, rel=1e-5)
+
+
+class Block(nn.Module):
+    """Scales by what it may hold one day."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Its linear layer's, scaled."""
+        return self.linear(x) * _late_or_one(self)
+
+
+@pytest.mark.parametrize("is_parameter", [False, True])
+def test_equal_blocks_follow_each_its_own(is_parameter: bool) -> None:
+    """What one of them gets and loses again does not concern the other."""
+    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 4)
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    late: Any = nn.Parameter(torch.tensor(2.0)) if is_parameter else 2.0
+    with TrainStep(
+        model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), Plan(execution="regional")
+    ) as step:
+        for change in ("none", "put", "none", "taken"):
+            if change == "put":
+                model[1].late = late
+            elif change == "taken":
+                del model[1].late
+            wanted = float(loss_fn(model, x))
+            assert float(step(x)) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_says_what_changed() -> None:

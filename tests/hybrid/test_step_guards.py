@@ -132,6 +132,38 @@ def test_buffers_that_forward_assigns_anew_go_on() -> None:
         assert "recaptures" not in pair.counters()
 
 
+class Scaling(nn.Module):
+    """Scales its inputs by a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scales", torch.rand(6, 6) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scales[1] + self.scales.mean()
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+@pytest.mark.parametrize("strides", [(1, 6), (6, 0), (0, 1)])
+def test_buffers_that_lie_otherwise_stay_so(strides: tuple[int, int], is_elsewhere: bool) -> None:
+    """Turned or expanded, in the memory of before or another: code that looks at their strides finds them."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Scaling(), nn.Linear(6, 3))
+
+    def turn(step: TrainStep) -> None:
+        before = step.model.get_buffer("0.scales")
+        before = before.clone() if is_elsewhere else before
+        step.model[0].scales = before.as_strided((6, 6), strides)
+
+    with pair_of(model) as pair:
+        pair.train(7, {4: turn})
+        for step in pair:
+            assert step.model.get_buffer("0.scales").stride() == strides
+        assert pair.counters()["recaptures"] == 1
+
+
 def linear() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 3))

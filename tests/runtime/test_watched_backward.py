@@ -10,10 +10,14 @@ from torch import Tensor, nn
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.capturing import ANOMALIES, SAVED_ON_THE_WAY
+from ridgeline.runtime.capturing import ANOMALIES, SAVED_AS_WRITTEN, SAVED_ON_THE_WAY
 from ridgeline.runtime.step import TrainStep
 
-EXECUTIONS: tuple[Execution, ...] = ("step-graph", "packaged", "graph", "model-graph")
+REPLAYED: tuple[Execution, ...] = (
+    *("step-graph", "packaged", "graph", "model-graph"),
+    *("compiled+graph", "regional+graph", "compiled+model-graph"),
+)
+COMPILED: tuple[Execution, ...] = ("compiled", "regional")
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +33,8 @@ def squares(model: nn.Module, batch: Any) -> Tensor:
 def trained(execution: Execution) -> tuple[list[Tensor], int, list[str]]:
     """Losses, calls of a hook on saved tensors that is there in some steps, and notes."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)]
+    model = nn.Sequential(*blocks, nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses, packed = [], list[int]()
     x = torch.randn(3, 4)
@@ -50,11 +55,13 @@ def trained(execution: Execution) -> tuple[list[Tensor], int, list[str]]:
         return losses, len(packed), step.notes
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("execution", [*REPLAYED, *COMPILED])
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd is returning a function")
 def test_hooks_on_saved_tensors_are_called_and_anomalies_found(execution: Execution) -> None:
-    """No graph and no program does either; steps without them go on being replayed."""
+    """No graph and no program does either, and compiled code saves other tensors; other steps stay as they are."""
     wanted, got = trained("eager"), trained(execution)
     torch.testing.assert_close(got[0], wanted[0], rtol=1e-4, atol=1e-6)
     assert got[1] == wanted[1] > 0
-    assert {SAVED_ON_THE_WAY, ANOMALIES} <= {*got[2]}
+    noted = {SAVED_AS_WRITTEN} if execution in COMPILED else {SAVED_ON_THE_WAY, ANOMALIES}
+    assert noted <= {*got[2]}
     assert any("equals the eager step" in note for note in got[2])

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
 from ridgeline.optimizer_forms import has_double, takes_fused_form
+from ridgeline.runtime.fused_limits import why_not_fused
 
 Settings = tuple[tuple[str, Any], ...]
 _MUTABLE: tuple[type[Any], ...] = (list, dict, set)
@@ -28,11 +29,11 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> tuple[str, ..
     another form.
 
     Raises:
-        PlanError: the optimizer has neither a capturable nor a fused implementation.
+        PlanError: the optimizer has neither a capturable nor a fused implementation for its parameters.
     """
     changed = []
     for number, group in enumerate(optimizer.param_groups):
-        form = _choose_form(group, type(optimizer).__name__)
+        form = _choose_form(optimizer, group)
         dtype = _rate_dtype(group)
         rate = group["lr"]
         if not isinstance(rate, Tensor):
@@ -61,6 +62,9 @@ def make_fused(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
     for number, group in enumerate(optimizer.param_groups):
         if group.get("fused") or not takes_fused_form(type(optimizer).__name__, group):
             continue
+        if (why := why_not_fused(optimizer, group)) is not None:
+            changed.append(f"optimizer group {number} does not use its fused form: {why}")
+            continue
         group["fused"], group["foreach"] = True, False
         changed.append(f"optimizer group {number} uses its fused form")
         for parameter in group["params"]:
@@ -71,23 +75,46 @@ def make_fused(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _choose_form(group: dict[str, Any], optimizer: str) -> str:
+def lacks_form(optimizer: Optimizer) -> bool:
+    """Whether a group's only form for captures is the fused one, and its parameters keep it from that."""
+    return any(
+        "capturable" not in group and why_not_fused(optimizer, group) is not None
+        for group in optimizer.param_groups
+    )
+
+
+def give_up_fused(optimizer: Optimizer) -> tuple[str, ...]:
+    """Switch groups back whose parameters keep them from their fused form; what was changed."""
+    changed = []
+    for number, group in enumerate(optimizer.param_groups):
+        if "fused" in group and (why := why_not_fused(optimizer, group)) is not None:
+            group["fused"] = False
+            changed.append(f"optimizer group {number} does not use its fused form: {why}")
+    return tuple(changed)
+
+
+def _choose_form(optimizer: Optimizer, group: dict[str, Any]) -> str:
     """Switch a group to the form that can be captured; its name.
 
     Raises:
         PlanError: there is none.
     """
+    name = type(optimizer).__name__
     is_capturable = "capturable" in group
-    is_fused = takes_fused_form(optimizer, group)
+    why = why_not_fused(optimizer, group)
+    is_fused = takes_fused_form(name, group) and why is None
     if not is_capturable and not is_fused:
+        because = "" if why is None else f" for its parameters ({why})"
         raise PlanError(
-            f"wanted an optimizer that can be captured, got {optimizer} whose step has neither a "
-            "capturable nor a fused form; use execution='eager' or another optimizer"
+            f"wanted an optimizer that can be captured, got {name} whose step has neither a "
+            f"capturable nor a fused form{because}; use execution='eager' or another optimizer"
         )
     if is_capturable:
         group["capturable"] = True
     if is_fused:
         group["fused"], group["foreach"] = True, False
+    elif why is not None:
+        group["fused"] = False
     names = [name for name in ("capturable", "fused") if group.get(name)]
     return " and ".join(names)
 

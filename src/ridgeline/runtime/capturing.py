@@ -16,6 +16,10 @@ ANOMALIES = (
 SAVED_ON_THE_WAY = (
     "steps under torch.autograd.graph.saved_tensors_hooks, which run in Python, ran without a graph"
 )
+SAVED_AS_WRITTEN = (
+    "steps under torch.autograd.graph.saved_tensors_hooks ran as they were written, since compiled ones save "
+    "other tensors"
+)
 
 
 def watches_autograd() -> str:
@@ -25,8 +29,13 @@ def watches_autograd() -> str:
     """
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         return ANOMALIES
+    return SAVED_ON_THE_WAY if watches_saved_tensors() else ""
+
+
+def watches_saved_tensors() -> bool:
+    """Whether there are hooks on what autograd saves for the backward pass."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 - there is no public name
-    return "" if hooks(True) is None else SAVED_ON_THE_WAY
+    return hooks(True) is not None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,12 @@ from ridgeline.errors import CaptureError
 from ridgeline.execution import MODES
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.capturing import on_stream, watches_autograd
+from ridgeline.runtime.capturing import (
+    SAVED_AS_WRITTEN,
+    on_stream,
+    watches_autograd,
+    watches_saved_tensors,
+)
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.equivalence import check_replay
@@ -49,11 +54,16 @@ class CheckedRunner:
     def __call__(self, batch: Any) -> Tensor:
         """One step; the detached loss.
 
+        What a compiled step saves for its backward pass is not what its code saves: where hooks see it or
+        give something else back, the step runs as it was written.
+
         Raises:
             EquivalenceError: the compiled step differs from the eager one.
             CaptureError: the compiler fails where the step is compiled again; nothing of it has run.
         """
         replays_model = MODES[self._body.plan.execution].replays_model
+        if watches_saved_tensors() and not replays_model:
+            return self._run_as_written(batch)
         if not self._is_checked and not (replays_model and watches_autograd()):
             self._check(batch)
         loss = self._run(batch)
@@ -72,6 +82,13 @@ class CheckedRunner:
             if not is_of_compiler(error):
                 raise
             raise compiler_refusal(self._body, ANEW, error) from error
+
+    def _run_as_written(self, batch: Any) -> Tensor:
+        self._recorder.count("eager_steps")
+        if SAVED_AS_WRITTEN not in self._notes:
+            self._notes.append(SAVED_AS_WRITTEN)
+        with self._body.as_written():
+            return self._body(batch, self._recorder)
 
     def _check(self, batch: Any) -> None:
         """Compile and compare on a copy of the batch; gradients' order is measured by the next step."""

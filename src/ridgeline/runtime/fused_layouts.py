@@ -12,19 +12,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.optimizer_forms import is_dense
+from ridgeline.runtime.fused_limits import why_not_fused
 
 
 def lay_out_for_fused(optimizer: Optimizer) -> None:
     """Before a step: give gradients and state the layout of their parameters, in groups that are fused.
 
-    A group with a parameter that has gaps is fused no longer.
+    A group with a parameter that has gaps is fused no longer, nor one that `fused_limits` keeps from it.
 
-    Cost: About 0.5 us a parameter of such a group; a copy of what lies otherwise. Replays do without.
+    Cost: About 2 us a parameter of such a group; a copy of what lies otherwise. Replays do without.
     """
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
-        if not all(map(is_dense, group["params"])):
+        if not all(map(is_dense, group["params"])) or why_not_fused(optimizer, group) is not None:
             group["fused"] = False
             continue
         for parameter in group["params"]:

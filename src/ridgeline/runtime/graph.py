@@ -25,7 +25,7 @@ from ridgeline.reach.sparse import strides_of
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates, make_capturable
+from ridgeline.runtime.capturable import LearningRates, give_up_fused, lacks_form, make_capturable
 from ridgeline.runtime.capture_watch import CaptureWatch
 from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
@@ -251,7 +251,7 @@ class GraphRunner:
         """Whether the optimizer steps inside of the graph; hooks and methods put on it run in Python."""
         optimizer = self._body.optimizer
         is_torchs = not any(step_hooks(optimizer)) and not replaced_methods(optimizer)
-        return is_torchs and fits_graph(optimizer, self._body.model)
+        return is_torchs and fits_graph(optimizer, self._body.model) and not lacks_form(optimizer)
 
     def _make_capturable(self) -> None:
         optimizer = self._body.optimizer
@@ -260,7 +260,8 @@ class GraphRunner:
             changes = make_capturable(optimizer, self._world.device)
         else:
             name = type(optimizer).__name__
-            changes = (f"the optimizer {name} steps outside of the graph: no graph can hold it",)
+            outside = f"the optimizer {name} steps outside of the graph: no graph can hold it"
+            changes = (*give_up_fused(optimizer), outside)
         self._notes.extend(change for change in changes if change not in self._notes)
         self._rates = LearningRates(self._body.optimizer)
 
@@ -297,6 +298,8 @@ class GraphRunner:
             if self._world.size > 1 or not is_repeated:
                 self._count_as_written()
                 return None
+        if self._fits_graph() != self._has_optimizer:
+            self._make_capturable()  # its parameters share memory now, or do no longer
         World.close_before_leaving(self)
         check_gradient_hooks(self._body)  # some may have come since the first call
         self._body.optimizer.zero_grad(set_to_none=True)

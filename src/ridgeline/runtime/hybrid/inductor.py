@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx
 from torch._functorch import config as autograd_config
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
@@ -145,7 +146,7 @@ def compile_replayed(
     ignore_advice()
     if any(map(_is_noted, inputs)):
         notes.append(NOTED)
-        return graph.forward
+        return by_operators(graph)
     use_eager_gradients(graph)
     again = copy_of(graph)  # the compiler changes the graph that it is given
     memory = memory_of_results(graph)
@@ -188,7 +189,7 @@ def compile_plain(
     ignore_advice()
     if any(map(_is_noted, inputs)):
         warnings.warn(NOTED, stacklevel=2)
-        return graph.forward
+        return by_operators(graph)
     use_eager_gradients(graph)
     memory = memory_of_results(graph)
     options = {**plain_options(owns_random=owns_random), **(settings or {})}
@@ -212,6 +213,13 @@ def require_written(tensors: Sequence[Tensor]) -> None:
 
 def _is_noted(value: Any) -> bool:
     return isinstance(value, Tensor) and is_noted(value)
+
+
+def by_operators(graph: fx.GraphModule) -> Callable[..., Any]:
+    """Runs a graph operator by operator, not as a module: hooks of all modules are not called around it."""
+    # The code of a graph that has none yet is made by its first call, which is then one of a module.
+    _LazyGraphModule.force_recompile(graph)
+    return graph.forward
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ridgeline.optimizer_forms import has_device_form, has_step_of_torch, reads_rate
+from ridgeline.runtime.fused_limits import why_not_fused
 from ridgeline.runtime.hybrid.capture.lint_rules import Finding, finding
 
 SILENT = {"foreach": None, "differentiable": False}
@@ -31,6 +32,8 @@ def optimizer_findings(optimizer: Optimizer) -> tuple[Finding, ...]:
             found.append(finding("optimizer", _with_settings(name, group), line))
             if "lr" in group and not isinstance(group["lr"], Tensor):
                 found.append(finding("learning-rate", f"lr={group['lr']!r} of {name}", line))
+        elif "capturable" not in group and (why := why_not_fused(optimizer, group)) is not None:
+            found.append(finding("optimizer", f"{_with_settings(name, group)}, where {why}", line))
         elif reads_rate(name, group):
             found.append(finding("rate-read", _with_settings(name, group), line))
     return tuple(found)

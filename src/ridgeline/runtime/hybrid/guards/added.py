@@ -2,9 +2,12 @@
 
 To it -0.0 equals 0.0, and a tuple cannot change, whatever lists, dictionaries and sets are in it. Nor does
 it compare what is missing: a key that a method looks for and does not find (so in `os.environ`), or an
-attribute in `vars(x)`.
+attribute in `vars(x)`, or one whose `AttributeError` code catches. And it takes for granted which hooks of
+all modules there are.
 """
 
+import builtins
+import dis
 import functools
 import math
 import os
@@ -19,6 +22,8 @@ from torch._dynamo import polyfills
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
+from ridgeline.runtime.hybrid.hooks_of_all import hooks_of_all_modules
+
 Backend = Callable[..., Callable[..., Any]]
 _UNKNOWN = object()
 _TORCH = torch.__path__[0]
@@ -26,8 +31,11 @@ _STANDARD = polyfills.__path__[0]
 """Where the compiler has Python of its own for code of the standard library."""
 _NO_OBJECTS = (type, types.ModuleType, Tensor, dict)
 _KEY_ERRORS = frozenset({"KeyError", "LookupError", "Exception", "BaseException"})
+_ATTRIBUTE_ERRORS = frozenset({"AttributeError", "Exception", "BaseException"})
 _DICTIONARIES = frozenset({"__dict__", "vars"})
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
+_STORES = ("_parameters", "_buffers", "_modules")
+"""Where a module keeps attributes of its own."""
 
 
 def with_guards(compile_piece: Backend) -> Backend:
@@ -45,6 +53,7 @@ def with_guards(compile_piece: Backend) -> Backend:
         named = {guard.name: guard.originating_source for guard in guards if guard.name}
         kinds, sources = [*_required(code)], [*named.values()]
         guards.update({Guard(source, kind) for source in sources for kind in kinds})
+        guards.update({Guard(source, _require_hooks) for source in sources[:1]})
         if _has_names(code, _ENVIRONMENT):
             guards.update({Guard(source, _require_environment) for source in sources[:1]})
         return compile_piece(graph, inputs)
@@ -55,18 +64,40 @@ def with_guards(compile_piece: Backend) -> Backend:
 def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard], None]]:
     """What is compared of every object that the compiler compares, by what code of a program does."""
     yield _require_same
-    if _has_names(code, _KEY_ERRORS):
+    catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
+    if catches_unknown or _has_names(code, _KEY_ERRORS):
         yield _require_keys
-    if _has_names(code, _DICTIONARIES):
+    if catches_unknown or _has_names(code, _ATTRIBUTE_ERRORS | _DICTIONARIES):
         yield _require_attributes
 
 
 def _has_names(code: Iterable[types.CodeType], names: frozenset[str]) -> bool:
-    return any(
-        not names.isdisjoint(part.co_names)
-        for part in code
-        if not part.co_filename.startswith(_TORCH) or part.co_filename.startswith(_STANDARD)
-    )
+    return any(not names.isdisjoint(part.co_names) for part in _not_of_torch(code))
+
+
+def _not_of_torch(code: Iterable[types.CodeType]) -> Iterator[types.CodeType]:
+    for part in code:
+        if not part.co_filename.startswith(_TORCH) or part.co_filename.startswith(_STANDARD):
+            yield part
+
+
+def _catches_unknown(code: types.CodeType) -> bool:
+    """Whether it catches errors without saying which, or by a name that only says it when the code runs."""
+    loaded: set[str] = set()
+    before = ""
+    for instruction in dis.get_instructions(code):
+        if before == "PUSH_EXC_INFO":
+            loaded.clear()
+            if instruction.opname == "POP_TOP":  # a bare `except:`
+                return True
+        if instruction.opname == "CHECK_EXC_MATCH":
+            if any(not hasattr(builtins, name) for name in loaded):
+                return True
+            loaded.clear()
+        if instruction.opname.startswith("LOAD_"):
+            loaded.add(str(instruction.argval))
+        before = instruction.opname
+    return False
 
 
 def _require_same(builder: Any, guard: Guard) -> None:
@@ -97,6 +128,11 @@ def _require_attributes(builder: Any, guard: Guard) -> None:
         _compare(manager, _own_names, value, f"the attributes of {guard.name}")
 
 
+def _require_hooks(builder: Any, _: Guard) -> None:
+    """A `Guard` on the hooks of all modules, whatever it is about."""
+    _compare(builder.guard_manager.root, _hooks, None, "a hook of all modules")
+
+
 def _require_environment(builder: Any, guard: Guard) -> None:
     """A `Guard` on the variables of the environment, whatever it is about."""
     _compare(builder.guard_manager.root, _environment, None, "a variable of the environment")
@@ -125,7 +161,13 @@ def _content_of_that(value: Any, _: Any) -> Any:
 
 
 def _own_names(value: Any) -> frozenset[str]:
-    return frozenset(vars(value))
+    """Names of what an object holds itself; a module's parameters, buffers and children, too."""
+    own = vars(value)
+    return frozenset(own).union(*[own.get(store) or () for store in _STORES])
+
+
+def _hooks(_: Any) -> Any:
+    return hooks_of_all_modules()
 
 
 def _environment(_: Any) -> dict[Any, Any]:

@@ -12,15 +12,9 @@ from typing import Any
 from torch.nn.modules import module
 
 from ridgeline.runtime.hybrid.guards.conditions import Conditions
+from ridgeline.runtime.hybrid.hooks_of_all import STORES
 
 _CLASS_VARIABLE = re.compile(r"\.__mro__\[\d+\]\.__dict__\)\['(\w+)'\]")
-_GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
-"""Hooks of all modules, in `torch.nn.modules.module`."""
 
 
 def class_variables(expressions: Iterable[str]) -> frozenset[str]:
@@ -66,7 +60,7 @@ def require_classes(
 
 
 def _require_hooks(conditions: Conditions) -> None:
-    hooks: list[dict[int, Any]] = [vars(module)[name] for name in _GLOBAL_HOOKS]
+    hooks: list[dict[int, Any]] = [vars(module)[name] for name in STORES]
     for store in hooks:
         name = conditions.constant(store)
         if any(hooks):

@@ -14,10 +14,10 @@ from torch._inductor import aoti_compile_and_package
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.nn.modules import module
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, first_line
+from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.inductor import FAILURES, ignore_advice, require_written
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 
@@ -62,7 +62,7 @@ def compile_program(
     handle, name = tempfile.mkstemp(dir=directory, suffix=".pt2")
     os.close(handle)
     try:
-        with torch.no_grad(), _compiler_warnings_ignored(), _no_hooks_of_all_modules():
+        with torch.no_grad(), _compiler_warnings_ignored(), no_hooks_of_all_modules():
             exported = (
                 program
                 if isinstance(program, ExportedProgram)
@@ -77,23 +77,6 @@ def compile_program(
             f"{message}; use another mode of execution for it"
         ) from error
     return Path(name)
-
-
-@contextlib.contextmanager
-def _no_hooks_of_all_modules() -> Iterator[None]:
-    """Tracers make a module of the graph; what hooks do to modules of the user's is in the graph already."""
-    kept = [
-        (store, dict(store))
-        for name, store in vars(module).items()
-        if name.startswith("_global_") and isinstance(store, dict)
-    ]
-    for store, _ in kept:
-        store.clear()
-    try:
-        yield
-    finally:
-        for store, content in kept:
-            store.update(content)
 
 
 def _settings_for(program: ExportedProgram) -> dict[str, Any]:

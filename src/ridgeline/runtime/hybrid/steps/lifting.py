@@ -250,10 +250,11 @@ class _Caller(nn.Module):
 
 
 def _fits(mine: Any, theirs: Any) -> bool:
-    """Whether the values of one buffer can stand in the other."""
+    """Whether the values of one buffer can stand in the other, and nobody sees another layout than theirs."""
     return (
         isinstance(mine, Tensor)
         and isinstance(theirs, Tensor)
         and (mine.shape, mine.dtype, mine.device) == (theirs.shape, theirs.dtype, theirs.device)
+        and mine.stride() == theirs.stride()
         and not overlaps(mine)
     )

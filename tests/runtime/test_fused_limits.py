@@ -111,6 +111,36 @@ def test_momenta_of_another_type_are_updated_as_torch_does(dtype: torch.dtype) -
     torch.testing.assert_close(trained[1], trained[0])
 
 
+def test_negative_views_are_not_fused() -> None:
+    """The fused kernels refuse to write them."""
+    parameter = nn.Parameter(torch._neg_view(torch.randn(4, 4)))
+    optimizer = SGD([parameter], 0.1, momentum=0.9)
+    [said] = make_fused(optimizer, CPU)
+    assert said.endswith("does not use its fused form: parameter 0 is a view of its negative")
+
+
+def test_an_optimizer_outside_of_a_graph_is_updated_as_one_inside() -> None:
+    """With a method of its own, and then without the momentum of one parameter."""
+    trained = []
+    for execution in ("eager", "graph"):
+        torch.manual_seed(0)
+        model = _model()
+        optimizer = SGD(model.parameters(), 0.05, momentum=0.9, fused=True)
+        with (
+            emulated_graphs(),
+            TrainStep(model, _loss, optimizer, Plan(execution=execution)) as step,
+        ):
+            for index in range(12):
+                if index == 5:
+                    plain = optimizer.step
+                    optimizer.step = lambda *a, _plain=plain: _plain(*a)  # type: ignore[method-assign]
+                if index == 9:
+                    optimizer.state.pop(model[0][0].weight)
+                step(torch.randn(3, 4))
+        trained.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-5, atol=1e-6)
+
+
 def test_a_lint_says_why_the_optimizer_stays_outside() -> None:
     """Before anything is captured, and without changing the optimizer."""
     model = _model()

@@ -16,6 +16,7 @@ from ridgeline.runtime.capturing import capturing
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.copies import copy_into
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
+from ridgeline.runtime.optimizer_calls import update
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
 from ridgeline.timeline import Span
 
@@ -114,7 +115,7 @@ class CapturedStep:
             draw.repeat()
         self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
         if self._outside is not None:
-            self._outside.step()
+            update(self._outside)
             self._updated()
             if self.has_stamps:
                 self._record.end.record()  # type: ignore[union-attr]

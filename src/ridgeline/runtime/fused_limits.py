@@ -3,7 +3,7 @@
 A fused kernel updates all of them at once, as `foreach` does: where two share memory, who reads before the
 other has written is chance on a GPU. One after another they have one result. State is of another type than
 its parameter where somebody has changed the model's; the plain SGD goes on with it, and the fused one raises
-a RuntimeError (torch 2.11 to 2.13).
+a RuntimeError (torch 2.11 to 2.13), as it does for views that torch negates when they are read.
 """
 
 from typing import Any
@@ -23,6 +23,8 @@ def why_not_fused(optimizer: Optimizer, group: dict[str, Any]) -> str | None:
     if (pair := sharing(group["params"])) is not None:
         return f"parameters {pair[0]} and {pair[1]} share memory"
     for number, parameter in enumerate(group["params"]):
+        if parameter.is_neg():
+            return f"parameter {number} is a view of its negative"
         for key, value in optimizer.state.get(parameter, {}).items():
             if _is_of_another_type(value, parameter):
                 return (

@@ -106,8 +106,12 @@ def first_line(error: BaseException, otherwise: str = "no message") -> str:
     """The first line of what an error says, and the second where the first announces it.
 
     Args:
-        error: Of any kind; that of torch's compiler begins with `backend='inductor' raised:`.
+        error: Of any kind; those of torch's compiler begin with `backend='inductor' raised:`, or say in an
+            `Explanation:` what they got.
         otherwise: What to say where it says nothing.
     """
     first, second, *_ = [*map(str.strip, str(error).strip().splitlines()), "", ""]
-    return f"{first} {second}".strip() if first.endswith(":") else first or otherwise
+    if first.endswith(":"):
+        return f"{first} {second}".strip()
+    _, says, got = second.partition("): got ") if second.startswith("Explanation:") else ("", "", "")
+    return f"{first}: {got}" if says else first or otherwise

@@ -12,6 +12,8 @@ from ridgeline.errors import first_line
         ("\n one \ntwo", "one"),
         ("backend='inductor' raised:\nRuntimeError: odd\n\nSet more", "backend='inductor' raised: RuntimeError: odd"),
         ("it raised:", "it raised:"),
+        ("It fails\n  Explanation: at f(*(x,), **{}): got OSError('no')\n  Hint: ask", "It fails: OSError('no')"),
+        ("It fails\n  Explanation: nobody knows\n", "It fails"),
         ("", "no message"),
         (" \n ", "no message"),
     ],

@@ -58,8 +58,11 @@ class Block(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The activation."""
-        return torch.tanh(self.linear(x))
+        """The activation, with a hook of its own."""
+        y = torch.tanh(self.linear(x))
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient * 2)
+        return y
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import kept_distinct, memory_of_results
 from ridgeline.runtime.hybrid.guards.added import with_guards
+from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.resizing import CACHEABLE, use_eager_gradients
 
 FAILURES = (
@@ -155,7 +156,10 @@ def compile_replayed(
         **(settings or {}),
     }
     try:
-        with autograd_config.patch(force_non_lazy_backward_lowering=True):
+        with (
+            autograd_config.patch(force_non_lazy_backward_lowering=True),
+            no_hooks_of_all_modules(),  # hooks of tensors are modules of TorchDynamo's
+        ):
             compiled: Any = compile_fx(graph, inputs, config_patches=options)
     except FAILURES as error:
         reason = first_line(error)
@@ -193,7 +197,8 @@ def compile_plain(
     use_eager_gradients(graph)
     memory = memory_of_results(graph)
     options = {**plain_options(owns_random=owns_random), **(settings or {})}
-    compiled: Any = compile_fx(graph, inputs, config_patches=options)
+    with no_hooks_of_all_modules():
+        compiled: Any = compile_fx(graph, inputs, config_patches=options)
     return kept_distinct(compiled, memory)
 
 

@@ -113,5 +113,7 @@ def first_line(error: BaseException, otherwise: str = "no message") -> str:
     first, second, *_ = [*map(str.strip, str(error).strip().splitlines()), "", ""]
     if first.endswith(":"):
         return f"{first} {second}".strip()
-    _, says, got = second.partition("): got ") if second.startswith("Explanation:") else ("", "", "")
+    _, says, got = (
+        second.partition("): got ") if second.startswith("Explanation:") else ("", "", "")
+    )
     return f"{first}: {got}" if says else first or otherwise

@@ -192,6 +192,8 @@ def test_a_change_compiles_anew(name: str) -> None:
 @cases
 def test_a_reading_does_not_hold_any_longer(name: str) -> None:
     """So that captured forms are made anew."""
+    if name == "__dict__, len" and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 reads no len(x.__dict__), and so captures none")
     read, change = CASES[name]
     held, x = Held(), torch.randn(3)
 

@@ -10,16 +10,9 @@ from torch import Tensor, nn
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.hybrid.guards import leaves
 from ridgeline.runtime.step import TrainStep
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd"),
-    pytest.mark.skipif(
-        not hasattr(leaves.OutputGraph, leaves._CHECK),
-        reason="this torch's compiler reads no program that makes tensors require gradients",
-    ),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 
 
 def equation(model: nn.Module, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ the bytes (two tensors read and two written) takes at the measured speed of a co
 
 import argparse
 import datetime
+import itertools
 import json
 import statistics
 import time
@@ -39,17 +40,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
     on_gpu = torch.device(wanted.device).type == "cuda"
-    rows = [
-        measured(case, dtype, layout, wanted.device, wanted.turns)
-        for dtype in ((torch.bfloat16, torch.float32) if on_gpu else (torch.float32,))
-        for layout in FORMATS
-        for case in (LARGE if on_gpu else SMALL)
-    ]
-    if wanted.out:
-        name = torch.cuda.get_device_name() if on_gpu else "CPU"
-        about = {"device": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        wanted.out.write_text(json.dumps({"date": date, **about, "rows": rows}, indent=1))
+    name = torch.cuda.get_device_name() if on_gpu else "CPU"
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    result: dict[str, Any] = {"date": date, "device": name, "torch": torch.__version__, "rows": []}
+    dtypes = (torch.bfloat16, torch.float32) if on_gpu else (torch.float32,)
+    for dtype, layout, case in itertools.product(dtypes, FORMATS, LARGE if on_gpu else SMALL):
+        result["rows"].append(measured(case, dtype, layout, wanted.device, wanted.turns))
+        if wanted.out:  # after each, so that an interrupted run keeps what it has
+            wanted.out.write_text(json.dumps(result, indent=1))
 
 
 def measured(
@@ -86,7 +84,7 @@ def measured(
     shown = "  ".join(f"{name} {ms:8.3f} ms ({far[name]:.0e})" for name, ms in medians.items())
     print(f"{dtype!s:14} {layout:13} {case!s:34} {shown}  limit {limit:.3f} ms", flush=True)
     kind = {"case": case, "dtype": str(dtype), "layout": layout, "limit_ms": limit}
-    return {**kind, "milliseconds": taken, "distance": far}
+    return {**kind, "milliseconds": medians, "of_turns": taken, "distance": far}
 
 
 def _gradient(run: Callable[[Tensor], Tensor], x: Tensor, gradient: Tensor) -> Tensor:

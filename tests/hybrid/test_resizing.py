@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from ridgeline.runtime.hybrid import inductor, resizing
-from ridgeline.runtime.hybrid.resizing import use_eager_gradients
+from ridgeline.runtime.hybrid.resizing import use_own_gradients
 
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "factor": ((2, 3, 8, 8), {"scale_factor": 2.5, "mode": "bilinear"}),
@@ -57,7 +57,7 @@ def test_it_interpolates_as_torch_does(name: str, dtype: torch.dtype) -> None:
         return functional.interpolate(x * 1.5, **options)
 
     def backend(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        use_eager_gradients(graph)
+        use_own_gradients(graph)
         assert functional.interpolate not in [node.target for node in graph.graph.nodes]
         return graph.forward
 
@@ -154,7 +154,7 @@ def test_others_stay(options: dict[str, Any]) -> None:
     x = graph.placeholder("x")
     node = graph.call_function(functional.interpolate, (x,), {"scale_factor": 2, **options})
     graph.output(node)
-    use_eager_gradients(fx.GraphModule({}, graph))
+    use_own_gradients(fx.GraphModule({}, graph))
     assert node.target is functional.interpolate
 
 

@@ -37,7 +37,7 @@ _FORWARD = {
 _NAMES = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
 
 
-def use_eager_gradients(graph: fx.GraphModule) -> None:
+def use_own_gradients(graph: fx.GraphModule) -> None:
     """Change a graph that TorchDynamo made so that the compiler does not write gradients of `interpolate`."""
     changed = [
         node

@@ -16,6 +16,9 @@ from ridgeline.runtime.hybrid.hooks_of_all import hooks_of_all_modules, no_hooks
 from ridgeline.runtime.hybrid.inductor import by_operators, compile_plain
 from ridgeline.runtime.step import TrainStep
 
+# Of torch's compiler itself, where it reads a hook of a tensor (2.11).
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
 HOOKS: dict[str, Callable[[], Any]] = {
     "forward": lambda: registry.register_module_forward_hook(lambda _, __, out: out * 1.5),
     "forward, always": lambda: registry.register_module_forward_hook(

@@ -111,6 +111,7 @@ def test_a_method_of_ones_own_clears_gradients(monkeypatch: pytest.MonkeyPatch) 
     assert seen == ["subclass", "object", "torch"]
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # as 2.11 always says
 def test_a_profiler_sees_the_calls() -> None:
     """Under the names that torch gives them."""
     model, optimizer = made()

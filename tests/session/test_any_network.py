@@ -47,7 +47,9 @@ REASONS = {
     "lazily shaped": "0.weight of type UninitializedParameter",
     "averaging": "the step keeps tensors that it makes outside of the model",
     "masked": "aten._local_scalar_dense.default (.item(), .tolist(), bool() or an if on a tensor) in module",
-    "momentum teacher": "FakeTensorDeviceMismatchError: Expected all tensors to be on the same device",
+    "momentum teacher": "RuntimeError: Unhandled FakeTensor Device Propagation for aten.mm.default"
+    if torch.__version__ < "2.12"
+    else "FakeTensorDeviceMismatchError: Expected all tensors to be on the same device",
     "scripted": "RuntimeError: post accumulate grad hooks cannot be registered on non-leaf tensors",
     "nested": "RuntimeError: Internal error: NestedTensorImpl doesn't support sizes.",
     "jagged": "AssertionError: self.shape_env must not be None",

@@ -14,6 +14,7 @@ from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import kept_distinct, memory_of_results
 from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
+from ridgeline.runtime.hybrid.masks import use_causal_attention
 from ridgeline.runtime.hybrid.resizing import CACHEABLE, use_own_gradients
 
 FAILURES = (
@@ -148,7 +149,7 @@ def compile_replayed(
     if any(map(_is_noted, inputs)):
         notes.append(NOTED)
         return by_operators(graph)
-    use_own_gradients(graph)
+    _rewrite(graph)
     again = copy_of(graph)  # the compiler changes the graph that it is given
     memory = memory_of_results(graph)
     options = {
@@ -194,12 +195,18 @@ def compile_plain(
     if any(map(_is_noted, inputs)):
         warnings.warn(NOTED, stacklevel=2)
         return by_operators(graph)
-    use_own_gradients(graph)
+    _rewrite(graph)
     memory = memory_of_results(graph)
     options = {**plain_options(owns_random=owns_random), **(settings or {})}
     with no_hooks_of_all_modules():
         compiled: Any = compile_fx(graph, inputs, config_patches=options)
     return kept_distinct(compiled, memory)
+
+
+def _rewrite(graph: fx.GraphModule) -> None:
+    """What the compiler would not do itself; the results stay."""
+    use_own_gradients(graph)
+    use_causal_attention(graph)
 
 
 def require_written(tensors: Sequence[Tensor]) -> None:

@@ -113,7 +113,5 @@ def first_line(error: BaseException, otherwise: str = "no message") -> str:
     first, second, *_ = [*map(str.strip, str(error).strip().splitlines()), "", ""]
     if first.endswith(":"):
         return f"{first} {second}".strip()
-    _, says, got = (
-        second.partition("): got ") if second.startswith("Explanation:") else ("", "", "")
-    )
-    return f"{first}: {got}" if says else first or otherwise
+    got = second.partition("): got ")[2] if second.startswith("Explanation:") else ""
+    return f"{first}: {got}" if got else first or otherwise

@@ -63,7 +63,7 @@ def make_fused(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
         if group.get("fused") or not takes_fused_form(type(optimizer).__name__, group):
             continue
         if (why := why_not_fused(optimizer, group)) is not None:
-            changed.append(f"optimizer group {number} does not use its fused form: {why}")
+            changed.append(_not_fused(number, why))
             continue
         group["fused"], group["foreach"] = True, False
         changed.append(f"optimizer group {number} uses its fused form")
@@ -75,7 +75,7 @@ def make_fused(optimizer: Optimizer, device: torch.device) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def lacks_form(optimizer: Optimizer) -> bool:
+def has_no_form_for_captures(optimizer: Optimizer) -> bool:
     """Whether a group's only form for captures is the fused one, and its parameters keep it from that."""
     return any(
         "capturable" not in group and why_not_fused(optimizer, group) is not None
@@ -89,8 +89,12 @@ def give_up_fused(optimizer: Optimizer) -> tuple[str, ...]:
     for number, group in enumerate(optimizer.param_groups):
         if "fused" in group and (why := why_not_fused(optimizer, group)) is not None:
             group["fused"] = False
-            changed.append(f"optimizer group {number} does not use its fused form: {why}")
+            changed.append(_not_fused(number, why))
     return tuple(changed)
+
+
+def _not_fused(number: int, why: str) -> str:
+    return f"optimizer group {number} does not use its fused form: {why}"
 
 
 def _choose_form(optimizer: Optimizer, group: dict[str, Any]) -> str:

@@ -25,7 +25,12 @@ from ridgeline.reach.sparse import strides_of
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import LearningRates, give_up_fused, lacks_form, make_capturable
+from ridgeline.runtime.capturable import (
+    LearningRates,
+    give_up_fused,
+    has_no_form_for_captures,
+    make_capturable,
+)
 from ridgeline.runtime.capture_watch import CaptureWatch
 from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
@@ -251,7 +256,11 @@ class GraphRunner:
         """Whether the optimizer steps inside of the graph; hooks and methods put on it run in Python."""
         optimizer = self._body.optimizer
         is_torchs = not any(step_hooks(optimizer)) and not replaced_methods(optimizer)
-        return is_torchs and fits_graph(optimizer, self._body.model) and not lacks_form(optimizer)
+        return (
+            is_torchs
+            and fits_graph(optimizer, self._body.model)
+            and not has_no_form_for_captures(optimizer)
+        )
 
     def _make_capturable(self) -> None:
         optimizer = self._body.optimizer

@@ -13,57 +13,26 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 _ATTENTION = functional.scaled_dot_product_attention
-_MASK, _IS_CAUSAL = 3, 5
-"""Places of these among its arguments."""
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""Its arguments that may be told by their places."""
 _LARGEST = 1 << 26
 """Elements of a mask that is looked at; one is computed on the CPU, in about 0.1 s."""
-_PURE = frozenset(
-    {
-        *(
-            "arange",
-            "ones",
-            "zeros",
-            "full",
-            "eye",
-            "new_ones",
-            "new_zeros",
-            "new_full",
-            "ones_like",
-        ),
-        *(
-            "zeros_like",
-            "full_like",
-            "tril",
-            "triu",
-            "eq",
-            "ne",
-            "le",
-            "lt",
-            "ge",
-            "gt",
-            "add",
-            "sub",
-        ),
-        *("mul", "neg", "and_", "or_", "xor", "invert", "logical_and", "logical_or", "logical_not"),
-        *("bitwise_and", "bitwise_or", "bitwise_not", "getitem", "expand", "expand_as", "view"),
-        *("reshape", "unsqueeze", "squeeze", "transpose", "permute", "repeat", "contiguous", "to"),
-        *(
-            "bool",
-            "int",
-            "long",
-            "float",
-            "type_as",
-            "cumsum",
-            "diff",
-            "where",
-            "masked_fill",
-            "cat",
-        ),
-        *("stack", "flatten", "clone", "size"),
-    }
+_MAKING = (
+    *("arange", "ones", "zeros", "full", "eye", "new_ones", "new_zeros", "new_full"),
+    *("ones_like", "zeros_like", "full_like", "clone", "cat", "stack"),
 )
+_COMPUTING = (
+    *("eq", "ne", "le", "lt", "ge", "gt", "add", "sub", "mul", "neg", "cumsum", "diff"),
+    *("and_", "or_", "xor", "invert", "logical_and", "logical_or", "logical_not"),
+    *("bitwise_and", "bitwise_or", "bitwise_not", "where", "masked_fill", "tril", "triu"),
+    *("to", "bool", "int", "long", "float", "type_as"),
+)
+_SHAPING = (
+    *("getitem", "expand", "expand_as", "view", "reshape", "unsqueeze", "squeeze", "flatten"),
+    *("transpose", "permute", "repeat", "contiguous", "size"),
+)
+_PURE = frozenset({*_MAKING, *_COMPUTING, *_SHAPING})
 """Functions and methods that always give the same, and change nothing."""
-
 _MODULES = (None, "_operator", "torch", "torch.functional", "torch.nn.functional")
 """Of such functions."""
 
@@ -73,19 +42,19 @@ def use_causal_attention(graph: fx.GraphModule) -> None:
 
     Cost: Computes each mask that is constant once, on the CPU.
     """
+    kinds: dict[fx.Node, str | None] = {}
     for node in graph.graph.find_nodes(op="call_function", target=_ATTENTION):
-        given = dict(enumerate(node.args))
-        mask = given.get(_MASK, node.kwargs.get("attn_mask"))
-        is_causal = given.get(_IS_CAUSAL, node.kwargs.get("is_causal"))
-        if not isinstance(mask, fx.Node) or is_causal:
+        given = {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+        mask = given.get("attn_mask")
+        if not isinstance(mask, fx.Node) or given.get("is_causal"):
             continue
-        kind = _kind(_constant(mask))
-        if kind is None:
-            continue
-        options = {**node.kwargs, "attn_mask": None, "is_causal": kind == "causal"}
-        options.update({"dropout_p": given[4]} if 4 in given else {})
-        node.args, node.kwargs = node.args[:_MASK], options
-    graph.recompile()
+        if mask not in kinds:  # that all layers may share
+            kinds[mask] = _kind(_constant(mask))
+        if kinds[mask] is not None:
+            given |= {"attn_mask": None, "is_causal": kinds[mask] == "causal"}
+            node.args, node.kwargs = (), given
+    if any(kinds.values()):
+        graph.recompile()
 
 
 def _kind(mask: Tensor | None) -> str | None:

@@ -27,13 +27,6 @@ CACHEABLE = {
     f"{__name__}.interpolated": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
 }
 """What the compiler may keep programs with in its cache, and its version; those of another are not taken."""
-_FORWARD = {
-    "linear": torch.ops.aten.upsample_linear1d.default,
-    "bilinear": torch.ops.aten.upsample_bilinear2d.default,
-    "bicubic": torch.ops.aten.upsample_bicubic2d.default,
-    "trilinear": torch.ops.aten.upsample_linear1d.default,
-}
-"""What tells the matrix of one dimension."""
 _NAMES = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
 
 
@@ -134,8 +127,9 @@ def _matrix(
     resized = gradient.shape[dimension]
     exact = torch.float64 if gradient.dtype == torch.float64 else torch.float32
     unit = torch.eye(size, device=gradient.device, dtype=exact)
-    if mode in ("linear", "trilinear"):
-        found = _FORWARD[mode](unit[None], [resized], is_aligned, scale)
+    if mode == "bicubic":  # of which there is none in one dimension
+        image = unit[None, :, None]
+        found = torch.ops.aten.upsample_bicubic2d(image, [1, resized], is_aligned, None, scale)
     else:
-        found = _FORWARD[mode](unit[None, :, None], [1, resized], is_aligned, None, scale)
+        found = torch.ops.aten.upsample_linear1d(unit[None], [resized], is_aligned, scale)
     return found.reshape(size, resized).to(gradient.dtype)

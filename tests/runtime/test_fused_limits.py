@@ -211,3 +211,27 @@ def test_captured_steps_go_back(execution: Execution, change: str) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
     assert fused_at_last == is_fused
     assert any(why in note for note in notes)
+
+
+def test_memory_that_comes_to_be_shared_later_is_not_fused() -> None:
+    """Whether parameters fit is asked again once one of them has moved."""
+    parameters = [nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))]
+    optimizer = torch.optim.SGD(parameters, 0.1, fused=True)
+    for step in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.ones(8)
+        if step:
+            parameters[1].data = parameters[0].data
+        update(optimizer)
+        assert optimizer.param_groups[0]["fused"] is (step == 0)
+    assert torch.allclose(parameters[0], torch.full((8,), 0.7))
+
+
+def test_what_is_not_torchs_parameter_keeps_its_state() -> None:
+    """An optimizer of somebody's may keep state by name, and be called fused."""
+    parameter = nn.Parameter(torch.ones(8))
+    parameter.grad = torch.ones(8)
+    optimizer = torch.optim.SGD([parameter], 0.1, momentum=0.9, fused=True)
+    optimizer.state["notes"] = {"seen": torch.ones(3, 5).t()}  # type: ignore[index] - a name
+    update(optimizer)
+    assert optimizer.state["notes"]["seen"].stride() == (1, 5)  # type: ignore[index]

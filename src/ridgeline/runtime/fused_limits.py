@@ -35,7 +35,7 @@ def why_not_fused(optimizer: Optimizer, group: dict[str, Any]) -> str | None:
 
 def sharing(parameters: list[Tensor]) -> tuple[int, int] | None:
     """Numbers of two parameters that share memory, if there are any."""
-    starts = sorted([(p.data_ptr(), n) for n, p in enumerate(parameters) if _has_memory(p)])
+    starts = sorted([(p.data_ptr(), n) for n, p in enumerate(parameters) if has_memory(p)])
     furthest, last = 0, -1
     for begin, number in starts:
         if begin < furthest:
@@ -44,7 +44,8 @@ def sharing(parameters: list[Tensor]) -> tuple[int, int] | None:
     return None
 
 
-def _has_memory(parameter: Tensor) -> bool:
+def has_memory(parameter: Tensor) -> bool:
+    """Whether a parameter has an address: not one that wraps other tensors, nor a sparse one."""
     if type(parameter) is not Parameter and is_traceable_wrapper_subclass(parameter):
         return False
     return parameter.layout is torch.strided

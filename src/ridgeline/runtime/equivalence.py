@@ -167,15 +167,9 @@ class _Trial(NamedTuple):
         allowed = NARROW_TOLERANCE if narrow else TOLERANCE
         size = self._difference(before, eager, got)
         if size > allowed and self._draws_its_own():
-            apart = 0.0
-            for number in range(MOST_DRAWS):
-                other = self.runs.with_other_draws(shift, number)
-                apart = max(apart, self._difference(before, eager, other))
-                if apart <= DRAWN or size <= DRAWS_FACTOR * apart:
-                    break
-            if apart > DRAWN:
-                name = f"the eager step in distribution (two of whose draws are {apart:.1e} apart)"
-                return _Gap(size, max(allowed, DRAWS_FACTOR * apart), name)
+            drawn = self._drawn_gap(before, eager, got, size, shift)
+            if drawn is not None:
+                return drawn
         noise, others = None, list[Outcome]()
         if size > allowed:
             repeated = self.runs.eager(shift)
@@ -206,6 +200,38 @@ class _Trial(NamedTuple):
             rounding = max(rounding, self._difference(*self.runs.rounded(shift, number), noise))
         name = f"the float32 step (from which the eager one is {rounding:.1e} away)"
         return _Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
+
+    def _drawn_gap(
+        self, before: Outcome, eager: Outcome, got: Outcome, size: float, shift: int
+    ) -> _Gap | None:
+        """The difference beside what other random numbers do; None where the step draws none.
+
+        Beyond that, it is looked at once more without what rounding alone decides: there one draw may be any
+        number of times as far from the next as a third.
+        """
+        apart = self._apart_by_draws(before, eager, size, shift)
+        if apart <= DRAWN:
+            return None
+        if size > DRAWS_FACTOR * apart:
+            noise = noise_of(before, eager, self.runs.nudged(shift))
+            self._name_left_out(noise.names(self.runs.body.model))
+            size = self._difference(before, eager, got, noise)
+            apart = self._apart_by_draws(before, eager, size, shift, noise)
+        allowed = NARROW_TOLERANCE if self._is_narrow() else TOLERANCE
+        name = f"the eager step in distribution (two of whose draws are {apart:.1e} apart)"
+        return _Gap(size, max(allowed, DRAWS_FACTOR * apart), name)
+
+    def _apart_by_draws(
+        self, before: Outcome, eager: Outcome, size: float, shift: int, noise: Noise | None = None
+    ) -> float:
+        """How far other draws are from the first at most, of as many as it takes to explain a size."""
+        apart = 0.0
+        for number in range(MOST_DRAWS):
+            other = self.runs.with_other_draws(shift, number)
+            apart = max(apart, self._difference(before, eager, other, noise))
+            if apart <= DRAWN or size <= DRAWS_FACTOR * apart:
+                break
+        return apart
 
     def _written_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> _Gap:
         """The difference of what is written besides, beside what rounding and chance do to each tensor."""

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from ridgeline.optimizer_forms import is_dense
 from ridgeline.runtime.fused_limits import has_memory, why_not_fused
 
-
 _Place = tuple[int, int, tuple[int, ...]]
 """Where a parameter lies: its address, its number of elements, its strides."""
 

@@ -1,7 +1,8 @@
 """The sizes of the sweep, and the ways to reduce a tensor of one: the backend's, and each of ours."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from ridgeline import units
 from ridgeline.errors import PlanError
-from ridgeline.experiments.ways.case import Case, Contest, Runner, Way
+from ridgeline.experiments.ways.case import Case, Contest, Runner, Way, nothing
+from ridgeline.experiments.ways.result import WayKind
 from ridgeline.experiments.ways.together import Asked
 from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.plan import Sync
@@ -54,13 +56,73 @@ def _contest(world: World, num_bytes: int) -> Contest:
     generator = torch.Generator().manual_seed(world.rank)
     values = torch.randn(num_bytes // 4, generator=generator).to(world.device)
     backend = dist.get_backend(group=world.group())
-    ways = [Way(f"{backend} all_reduce", "peer", partial(_backend, world, values))]
+    ways = _ways(f"{backend} all_reduce", "peer", partial(_backend, world, values), world)
     for name in offered(world.kind):
         entry = ALGORITHMS[name]
         if entry.is_exact and not entry.shards_update:  # a part of the mean is no all-reduce
             make = partial(_ours, world, values, name)
-            ways.append(Way(f"ridgeline {entry.label}", "ridgeline", make, _refusal(name, world)))
+            lacking = _refusal(name, world)
+            ways += _ways(f"ridgeline {entry.label}", "ridgeline", make, world, lacking)
     return Contest(ways=ways)
+
+
+class _Reduction(NamedTuple):
+    """One way to reduce, over and over in the same memory.
+
+    Attributes:
+        once: Reduces what is there; timed on zeros, which stay what they are.
+        fill: Writes this worker's values.
+        mean: What is there then, as a mean; leaves zeros.
+        close: Ends it.
+    """
+
+    once: Callable[[], None]
+    fill: Callable[[], object]
+    mean: Callable[[], Tensor]
+    close: Callable[[], None] = nothing
+
+
+def _ways(
+    name: str, kind: WayKind, make: Callable[[], _Reduction], world: World, lacking: str = ""
+) -> list[Way]:
+    """A way to reduce; on GPUs also as captured steps have it."""
+    ways = [Way(name, kind, lambda: _runner(make()), lacking)]
+    if world.kind == "cuda":
+        ways.append(Way(f"{name}, replayed", kind, lambda: _replayed(make()), lacking))
+    return ways
+
+
+def _runner(
+    reduction: _Reduction,
+    run: Callable[[], None] | None = None,
+    release: Callable[[], None] = nothing,
+) -> Runner:
+    once = run or reduction.once
+
+    def results() -> Tensor:
+        reduction.fill()
+        once()
+        return reduction.mean()
+
+    def close() -> None:
+        release()
+        reduction.close()
+
+    return Runner(run=once, results=results, close=close)
+
+
+def _replayed(reduction: _Reduction) -> Runner:
+    """In a CUDA graph, whose replay leaves out what the host does for each call."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        reduction.once()  # NCCL connects and kernels are loaded before a capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            reduction.once()
+    torch.cuda.synchronize()
+    return _runner(reduction, graph.replay, graph.reset)
 
 
 def _refusal(name: str, world: World) -> str:
@@ -72,24 +134,23 @@ def _refusal(name: str, world: World) -> str:
     return ""
 
 
-def _backend(world: World, values: Tensor) -> Runner:
-    """The sum, by one call; timed on zeros, which stay what they are."""
+def _backend(world: World, values: Tensor) -> _Reduction:
+    """The sum, by one call."""
     flat = torch.zeros_like(values)
 
-    def once() -> None:
-        dist.all_reduce(flat, group=world.group())
-
-    def results() -> Tensor:
-        flat.copy_(values)
-        once()
-        mean = flat / world.size
+    def mean() -> Tensor:
+        found = flat / world.size
         flat.zero_()
-        return mean
+        return found
 
-    return Runner(run=once, results=results)
+    return _Reduction(
+        once=lambda: dist.all_reduce(flat, group=world.group()),
+        fill=lambda: flat.copy_(values),
+        mean=mean,
+    )
 
 
-def _ours(world: World, values: Tensor, algorithm: str) -> Runner:
+def _ours(world: World, values: Tensor, algorithm: str) -> _Reduction:
     """The mean of a bucket, as in a step: started, waited for and settled."""
     transport = make_transport(Sync(algorithm=algorithm), world)
     bucket = Bucket(0, [("values", nn.Parameter(torch.empty_like(values)))])
@@ -102,11 +163,14 @@ def _ours(world: World, values: Tensor, algorithm: str) -> Runner:
             future.wait()
         transport.settle(bucket)
 
-    def results() -> Tensor:
-        bucket.views[0].copy_(values * transport.scale)
-        once()
-        mean = bucket.views[0].clone()
+    def mean() -> Tensor:
+        found = bucket.views[0].clone()
         bucket.flat.zero_()
-        return mean
+        return found
 
-    return Runner(run=once, results=results, close=transport.close)
+    return _Reduction(
+        once=once,
+        fill=lambda: bucket.views[0].copy_(values * transport.scale),
+        mean=mean,
+        close=transport.close,
+    )

@@ -1,11 +1,12 @@
 """Small buckets in one kernel: GPUs of one host read and write each other's memory.
 
 Up to `one_shot_bytes` every GPU reads what all have and adds it up by itself (one shot); up to `most_bytes`
-each adds up its share and writes it to all (two shots); larger buckets are NCCL's all-reduce, whose bandwidth
-is better. Kernels add in the order of ranks, so a mean has the same bits on all workers and in every run.
+each adds up its share, and reads the others' (two shots); larger buckets are NCCL's all-reduce, whose
+bandwidth is better. Between two GPUs one shot moves no more than two do, and waits once less. Kernels add in
+the order of ranks, so a mean has the same bits on all workers and in every run.
 
-Payloads are copied into symmetric memory, allocated once for the largest bucket of each type, and divided on
-their way out. NVLink multicast is left off.
+Payloads are scaled on their way into symmetric memory, which is allocated once for the largest bucket of each
+type, and the kernel writes sums where the payload was: two launches. NVLink multicast is left off.
 
 Source: torch.distributed._symmetric_memory; the limits are those of its `intra_node_comm.cu`.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from ridgeline.errors import PlanError
 from ridgeline.runtime.sync.buckets import Bucket
@@ -29,7 +31,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 """Of the kernels."""
 ALIGNED = 16
 """Bytes at a time that the kernels load at best."""
-_KERNELS = ("one_shot_all_reduce_out", "two_shot_all_reduce_")
+_KERNELS = ("one_shot_all_reduce_out", "two_shot_all_reduce_out")
+PAIR = 2
+"""GPUs between which one shot moves as many bytes as two."""
 _INSTEAD = "use sync.algorithm='all_reduce'"
 
 
@@ -65,29 +69,43 @@ class TwoShot(SummingTransport):
             if num_elements:
                 self._shared[dtype] = self._rendezvous(_aligned(num_elements, dtype), dtype)
 
-    def add_up(self, values: Tensor) -> None:
-        """By one of the two kernels; or by NCCL, where too much or nothing is shared.
+    def reduce(self, bucket: Bucket) -> "Future[Any] | None":
+        """Make the payload the mean.
 
-        Cost: Enqueues a kernel and two copies.
+        Cost: Enqueues two kernels; two more where the payload is no multiple of `ALIGNED` bytes.
         """
+        self.count(bucket.payload)
+        self._add_up(bucket.payload, self.scaling.factor)
+        return None
+
+    def add_up(self, values: Tensor) -> None:
+        """Make `values`, scaled already, the mean over the workers, in place."""
+        self._add_up(values, 1.0)
+
+    def _add_up(self, values: Tensor, factor: float) -> None:
+        """By one of the two kernels; or by NCCL, where too much or nothing is shared."""
         num_elements = values.numel()
         needed = _aligned(num_elements, values.dtype)
         shared = self._shared.get(values.dtype)
         if shared is None or shared.numel() < needed or _num_bytes(values) > self._most_bytes:
-            dist.all_reduce(values, group=self.group)
-            self.scaling.take_back(values)
-            return
-        if not num_elements:
-            return
-        shared = shared[:needed]
-        shared[:num_elements].copy_(values)
+            dist.all_reduce(values.mul_(factor), group=self.group)
+        elif num_elements:
+            shared = shared[:needed]
+            torch.mul(values, factor, out=shared[:num_elements])
+            if needed == num_elements and values.data_ptr() % ALIGNED == 0:
+                self._sum_up(shared, values)
+            else:
+                sums = torch.empty_like(shared)
+                self._sum_up(shared, sums)
+                values.copy_(sums[:num_elements])
+        self.scaling.take_back(values)
+
+    def _sum_up(self, shared: Tensor, sums: Tensor) -> None:
         name, kernels = self.group.group_name, torch.ops.symm_mem
-        if needed * values.element_size() <= self._one_shot_bytes:
-            summed = torch.empty_like(shared)
-            kernels.one_shot_all_reduce_out(shared, "sum", name, summed)
+        if self.size == PAIR or _num_bytes(shared) <= self._one_shot_bytes:
+            kernels.one_shot_all_reduce_out(shared, "sum", name, sums)
         else:
-            summed = kernels.two_shot_all_reduce_(shared, "sum", name)
-        torch.div(summed[:num_elements], self.scaling.excess, out=values)
+            kernels.two_shot_all_reduce_out(shared, "sum", name, sums)
 
     def close(self) -> None:
         """Give the shared memory back."""

@@ -44,7 +44,7 @@ class Centred(Averaging):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.first.bias
-        rounded = bias + (bias - bias.detach()) * self.noise
+        rounded = bias + (bias - bias.detach()) * self.noise * self.noise
         hidden = self.drop(self.norm(nn.functional.linear(x, self.first.weight, rounded)).relu())
         return self.last(hidden) * self.gain
 
@@ -116,7 +116,7 @@ def test_rounding_that_other_draws_do_not_explain_is_left_out() -> None:
     """Compiled kernels round elsewhere: where a gradient is rounding, theirs is a hundred times as large."""
 
     def noisy(model: Averaging) -> None:
-        model.noise = 100.0
+        model.noise = 10.0
 
     notes = check(0, kind=Centred, has_norm=True, wrong=noisy)
     assert "rounding alone decides the update of first.bias, so this was not compared" in notes
@@ -127,7 +127,30 @@ def test_what_is_wrong_besides_rounding_is_refused() -> None:
     """Other parameters are held to what chance explains."""
 
     def wrong(model: Averaging) -> None:
-        model.noise, model.gain = 100.0, 4.0
+        model.noise, model.gain = 10.0, 4.0
 
     with pytest.raises(EquivalenceError, match="of the update"):
         check(0, kind=Centred, has_norm=True, wrong=wrong)
+
+
+def test_what_is_no_number_is_refused_where_rounding_decides() -> None:
+    """A gradient that is nothing but rounding is left out as long as it is one."""
+
+    def lost(model: Averaging) -> None:
+        model.noise = 1e38
+
+    with pytest.raises(EquivalenceError, match="got a difference of inf"):
+        check(0, kind=Centred, has_norm=True, wrong=lost)
+
+
+def test_a_step_as_written_that_gives_no_numbers_is_no_reference() -> None:
+    """All that differs from it would be allowed."""
+
+    class Lost(Averaging):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * float("nan")
+
+    with pytest.raises(
+        EquivalenceError, match="wanted a step as written to compare execution='compiled'"
+    ):
+        check(0, kind=Lost)

@@ -153,9 +153,19 @@ class _Trial(NamedTuple):
     notes: list[str]
 
     def gaps(self, shift: int) -> list[_Gap]:
-        """The differences under perturbation number `shift`: of the update, and of what else is written."""
+        """The differences under perturbation number `shift`: of the update, and of what else is written.
+
+        Raises:
+            EquivalenceError: the step as written leaves what is no number, on any worker.
+        """
         before = self.runs.begun(shift)
         eager = self.runs.eager(shift)
+        if self._largest(0.0 if eager.is_finite() else 1.0):
+            raise EquivalenceError(
+                f"wanted a step as written to compare execution={self.runs.body.plan.execution!r} with, got "
+                f"one whose loss is {eager.loss:.3g} and whose parameters are no numbers afterwards (inputs, "
+                "parameters and learning rate perturbed); see why, or use execution='eager'"
+            )
         got = self.runs.tried(shift)
         return [
             self._update_gap(before, eager, got, shift),

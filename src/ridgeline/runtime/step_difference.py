@@ -53,6 +53,13 @@ class Outcome(NamedTuple):
     state: list[list[Tensor]]
     written: Mapping[str, Written] = {}
 
+    def is_finite(self) -> bool:
+        """Whether the loss and all parameters are numbers.
+
+        Cost: Waits for the device.
+        """
+        return math.isfinite(self.loss) and all(_are_finite(self.parameters))
+
 
 def outcome(
     loss: float, model: nn.Module, optimizer: Optimizer, written: Mapping[str, Written]
@@ -139,7 +146,7 @@ def differences(
             that no nudge has shown.
     """
     found = [abs(wanted.loss - got.loss) / max(abs(wanted.loss), 1e-12)]
-    found += [0.0] * len(before.parameters)
+    found += [0.0 if noise is None or not lost else math.inf for lost in _lost(wanted, got)]
     compared: list[Compared] = []
     owners: list[int] = []
     for index, tensors in enumerate(
@@ -158,6 +165,18 @@ def differences(
     for owner, gap in zip(owners, relative_gaps(compared), strict=True):
         found[owner] = gap if math.isnan(gap) else max(found[owner], gap)
     return found
+
+
+def _lost(wanted: Outcome, got: Outcome) -> list[bool]:
+    """For each parameter, whether it is no number any more where the reference is: no rounding does that."""
+    pairs = zip(_are_finite(wanted.parameters), _are_finite(got.parameters), strict=True)
+    return [was_finite and not is_finite for was_finite, is_finite in pairs]
+
+
+def _are_finite(tensors: Sequence[Tensor]) -> list[bool]:
+    """Of each; all of a device in one copy."""
+    found = [tensor.isfinite().all() for tensor in tensors]
+    return [bool(one) for one in torch.stack(found).tolist()] if found else []
 
 
 def difference(

@@ -12,6 +12,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import kept_distinct, memory_of_results
+from ridgeline.runtime.hybrid.extremes import rounding_options
 from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.masks import use_causal_attention
@@ -154,6 +155,7 @@ def compile_replayed(
     memory = memory_of_results(graph)
     options = {
         **replayed_options(announces=announces, combines=combines),
+        **rounding_options(graph),
         **(settings or {}),
     }
     try:
@@ -197,7 +199,11 @@ def compile_plain(
         return by_operators(graph)
     _rewrite(graph)
     memory = memory_of_results(graph)
-    options = {**plain_options(owns_random=owns_random), **(settings or {})}
+    options = {
+        **plain_options(owns_random=owns_random),
+        **rounding_options(graph),
+        **(settings or {}),
+    }
     with no_hooks_of_all_modules():
         compiled: Any = compile_fx(graph, inputs, config_patches=options)
     return kept_distinct(compiled, memory)

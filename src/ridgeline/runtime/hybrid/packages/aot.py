@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, first_line
+from ridgeline.runtime.hybrid.extremes import rounding_options
 from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.inductor import FAILURES, ignore_advice, require_written
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
@@ -81,10 +82,11 @@ def compile_program(
 
 def _settings_for(program: ExportedProgram) -> dict[str, Any]:
     """The compiler's settings for a program."""
+    settings = {**SETTINGS, **rounding_options(program.graph_module)}
     if not _is_small(program):
-        return dict(SETTINGS)
+        return settings
     # A row times a matrix as a plain loop; and a loop that short is over before a second thread has woken up.
-    return {**SETTINGS, "post_grad_fusion_options": {"decompose_mm_pass": {}}, "cpp.threads": 1}
+    return {**settings, "post_grad_fusion_options": {"decompose_mm_pass": {}}, "cpp.threads": 1}
 
 
 def _is_small(program: ExportedProgram) -> bool:

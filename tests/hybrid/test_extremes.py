@@ -1,0 +1,102 @@
+"""Compiled gradients of extremes in 16 bits: numbers, and those of the step as written."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ridgeline.plan import Execution, Plan
+from ridgeline.runtime.hybrid.extremes import rounding_options
+from ridgeline.runtime.step import TrainStep
+
+EMULATED = {"emulate_precision_casts": True}
+
+EXTREMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "amax": lambda x: x.amax(1),
+    "amin of two": lambda x: x.amin((0, 1)),
+    "max": lambda x: x.max(),
+    "min": lambda x: torch.min(x + 1.0),
+    "aminmax": lambda x: torch.stack(torch.aminmax(x, dim=1)),
+    "norm": lambda x: x.norm(float("inf"), dim=1),
+    "vector norm": lambda x: torch.linalg.vector_norm(x, float("inf")),
+}
+
+
+class Network(nn.Module):
+    """A layer whose activation no kernel writes before its extremes are there."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self.names = names
+        self.layer, self.norm = nn.Linear(16, 24), nn.LayerNorm(24)
+        self.gain = nn.Parameter(torch.ones(len(names)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.leaky_relu(self.norm(self.layer(x)), 0.2)
+        values = [EXTREMES[name](hidden).float().square().mean() for name in self.names]
+        return (torch.stack(values) * self.gain).sum()
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    loss: Tensor = model(batch)
+    return loss
+
+
+def trained(execution: Execution, names: Collection[str], batch: Tensor) -> list[Tensor]:
+    """The parameters after two steps in bfloat16."""
+    torch.manual_seed(0)
+    model = Network(names)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    step = TrainStep(model, loss_of, optimizer, plan=Plan(execution=execution, precision="bf16"))
+    try:
+        for _ in range(2):
+            step(batch)
+    finally:
+        step.close()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("execution", "names"),
+    [
+        ("compiled", EXTREMES),
+        # For `aminmax` of 16 bits beside others, torch 2.13 writes C++ that no compiler takes.
+        ("step-graph", [name for name in EXTREMES if name != "aminmax"]),
+    ],
+)
+def test_gradients_of_extremes_are_numbers(execution: Execution, names: Collection[str]) -> None:
+    """Kernels compare an extreme of 16 bits with elements that they have rounded as well."""
+    batch = torch.randn(8, 12, 16, generator=torch.Generator().manual_seed(1))
+    both = [trained(each, names, batch) for each in (execution, "eager")]
+    for got, wanted in zip(*both, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+@pytest.mark.parametrize("is_made_of_operators", [False, True])
+def test_every_extreme_has_its_graph_rounded(name: str, is_made_of_operators: bool) -> None:
+    """As TorchDynamo writes it, and as operators with their gradients."""
+    find = EXTREMES[name]
+    if is_made_of_operators:
+        graph: Any = make_fx(lambda x: torch.autograd.grad(find(x).sum(), x))(
+            torch.ones(2, 3, requires_grad=True)
+        )
+    else:
+        graph = fx.symbolic_trace(find)
+    assert rounding_options(graph) == EMULATED
+
+
+def test_graphs_within_graphs_are_looked_at() -> None:
+    """Such as those of blocks that are computed again in backward."""
+    inner = fx.symbolic_trace(lambda x: x.amax(0))
+    outer = fx.symbolic_trace(nn.Sequential(nn.Identity()))
+    outer.add_module("inner", inner)
+    assert rounding_options(outer) == EMULATED
+
+
+def test_other_programs_compute_as_the_compiler_likes() -> None:
+    """Rounding costs time."""
+    assert rounding_options(fx.symbolic_trace(lambda x: torch.relu(x).sum().log())) == {}

@@ -32,6 +32,7 @@ REPLAYED = (
     *("step:graph", "step:compiled+graph", "step:regional+graph"),
     *("step:model-graph", "step:compiled+model-graph"),
 )
+ON_GPUS = tuple(f"{mode}@cuda" for mode in REPLAYED)
 GUARDED = (
     *("step:compiled", "step:regional", "step:auto"),
     *("step:compiled+graph", "step:regional+graph", "step:compiled+model-graph"),
@@ -72,6 +73,12 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "gradients; the fused form, which replays take, leaves them.",
         REPLAYED,
         "nesterov",
+    ),
+    Exclusion(
+        "Torch's foreach optimizers update weights that share memory at the same time on a GPU: what plain PyTorch "
+        "makes of them is chance; replayed steps update one after another.",
+        ON_GPUS,
+        "data shared",
     ),
     Exclusion(
         "A result that is an argument is a copy of it, laid out as in the capture.",

@@ -47,7 +47,10 @@ class Verdict:
 def judge(program: Program, path: Path, mode: str) -> Verdict:
     """Run the rendered program at `path` in a mode and beside it; the process is afterwards as before."""
     with _quiet(), _process_kept():
-        subject, oracle = (World(path, is_replayed=is_replayed(mode)) for _ in range(2))
+        try:
+            subject, oracle = (World(path, is_replayed=is_replayed(mode)) for _ in range(2))
+        except RuntimeError as error:  # features that torch itself does not put together
+            return Verdict(mode, "unclear", detail=f"making it raises {error}")
         try:
             return _judged(program, path, subject, oracle, mode)
         finally:

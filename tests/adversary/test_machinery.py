@@ -311,3 +311,14 @@ def test_a_program_on_another_device_is_the_same_text(seed: int, purpose: Any) -
     compile(text, "program", "exec")
     bare = text.replace(", device='cuda'", "").replace("device='cuda'", "")
     assert bare.replace("'cuda'", "'cpu'") == render(program)
+
+
+def test_features_that_torch_does_not_put_together_are_no_failure(tmp_path: Path) -> None:
+    """A teacher is a deep copy, which a weight that a hook has computed does not allow."""
+    hooked, teacher = Use(0, "weight norm by a hook", "net"), Use(1, "teacher", "loss")
+    program = Program(0, "step", (hooked, teacher), (Call(), Call()))
+    path = tmp_path / "program.py"
+    path.write_text(render(program))
+    verdict = judge(program, path, "step:eager")
+    assert verdict.outcome == "unclear"
+    assert "support the deepcopy protocol" in verdict.detail

@@ -45,16 +45,21 @@ def examine(program: Program, mode: str, folder: Path, *, shrinks: bool) -> tupl
 
 def _with_device(mode: str, judged: Callable[[], Verdict]) -> Verdict:
     """A verdict, which is a failure where a capture has left a device on which nothing can run any more."""
-    verdict = Verdict(mode, "failed", "judging it")
     try:
         verdict = judged()
+    except RuntimeError as error:
+        verdict = Verdict(mode, "failed", "judging it", detail=_told(error))
+    try:
         torch.randn(2, device="cuda").sum().item()  # random numbers too: they are refused first
     except RuntimeError as error:
         name = verdict.outcome if verdict.outcome != "failed" else verdict.kind
-        lines = "".join(traceback.format_exception(error)[-8:])
-        detail = f"{verdict.detail}\n{lines}"
+        detail = f"{verdict.detail}\n{_told(error)}"
         return Verdict(mode, "failed", f"{name}, {LOST}", verdict.call, detail)
     return verdict
+
+
+def _told(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)[-8:])
 
 
 def _is_alike(verdict: Verdict, other: Verdict) -> bool:

@@ -6,6 +6,7 @@ put in its place while the step is traced. The tensors listed are the model's an
 program that writes into them trains the very model, and checkpoints and schedulers go on working.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
 from ridgeline.runtime.copies import overlaps
-from ridgeline.runtime.entries import Entries
+from ridgeline.runtime.entries import Change, Entries
 from ridgeline.runtime.hybrid.module_call import call_with, places
 from ridgeline.runtime.hybrid.steps.rates import LearningRateInputs
 from ridgeline.runtime.hybrid.steps.substitution import OptimizerSubstitution
@@ -167,9 +168,14 @@ class LiftedState:
         return [*map(Tensor.data_ptr, self._originals)] == self._addresses
 
     def _adopt_buffers(self) -> bool:
-        """Copy buffers that were replaced into the listed ones; False where they do not fit these."""
+        """Copy buffers that were replaced into the listed ones; False where they do not fit these.
+
+        Nor where somebody else has them, too, who may write into them later.
+        """
         entries = self._buffer_entries
         changes = list(entries.changes())
+        if not all(map(_is_only_there, changes)):
+            return False
         shared = Counter(map(id, entries.values))
         pairs = [(change.before, change.store.get(change.key)) for change in changes]
         if not entries.same_sizes() or not all(_fits(mine, theirs) for mine, theirs in pairs):
@@ -247,6 +253,16 @@ class _Caller(nn.Module):
 
     def forward(self, run: Callable[[], Tensor]) -> Tensor:
         return run()
+
+
+def _is_only_there(change: Change) -> bool:
+    """Whether nobody but the model has what an entry holds now, by another name or as a view."""
+    held = change.store.get(change.key)
+    if type(held) is not Tensor:
+        return False
+    # By the dictionary, the name above, and the call that counts; the memory by the tensor and that call.
+    memory = held.untyped_storage()._cdata  # noqa: SLF001 - as torch's own graph trees ask
+    return sys.getrefcount(held) <= 3 and torch._C._storage_Use_Count(memory) <= 2  # noqa: SLF001
 
 
 def _fits(mine: Any, theirs: Any) -> bool:

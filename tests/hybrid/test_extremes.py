@@ -14,6 +14,8 @@ from ridgeline.runtime.step import TrainStep
 
 EMULATED = {"emulate_precision_casts": True}
 
+ROWS = (torch.arange(8) % 3)[:, None, None]
+
 EXTREMES: dict[str, Callable[[Tensor], Tensor]] = {
     "amax": lambda x: x.amax(1),
     "amin of two": lambda x: x.amin((0, 1)),
@@ -22,6 +24,12 @@ EXTREMES: dict[str, Callable[[Tensor], Tensor]] = {
     "aminmax": lambda x: torch.stack(torch.aminmax(x, dim=1)),
     "norm": lambda x: x.norm(float("inf"), dim=1),
     "vector norm": lambda x: torch.linalg.vector_norm(x, float("inf")),
+    "distance": lambda x: torch.dist(x, 2.0 * x, float("inf")),
+    "median": lambda x: x.median(),
+    "scattered": lambda x: (
+        torch.zeros_like(x).scatter_reduce(0, ROWS.expand_as(x), x, "amax")
+    ),
+    "indexed": lambda x: torch.zeros_like(x).index_reduce_(0, ROWS[:, 0, 0], x, "amin"),
 }
 
 
@@ -67,6 +75,7 @@ def trained(execution: Execution, names: Collection[str], batch: Tensor) -> list
         ("step-graph", [name for name in EXTREMES if name != "aminmax"]),
     ],
 )
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
 def test_gradients_of_extremes_are_numbers(execution: Execution, names: Collection[str]) -> None:
     """Kernels compare an extreme of 16 bits with elements that they have rounded as well."""
     batch = torch.randn(8, 12, 16, generator=torch.Generator().manual_seed(1))
@@ -82,7 +91,7 @@ def test_every_extreme_has_its_graph_rounded(name: str, is_made_of_operators: bo
     find = EXTREMES[name]
     if is_made_of_operators:
         graph: Any = make_fx(lambda x: torch.autograd.grad(find(x).sum(), x))(
-            torch.ones(2, 3, requires_grad=True)
+            torch.ones(8, 12, 24, requires_grad=True)
         )
     else:
         graph = fx.symbolic_trace(find)

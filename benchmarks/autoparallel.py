@@ -30,7 +30,7 @@ from autoparallel_networks import TwoChains, chains_of, forked, networks, one_th
 from torch import Tensor, nn
 
 from ridgeline.experiments.turns import spread, take_turns, times_faster
-from ridgeline.machine import Quantity
+from ridgeline.machine import Quantity, model_of
 from ridgeline.runtime.autoparallel.graph_clock import GraphClock
 from ridgeline.runtime.autoparallel.parallelize import Parallel, parallelize
 from ridgeline.runtime.hybrid.calls.graph import CallGraph
@@ -287,7 +287,7 @@ def hardware() -> dict[str, Any]:
 def file_name() -> str:
     """`autoparallel_<hardware>_<date>.json`."""
     count = torch.cuda.device_count()
-    name = torch.cuda.get_device_name(0).split()[-1] if count else f"{os.cpu_count()}-core-CPU"
+    name = model_of(torch.cuda.get_device_name(0)) if count else f"{os.cpu_count()}-core-CPU"
     date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
     return f"autoparallel_{f'{count}x{name}' if count else name}_{date}.json"
 

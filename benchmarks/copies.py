@@ -17,6 +17,7 @@ from pathlib import Path
 from ridgeline.experiments.overlap import run
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
+from ridgeline.machine import model_of
 from ridgeline.reporting.text import console
 
 RESULTS = Path(__file__).parent / "results"
@@ -25,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 def file_name(experiment: WayExperiment) -> str:
     """`copies_<hardware>_<date>.json`."""
     names = [device.name for device in experiment.devices if device.kind == "cuda"]
-    hardware = f"1x{names[0].split()[-1]}" if names else f"{experiment.host.cores}-core-CPU"
+    hardware = f"1x{model_of(names[0])}" if names else f"{experiment.host.cores}-core-CPU"
     date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
     return f"copies_{hardware}_{date}.json"
 

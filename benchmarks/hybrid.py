@@ -17,6 +17,7 @@ from ridgeline.experiments.hybrid import run
 from ridgeline.experiments.hybrid.cases import MODELS
 from ridgeline.experiments.hybrid.result import HybridExperiment
 from ridgeline.experiments.hybrid.text import experiment_text
+from ridgeline.machine import model_of
 from ridgeline.reporting.text import console
 
 RESULTS = Path(__file__).parent / "results"
@@ -25,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 def file_name(experiment: HybridExperiment, only: str) -> str:
     """`<what>_<hardware>_<date>.json`."""
     names = [device.name for device in experiment.devices if device.kind == "cuda"]
-    hardware = f"1x{names[0].split()[-1]}" if names else f"{experiment.host.cores}-core-CPU"
+    hardware = f"1x{model_of(names[0])}" if names else f"{experiment.host.cores}-core-CPU"
     what = "hybrid" if only == ",".join(MODELS) else f"hybrid_{only.replace(',', '-')}"
     date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
     return f"{what}_{hardware}_{date}.json"

@@ -25,6 +25,7 @@ from ridgeline.experiments.networks.request import TASKS
 from ridgeline.experiments.networks.result import NetworksExperiment
 from ridgeline.experiments.networks.settings import settings_for
 from ridgeline.experiments.networks.text import experiment_text
+from ridgeline.machine import model_of
 from ridgeline.reporting.text import console
 
 RESULTS = Path(__file__).parent / "results"
@@ -34,7 +35,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
 def file_name(experiment: NetworksExperiment) -> str:
     """`networks_<hardware>_<date>.json`."""
     count, _, name = experiment.hardware.rpartition(" x ")
-    hardware = f"{count}x{name.split()[-1]}" if count else name.replace(" ", "-")
+    hardware = f"{count}x{model_of(name)}" if count else name.replace(" ", "-")
     return f"networks_{hardware}_{experiment.date.replace('-', '')}.json"
 
 

@@ -24,6 +24,7 @@ import msgspec
 from ridgeline.experiments import allreduce, sync
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
+from ridgeline.machine import model_of
 from ridgeline.reporting.text import console
 
 RESULTS = Path(__file__).parent / "results"
@@ -34,7 +35,7 @@ def file_name(experiment: WayExperiment) -> str:
     """`<experiment>_<hardware>_<date>.json`."""
     names = [device.name for device in experiment.devices if device.kind == "cuda"]
     cpu = f"{experiment.host.cores}-core-CPU"
-    hardware = f"{len(names)}x{names[0].split()[-1]}" if len(names) > 1 else cpu
+    hardware = f"{len(names)}x{model_of(names[0])}" if len(names) > 1 else cpu
     date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
     return f"{experiment.name}_{hardware}_{date}.json"
 

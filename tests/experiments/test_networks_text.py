@@ -20,7 +20,7 @@ from ridgeline.experiments.networks.result import (
 )
 from ridgeline.experiments.networks.summary import errors_of, over_hand, over_plain, summarise
 from ridgeline.experiments.networks.text import experiment_text, network_line
-from ridgeline.machine import Device, Quantity
+from ridgeline.machine import Device, Quantity, model_of
 from ridgeline.planner.trial_loop import NOT_TRIED
 from ridgeline.reporting.text import as_text
 from strategies import make_host
@@ -231,6 +231,9 @@ def test_later_results_replace_earlier() -> None:
 def test_file_names() -> None:
     """What, on which hardware, when."""
     assert driver().file_name(EXPERIMENT) == "networks_1xH200_20261122.json"
+    h100 = "NVIDIA H100 80GB HBM3"
+    names = (h100, "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "NVIDIA L40S")
+    assert [*map(model_of, names)] == ["H100", "A100-SXM4-80GB", "4090", "L40S"]
     cpu = msgspec.structs.replace(EXPERIMENT, device="cpu", devices=())
     assert driver().file_name(cpu) == "networks_2-core-CPU_20261122.json"
 

@@ -29,8 +29,9 @@ import torch
 from autoparallel_networks import TwoChains, chains_of, forked, networks, one_thread, training
 from torch import Tensor, nn
 
+from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.turns import spread, take_turns, times_faster
-from ridgeline.machine import Quantity, model_of
+from ridgeline.machine import Quantity
 from ridgeline.runtime.autoparallel.graph_clock import GraphClock
 from ridgeline.runtime.autoparallel.parallelize import Parallel, parallelize
 from ridgeline.runtime.hybrid.calls.graph import CallGraph

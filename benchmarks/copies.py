@@ -14,10 +14,10 @@ import datetime
 import sys
 from pathlib import Path
 
+from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.overlap import run
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.machine import model_of
 from ridgeline.reporting.text import console
 
 RESULTS = Path(__file__).parent / "results"

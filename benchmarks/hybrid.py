@@ -13,11 +13,11 @@ import datetime
 import sys
 from pathlib import Path
 
+from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.hybrid import run
 from ridgeline.experiments.hybrid.cases import MODELS
 from ridgeline.experiments.hybrid.result import HybridExperiment
 from ridgeline.experiments.hybrid.text import experiment_text
-from ridgeline.machine import model_of
 from ridgeline.reporting.text import console
 
 RESULTS = Path(__file__).parent / "results"

@@ -18,6 +18,7 @@ import signal
 import sys
 from pathlib import Path
 
+from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.experiment import run
 from ridgeline.experiments.networks.page import page
@@ -25,7 +26,6 @@ from ridgeline.experiments.networks.request import TASKS
 from ridgeline.experiments.networks.result import NetworksExperiment
 from ridgeline.experiments.networks.settings import settings_for
 from ridgeline.experiments.networks.text import experiment_text
-from ridgeline.machine import model_of
 from ridgeline.reporting.text import console
 
 RESULTS = Path(__file__).parent / "results"

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from ridgeline.experiments import allreduce, sync
+from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
-from ridgeline.machine import model_of
 from ridgeline.reporting.text import console
 
 RESULTS = Path(__file__).parent / "results"

@@ -7,7 +7,6 @@ so `threads` is 0 there and `workers` counts the GPUs in use.
 What is read from a file is held to the ranges in which the laws mean something; see `codec.decode`.
 """
 
-import re
 import statistics
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
@@ -99,13 +98,6 @@ class Device(Value, frozen=True, kw_only=True):
     name: str
     memory_bytes: int
     capability: str = ""
-
-
-def model_of(name: str) -> str:
-    """The model in a device's name: `H100` of "NVIDIA H100 80GB HBM3", else its last word; for file names."""
-    words = name.split()
-    models = [word for word in words if re.fullmatch(r"[A-Z]{1,2}\d{2,3}[\w-]*", word)]
-    return models[0] if models else words[-1]
 
 
 class CurvePoint(Value, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
+from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.networks.page import merged, page
 from ridgeline.experiments.networks.result import (
     AUTO,
@@ -20,7 +21,7 @@ from ridgeline.experiments.networks.result import (
 )
 from ridgeline.experiments.networks.summary import errors_of, over_hand, over_plain, summarise
 from ridgeline.experiments.networks.text import experiment_text, network_line
-from ridgeline.machine import Device, Quantity, model_of
+from ridgeline.machine import Device, Quantity
 from ridgeline.planner.trial_loop import NOT_TRIED
 from ridgeline.reporting.text import as_text
 from strategies import make_host

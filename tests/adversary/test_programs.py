@@ -44,5 +44,6 @@ def test_what_is_excluded_exists() -> None:
         assert set(entry.modes) <= {
             *MODES,
             *EMULATED_MODES,
+            *GPU_MODES,
             *(m.partition("@")[0] for m in GPU_MODES),
         }

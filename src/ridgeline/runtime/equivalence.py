@@ -19,6 +19,7 @@ from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
+from ridgeline.runtime.gradient_gaps import EXACT, ROUNDED, gradient_gaps, worst
 from ridgeline.runtime.perturbation import perturb_inputs
 from ridgeline.runtime.perturbed_runs import LEARNING_RATE_FACTORS, PerturbedRuns, Start, Step
 from ridgeline.runtime.step_difference import (
@@ -169,6 +170,7 @@ class _Trial(NamedTuple):
         got = self.runs.tried(shift)
         return [
             self._update_gap(before, eager, got, shift),
+            self._gradient_gap(before, eager, got, shift),
             self._written_gap(before, eager, got, shift),
         ]
 
@@ -210,6 +212,26 @@ class _Trial(NamedTuple):
             rounding = max(rounding, self._difference(*self.runs.rounded(shift, number), noise))
         name = f"the float32 step (from which the eager one is {rounding:.1e} away)"
         return _Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
+
+    def _gradient_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> _Gap:
+        """The difference of each parameter's gradient, beside what rounding and chance do to it alone."""
+        limit = ROUNDED if self._is_narrow() or self._is_rounded() else EXACT
+        found = gradient_gaps(before, eager, got)
+        seen = [0.0] * len(found)
+        size, owner = worst(found, seen, eager, limit)
+        chances = self.runs.by_chance(
+            before,
+            eager,
+            shift,
+            num_draws=MOST_DRAWS if self._draws_its_own() else 0,
+            num_roundings=MOST_ROUNDINGS if self._is_rounded() else 0,
+        )
+        while self._largest(size) > 1.0 and (three := next(chances, None)) is not None:
+            seen = [*map(max, seen, gradient_gaps(*three))]
+            size, owner = worst(found, seen, eager, limit)
+        trained = [name for name, p in self.runs.body.model.named_parameters() if p.requires_grad]
+        of = f"the gradient of {trained[owner]}" if trained else "the gradient"
+        return _Gap(self._largest(size) * limit.floor, limit.floor, "the eager step", of)
 
     def _drawn_gap(
         self, before: Outcome, eager: Outcome, got: Outcome, size: float, shift: int
@@ -354,6 +376,10 @@ class _Trial(NamedTuple):
     def _casts(self) -> bool:
         """Whether the plan computes in 16 bits, so that the step in 32 is the one to compare with."""
         return self.runs.body.plan.precision in ("bf16", "fp16")
+
+    def _is_rounded(self) -> bool:
+        """Whether the plan computes in fewer bits than the model has."""
+        return self.runs.body.plan.precision != "as-is"
 
     def _draws_its_own(self) -> bool:
         plan = self.runs.body.plan

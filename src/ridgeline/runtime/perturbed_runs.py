@@ -4,7 +4,7 @@ From one and the same state both run, while inputs, parameters, learning rate an
 `equivalence` judges what they leave.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -147,9 +147,15 @@ class PerturbedRuns(NamedTuple):
             return begun, exact, self._run(self._eager, shift, nudge=nudge)
 
     def nudged(self, shift: int) -> list[Outcome]:
-        """The step as written from parameters that differ in their last bits."""
-        with self.body.as_written():
-            return [self._run(self._eager, shift, nudge=1.0 + bits * LAST_BIT) for bits in NUDGES]
+        """The step as written from parameters that differ in their last bits, as if begun where others do."""
+        found, start = list[Outcome](), self.begun(shift)
+        for bits in NUDGES:
+            nudge = 1.0 + bits * LAST_BIT
+            begun = self._perturb(shift, nudge=nudge)
+            with self.body.as_written():
+                got = self._run(self._eager, shift, nudge=nudge)
+            found.append(moved_to(start, begun, got))
+        return found
 
     def narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
         """Eager steps from parameters that the user's own casts make equal; none where nothing is cast."""
@@ -166,6 +172,28 @@ class PerturbedRuns(NamedTuple):
                 other = self._run(self._eager, shift, moved=moved)
             found.append(moved_to(before, self.begun(shift, moved=moved), other))
         return found
+
+    def by_chance(
+        self, before: Outcome, eager: Outcome, shift: int, *, num_draws: int, num_roundings: int
+    ) -> Iterator[tuple[Outcome, Outcome, Outcome]]:
+        """Where steps began, and what two of them left that nothing but rounding and chance makes different.
+
+        Args:
+            before: Where the runs begin.
+            eager: What the step as written left.
+            shift: The perturbation.
+            num_draws: Steps with other random numbers.
+            num_roundings: Places nearby at which the plan's precision is set beside single precision.
+        """
+        yield before, eager, self.eager(shift)
+        for number in range(num_draws):
+            yield before, eager, self.with_other_draws(shift, number)
+        for other in (*self.nudged(shift), *self.narrowly_moved(before, shift)):
+            yield before, eager, other
+        if num_roundings:
+            yield before, eager, self.exact(shift)
+        for number in range(num_roundings):
+            yield self.rounded(shift, number)
 
     def _tried(self) -> Tensor:
         try:

@@ -190,7 +190,7 @@ class _Trial(NamedTuple):
                 return self._beside(again, size, allowed)
             others = [repeated] if again > allowed else []
         if size > allowed and not narrow:
-            noise = noise_of(before, eager, [*self.runs.nudged(shift), *others])
+            noise = noise_of(before, eager, [*self.runs.nudged(before, shift), *others])
             size = self._difference(before, eager, got, noise)
             self._name_left_out(noise.names(self.runs.body.model))
         if size > allowed and not self._casts():
@@ -245,7 +245,7 @@ class _Trial(NamedTuple):
         if apart <= DRAWN:
             return None
         if size > DRAWS_FACTOR * apart:
-            noise = noise_of(before, eager, self.runs.nudged(shift))
+            noise = noise_of(before, eager, self.runs.nudged(before, shift))
             self._name_left_out(noise.names(self.runs.body.model))
             size = self._difference(before, eager, got, noise)
             apart = self._apart_by_draws(before, eager, size, shift, noise)
@@ -273,7 +273,7 @@ class _Trial(NamedTuple):
         name = max(found, key=found.__getitem__, default="nothing")
         if size <= allowed:
             return _Gap(size, allowed, "the eager step", f"the change of {name}")
-        others = [self.runs.eager(shift), *self.runs.nudged(shift)]
+        others = [self.runs.eager(shift), *self.runs.nudged(before, shift)]
         others += self.runs.narrowly_moved(before, shift)
         others += [self.runs.exact(shift)] if self._casts() else []
         moves = [written_apart(eager, other) for other in others]

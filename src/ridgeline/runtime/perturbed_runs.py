@@ -146,15 +146,15 @@ class PerturbedRuns(NamedTuple):
         with self.body.as_written():
             return begun, exact, self._run(self._eager, shift, nudge=nudge)
 
-    def nudged(self, shift: int) -> list[Outcome]:
-        """The step as written from parameters that differ in their last bits, as if begun where others do."""
-        found, start = list[Outcome](), self.begun(shift)
+    def nudged(self, before: Outcome, shift: int) -> list[Outcome]:
+        """The step as written from parameters with other last bits, as if it had begun at `before`."""
+        found: list[Outcome] = []
         for bits in NUDGES:
             nudge = 1.0 + bits * LAST_BIT
             begun = self._perturb(shift, nudge=nudge)
             with self.body.as_written():
                 got = self._run(self._eager, shift, nudge=nudge)
-            found.append(moved_to(start, begun, got))
+            found.append(moved_to(before, begun, got))
         return found
 
     def narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
@@ -188,7 +188,7 @@ class PerturbedRuns(NamedTuple):
         yield before, eager, self.eager(shift)
         for number in range(num_draws):
             yield before, eager, self.with_other_draws(shift, number)
-        for other in (*self.nudged(shift), *self.narrowly_moved(before, shift)):
+        for other in (*self.nudged(before, shift), *self.narrowly_moved(before, shift)):
             yield before, eager, other
         if num_roundings:
             yield before, eager, self.exact(shift)

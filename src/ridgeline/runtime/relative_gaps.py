@@ -43,7 +43,7 @@ def relative_gaps(compared: Sequence[Compared]) -> list[float]:
             alike[one.wanted.device, one.wanted.dtype].append(index)
     for indices in alike.values():
         norms |= zip(indices, _norms_of_all([compared[i] for i in indices]), strict=True)
-    for index, (distance, change, whole) in _at_once(norms).items():
+    for index, (distance, change, whole) in at_once(norms).items():
         size = max(change, RESOLUTION * whole)
         found[index] = distance / size if size else distance
     return found
@@ -51,7 +51,7 @@ def relative_gaps(compared: Sequence[Compared]) -> list[float]:
 
 def counts(masks: Sequence[Tensor]) -> list[int]:
     """The elements of each mask that are set."""
-    sums = _at_once({index: mask.sum().view(1) for index, mask in enumerate(masks)})
+    sums = at_once({index: mask.sum().view(1) for index, mask in enumerate(masks)})
     return [int(sums[index][0]) for index in range(len(masks))]
 
 
@@ -79,8 +79,11 @@ def _norms(one: Compared) -> Tensor:
     return torch.stack([gap.norm(), change.norm(), one.wanted.abs().double().norm()])
 
 
-def _at_once(values: dict[int, Tensor]) -> dict[int, list[float]]:
-    """Numbers of small tensors, all of a device in one copy."""
+def at_once(values: dict[int, Tensor]) -> dict[int, list[float]]:
+    """Numbers of small tensors of one shape, all of a device in one copy.
+
+    Cost: Waits once for each device.
+    """
     places: dict[torch.device, list[int]] = defaultdict(list)
     for index, tensor in values.items():
         places[tensor.device].append(index)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.runtime.relative_gaps import RESOLUTION, Compared, counts, relative_gaps
+from ridgeline.runtime.relative_gaps import RESOLUTION, Compared, at_once, counts, relative_gaps
 
 NOISE = 0.01
 """An element of an update is rounding if a change of the parameters' last bit moves it by more of itself."""
@@ -174,9 +174,8 @@ def _lost(wanted: Outcome, got: Outcome) -> list[bool]:
 
 
 def _are_finite(tensors: Sequence[Tensor]) -> list[bool]:
-    """Of each; all of a device in one copy."""
-    found = [tensor.isfinite().all() for tensor in tensors]
-    return [bool(one) for one in torch.stack(found).tolist()] if found else []
+    found = at_once({n: one.isfinite().all().view(1) for n, one in enumerate(tensors)})
+    return [found[number] == [True] for number in range(len(tensors))]
 
 
 def difference(

@@ -104,6 +104,16 @@ def test_graphs_within_graphs_are_looked_at() -> None:
     assert rounding_options(both) == EMULATED
 
 
-def test_other_programs_compute_as_the_compiler_likes() -> None:
-    """Rounding costs time."""
-    assert rounding_options(fx.symbolic_trace(lambda x: torch.relu(x).sum().log())) == {}
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda x: torch.relu(x).sum().log(),
+        lambda x: x.max(1).values + torch.min(x, 1)[0],
+        lambda x: torch.max(x, 2.0 * x) + torch.median(x, dim=1).values,
+        lambda x: nn.functional.normalize(x) + x.norm() + torch.dist(x, 2.0 * x),
+        lambda x: torch.zeros_like(x).scatter_reduce(0, ROWS.expand_as(x), x, "mean"),
+    ],
+)
+def test_other_programs_compute_as_the_compiler_likes(find: Callable[[Tensor], Tensor]) -> None:
+    """Rounding costs time: places have gradients of their own, and other norms divide by no count."""
+    assert rounding_options(fx.symbolic_trace(find)) == {}

@@ -6,16 +6,19 @@ result which was rounded to 16 bits: then none is equal, and every gradient is n
 on CPUs and GPUs). The compiler can round where the program says so.
 """
 
+import math
 from typing import Any
 
 from torch import fx
 
-_EXTREMES = frozenset({
-    *("amax", "amin", "aminmax", "max", "min", "median", "nanmedian"),
-    *("norm", "vector_norm", "matrix_norm", "dist"),
-    *("scatter_reduce", "index_reduce", "segment_reduce"),
-})  # fmt: skip
-"""Functions, methods and operators with such gradients; some with some of their arguments only."""
+_ALWAYS = frozenset({"amax", "amin", "aminmax"})
+_OF_ALL = frozenset({"max", "min", "median", "nanmedian"})
+"""With one argument; along a dimension they give places, and of two tensors the larger element of each."""
+_NORMS = frozenset({"norm", "vector_norm", "matrix_norm", "dist"})
+"""Where the order is infinite."""
+_SCATTERED = frozenset({"scatter_reduce", "index_reduce", "segment_reduce"})
+"""Where the largest or the smallest is kept."""
+_KEPT = frozenset({"amax", "amin", "max", "min"})
 
 
 def rounding_options(graph: fx.GraphModule) -> dict[str, Any]:
@@ -33,4 +36,12 @@ def _is_extreme(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name.partition(".")[0].removeprefix("linalg_").rstrip("_") in _EXTREMES
+    name = name.partition(".")[0].removeprefix("linalg_").rstrip("_")
+    given = (*node.args, *node.kwargs.values())
+    if name in _OF_ALL:
+        return len(given) == 1
+    if name in _NORMS:
+        return any(isinstance(one, float) and math.isinf(one) for one in given)
+    if name in _SCATTERED:
+        return not _KEPT.isdisjoint(one for one in given if isinstance(one, str))
+    return name in _ALWAYS

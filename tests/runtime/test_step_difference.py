@@ -1,6 +1,7 @@
 """A check of a step passes what is rounding, names it, and lets nothing pass that is wrong by one percent."""
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
@@ -20,7 +21,13 @@ from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.narrow_rounding import move_within_rounding
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step_difference import SPARED, Outcome, without_most_moved
+from ridgeline.runtime.step_difference import (
+    SPARED,
+    Noise,
+    Outcome,
+    differences,
+    without_most_moved,
+)
 from ridgeline.runtime.world import World
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -254,3 +261,14 @@ def test_a_step_that_cannot_be_run_again_is_not_checked(tmp_path: Path) -> None:
     with pytest.raises(SideEffectError, match=r"got open of '.*log' \(test_step_difference"):
         checked(writing, "sgd", 0, plain=writing)
     assert not path.exists()
+
+
+def test_no_rounding_makes_a_parameter_no_number() -> None:
+    """It is infinitely far away, though its update is nothing but rounding, and left out."""
+    before, wanted, got = (
+        Outcome(1.0, [torch.full((4,), value)], [[]]) for value in (0.0, 1.0, math.nan)
+    )
+    rounding = Noise([torch.ones(4, dtype=torch.bool)], [], [4])
+    assert differences(before, wanted, wanted, rounding) == [0.0, 0.0]
+    assert differences(before, wanted, got, rounding) == [0.0, math.inf]
+    assert differences(before, got, got, rounding) == [0.0, 0.0]

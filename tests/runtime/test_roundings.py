@@ -37,7 +37,7 @@ class Runs:
     def exact(self, shift: int) -> Outcome:
         return moved(0.0)
 
-    def nudged(self, shift: int) -> list[Outcome]:
+    def nudged(self, before: Outcome, shift: int) -> list[Outcome]:
         return [moved(self.first)]
 
     def rounded(self, shift: int, number: int) -> tuple[Outcome, ...]:

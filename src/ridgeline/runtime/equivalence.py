@@ -175,8 +175,7 @@ class _Trial(NamedTuple):
         ]
 
     def _update_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> _Gap:
-        narrow = self._is_narrow()
-        allowed = NARROW_TOLERANCE if narrow else TOLERANCE
+        narrow, allowed = self._is_narrow(), self._tolerance()
         size = self._difference(before, eager, got)
         if size > allowed and self._draws_its_own():
             drawn = self._drawn_gap(before, eager, got, size, shift)
@@ -229,8 +228,7 @@ class _Trial(NamedTuple):
         while self._largest(size) > 1.0 and (three := next(chances, None)) is not None:
             seen = [*map(max, seen, gradient_gaps(*three))]
             size, owner = worst(found, seen, eager, limit)
-        trained = [name for name, p in self.runs.body.model.named_parameters() if p.requires_grad]
-        of = f"the gradient of {trained[owner]}" if trained else "the gradient"
+        of = f"the gradient of {self._trained()[owner]}" if found else "no gradient"
         return _Gap(self._largest(size) * limit.floor, limit.floor, "the eager step", of)
 
     def _drawn_gap(
@@ -249,9 +247,8 @@ class _Trial(NamedTuple):
             self._name_left_out(noise.names(self.runs.body.model))
             size = self._difference(before, eager, got, noise)
             apart = self._apart_by_draws(before, eager, size, shift, noise)
-        allowed = NARROW_TOLERANCE if self._is_narrow() else TOLERANCE
         name = f"the eager step in distribution (two of whose draws are {apart:.1e} apart)"
-        return _Gap(size, max(allowed, DRAWS_FACTOR * apart), name)
+        return _Gap(size, max(self._tolerance(), DRAWS_FACTOR * apart), name)
 
     def _apart_by_draws(
         self, before: Outcome, eager: Outcome, size: float, shift: int, noise: Noise | None = None
@@ -267,7 +264,7 @@ class _Trial(NamedTuple):
 
     def _written_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> _Gap:
         """The difference of what is written besides, beside what rounding and chance do to each tensor."""
-        allowed = NARROW_TOLERANCE if self._is_narrow() else TOLERANCE
+        allowed = self._tolerance()
         found = written_apart(eager, got)
         size = self._largest(max(found.values(), default=0.0))
         name = max(found, key=found.__getitem__, default="nothing")
@@ -355,8 +352,7 @@ class _Trial(NamedTuple):
         noise = without_most_moved(eager, others, noise)
         runs = [differences(before, eager, other, noise) for other in others]
         moves = [max(values) for values in zip(*runs, strict=True)]
-        model = self.runs.body.model
-        names = ["", *(name for name, p in model.named_parameters() if p.requires_grad)]
+        names = ["", *self._trained()]
         is_kept = [move <= MOST_ROUNDED for move in moves]
         self._name_left_out([n for n, kept in zip(names, is_kept, strict=True) if not kept])
         found = differences(before, eager, got, noise)
@@ -369,6 +365,14 @@ class _Trial(NamedTuple):
         most = max((move for _, move in pairs), default=0.0)
         name = f"the eager step (which rounding to 16 bits moves by {most:.1e})"
         return _Gap(size, size / worst if worst else TOLERANCE, name)
+
+    def _trained(self) -> list[str]:
+        """Names of the parameters whose outcomes are compared, in their order."""
+        named = self.runs.body.model.named_parameters()
+        return [name for name, parameter in named if parameter.requires_grad]
+
+    def _tolerance(self) -> float:
+        return NARROW_TOLERANCE if self._is_narrow() else TOLERANCE
 
     def _is_narrow(self) -> bool:
         return any(p.dtype.itemsize <= 2 for p in self.runs.body.model.parameters())

@@ -88,30 +88,20 @@ def _ways(
     """A way to reduce; on GPUs also as captured steps have it."""
     ways = [Way(name, kind, lambda: _runner(make()), lacking)]
     if world.kind == "cuda":
-        ways.append(Way(f"{name}, replayed", kind, lambda: _replayed(make()), lacking))
+        ways.append(Way(f"{name}, replayed", kind, lambda: _runner(_replayed(make())), lacking))
     return ways
 
 
-def _runner(
-    reduction: _Reduction,
-    run: Callable[[], None] | None = None,
-    release: Callable[[], None] = nothing,
-) -> Runner:
-    once = run or reduction.once
-
+def _runner(reduction: _Reduction) -> Runner:
     def results() -> Tensor:
         reduction.fill()
-        once()
+        reduction.once()
         return reduction.mean()
 
-    def close() -> None:
-        release()
-        reduction.close()
-
-    return Runner(run=once, results=results, close=close)
+    return Runner(run=reduction.once, results=results, close=reduction.close)
 
 
-def _replayed(reduction: _Reduction) -> Runner:
+def _replayed(reduction: _Reduction) -> _Reduction:
     """In a CUDA graph, whose replay leaves out what the host does for each call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -122,7 +112,12 @@ def _replayed(reduction: _Reduction) -> Runner:
         with torch.cuda.graph(graph, stream=stream):
             reduction.once()
     torch.cuda.synchronize()
-    return _runner(reduction, graph.replay, graph.reset)
+
+    def close() -> None:
+        graph.reset()
+        reduction.close()
+
+    return reduction._replace(once=graph.replay, close=close)
 
 
 def _refusal(name: str, world: World) -> str:

@@ -32,7 +32,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 ALIGNED = 16
 """Bytes at a time that the kernels load at best."""
 _KERNELS = ("one_shot_all_reduce_out", "two_shot_all_reduce_out")
-PAIR = 2
+_PAIR = 2
 """GPUs between which one shot moves as many bytes as two."""
 _INSTEAD = "use sync.algorithm='all_reduce'"
 
@@ -102,7 +102,7 @@ class TwoShot(SummingTransport):
 
     def _sum_up(self, shared: Tensor, sums: Tensor) -> None:
         name, kernels = self.group.group_name, torch.ops.symm_mem
-        if self.size == PAIR or _num_bytes(shared) <= self._one_shot_bytes:
+        if self.size == _PAIR or _num_bytes(shared) <= self._one_shot_bytes:
             kernels.one_shot_all_reduce_out(shared, "sum", name, sums)
         else:
             kernels.two_shot_all_reduce_out(shared, "sum", name, sums)

@@ -148,3 +148,4 @@ def test_each_is_held_to_its_own_rounding() -> None:
     assert worst([0.8, 0.0], [0.1, 0.0], both, EXACT) == (2.0, 0)
     assert worst([100.0, 0.6], [0.5, 0.0], both, EXACT) == (2.0, 1)
     assert worst([math.inf, 0.0], [0.5, 0.0], both, EXACT) == (math.inf, 0)
+    assert worst([math.inf, 0.0], [math.inf, 0.0], both, EXACT) == (math.inf, 0)

@@ -70,8 +70,10 @@ def worst(
     ratios = []
     for gap, known, tensor in zip(found, seen, _compared(outcome), strict=True):
         floor, factor = FEW_LIMIT if tensor.numel() < FEW else limit
-        is_judged = known <= MOST_ROUNDED or math.isinf(gap)
-        ratios.append(gap / max(floor, factor * known) if is_judged else 0.0)
+        if math.isinf(gap):
+            ratios.append(math.inf)
+        else:
+            ratios.append(gap / max(floor, factor * known) if known <= MOST_ROUNDED else 0.0)
     largest = max(range(len(ratios)), key=ratios.__getitem__, default=None)
     return (0.0, 0) if largest is None else (ratios[largest], owners[largest])
 

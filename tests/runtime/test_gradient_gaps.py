@@ -61,6 +61,8 @@ def check(
     change: Callable[[Tensor], Tensor],
     precision: Precision,
     kind: Callable[[], nn.Module] = Attending,
+    *,
+    has_stepped: bool = True,
 ) -> None:
     """Check a step that changes the gradient of one parameter, and is right otherwise."""
     torch.manual_seed(0)
@@ -71,7 +73,8 @@ def check(
     plan = Plan(precision=precision)
     body = StepBody(model, mean_square, optimizer, plan, None, clip_norm=None, device=world.device)
     batch = torch.randn(4, 16, 64)
-    body(batch, Recorder(HostClock()))
+    if has_stepped:
+        body(batch, Recorder(HostClock()))
     body.plan = Plan(execution="compiled", precision=precision)
 
     def replay() -> Tensor:
@@ -115,6 +118,14 @@ def test_a_gradient_that_is_rounding_may_be_any(factor: float, precision: Precis
 
 
 @pytest.mark.parametrize("precision", ["as-is", "bf16"])
+def test_the_first_step_is_judged_as_any(precision: Precision) -> None:
+    """It makes the optimizer's state, which began as nothing."""
+    check("query.weight", lambda gradient: gradient * 1.0, precision, has_stepped=False)
+    with pytest.raises(EquivalenceError, match="to equal the eager step within"):
+        check("query.weight", lambda gradient: gradient * 1.5, precision, has_stepped=False)
+
+
+@pytest.mark.parametrize("precision", ["as-is", "bf16"])
 def test_rounding_of_gradients_passes(precision: Precision) -> None:
     """To 16 bits, in a plan that computes in 16; by as much as an order of additions in others."""
     rounded = {
@@ -135,6 +146,7 @@ def test_gaps_are_those_of_the_state() -> None:
     got = outcome([torch.ones(4) * 1.5], [])._replace(parameters=[torch.ones(FEW) * 0.75] * 2)
     assert gradient_gaps(before, wanted, got) == [0.5, 0.25]
     assert gradient_gaps(before, wanted, outcome([], [])) == [math.inf] * 2
+    assert gradient_gaps(outcome([], []), wanted, got) == [0.5, 0.25]
     lost = outcome([torch.full((4,), math.nan)], [])
     assert gradient_gaps(before, wanted, lost)[0] == math.inf
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ridgeline.runtime.relative_gaps import Compared, relative_gaps
@@ -45,12 +46,13 @@ FEW_LIMIT = GradientLimit(0.3, 12.0)
 def gradient_gaps(before: Outcome, wanted: Outcome, got: Outcome) -> list[float]:
     """For each tensor of the optimizer's state, or each parameter without any, the gap over its change.
 
-    NaN never: infinite where one is no number, or has no counterpart.
+    State that the step made began as nothing. NaN never: infinite where one is no number, or has no
+    counterpart.
     """
-    kept = zip(before.state, wanted.state, got.state, strict=True)
-    if any(not len(a) == len(b) == len(c) for a, b, c in kept):
+    kept = zip(wanted.state, got.state, strict=True)
+    if any(len(a) != len(b) for a, b in kept):
         return [math.inf] * len(_compared(wanted))
-    triples = zip(_compared(before), _compared(wanted), _compared(got), strict=True)
+    triples = zip(_begun(before, wanted), _compared(wanted), _compared(got), strict=True)
     gaps = relative_gaps([Compared(*three) for three in triples])
     return [math.inf if math.isnan(gap) else gap for gap in gaps]
 
@@ -81,3 +83,15 @@ def worst(
 def _compared(outcome: Outcome) -> list[Tensor]:
     pairs = zip(outcome.parameters, outcome.state, strict=True)
     return [tensor for parameter, state in pairs for tensor in state or [parameter]]
+
+
+def _begun(before: Outcome, wanted: Outcome) -> list[Tensor]:
+    """What each compared tensor was before the step: zero where the step made the optimizer's state."""
+    triples = zip(before.parameters, before.state, wanted.state, strict=True)
+    return [
+        tensor
+        for parameter, state, made in triples
+        for tensor in (
+            (state if len(state) == len(made) else [*map(torch.zeros_like, made)]) or [parameter]
+        )
+    ]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ridgeline.probe.measure import measure as measure
     from ridgeline.probe.timing import benchmark as benchmark
     from ridgeline.reporting.report import report as report
+    from ridgeline.runtime import kvstore as kvstore
     from ridgeline.runtime.autoparallel.parallelize import Parallel as Parallel
     from ridgeline.runtime.autoparallel.parallelize import parallelize as parallelize
     from ridgeline.runtime.engine import Engine as Engine
@@ -57,6 +58,7 @@ _HOMES = {
     "choose": "ridgeline.planner",
     "feed": "ridgeline.runtime.feeding",
     "hybridize": "ridgeline.runtime.hybrid.hybridize",
+    "kvstore": "ridgeline.runtime.kvstore",
     "laws": "ridgeline.laws",
     "load": "ridgeline.runtime.hybrid.load",
     "measure": "ridgeline.probe.measure",
@@ -68,7 +70,7 @@ _HOMES = {
     "trace": "ridgeline.tracing.capture",
     "verify": "ridgeline.verdict",
 }
-_MODULES = ("laws", "tasks")
+_MODULES = ("kvstore", "laws", "tasks")
 
 __all__ = ("__version__", *sorted(_HOMES))  # noqa: PLE0604 - names come from the table above
 

@@ -86,6 +86,10 @@ class EngineError(RidgelineError):
     """The engine was used wrongly, or was closed while tasks were still wanted."""
 
 
+class KVStoreError(RidgelineError):
+    """A key-value store was given keys, values or settings that do not fit, or could not use them."""
+
+
 class AbsentWorkerError(EngineError):
     """A worker did not come to a collective; names who, at which step, and what is known of it."""
 

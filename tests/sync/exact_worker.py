@@ -2,18 +2,16 @@
 
 torchrun --nproc-per-node 4 exact_worker.py
 
-Two and three workers are groups of the four. Rank 0 reads the cases and writes the answers; all end with its
-standard input.
+Two and three workers are groups of the four; see `answering`.
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ridgeline import flat_collectives
@@ -25,9 +23,11 @@ from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.world import World
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from answering import serve
+
 STEPS = 10
-GROUPS = {2: (1, 3), 3: (0, 2, 3), 4: (0, 1, 2, 3)}
-"""Number of workers to their ranks in the job."""
 Known = dict[str, Transport]
 
 
@@ -126,12 +126,6 @@ def refused(world: World, case: dict[str, Any], _: Known) -> dict[str, Any]:
     return {"message": ""}
 
 
-def answer(worlds: dict[int, World], case: dict[str, Any], known: Known) -> dict[str, Any] | None:
-    """What this worker has to say of a case; None where it is not among so many workers."""
-    world = worlds.get(case["size"])
-    return None if world is None else KINDS[case["kind"]](world, case, known)
-
-
 def shares(world: World, case: dict[str, Any], _: Known) -> dict[str, Any]:
     """What this worker has of the others after an all-to-all and two all-gathers, one of them in place."""
     size, numel = world.size, case["numel"]
@@ -153,34 +147,9 @@ KINDS: dict[str, Callable[[World, dict[str, Any], Known], dict[str, Any]]] = {
 }
 
 
-def cases_of(rank: int, store: dist.Store) -> Iterator[str]:
-    """Lines that rank 0 reads and hands to all."""
-    for number in count():
-        if rank == 0:
-            store.set(f"case {number}", sys.stdin.readline())
-        line = store.get(f"case {number}").decode()
-        if not line:
-            return
-        yield line
-
-
 def main() -> None:
-    world = World.join(threads=1, device="cpu")
-    rank, store = world.rank, dist.distributed_c10d._get_default_store()
-    worlds = {}
-    for size, ranks in GROUPS.items():
-        group = dist.new_group(list(ranks))
-        if rank in ranks:
-            worlds[size] = World.join(threads=1, device="cpu", process_group=group)
     known: Known = {}
-    for number, line in enumerate(cases_of(rank, store)):
-        told = answer(worlds, json.loads(line), known)
-        store.set(f"answer {number} of {rank}", json.dumps(told))
-        if rank == 0:
-            answers = [json.loads(store.get(f"answer {number} of {r}")) for r in range(world.size)]
-            sys.stdout.write(json.dumps([one for one in answers if one is not None]) + "\n")
-            sys.stdout.flush()
-    World.leave()
+    serve(lambda world, case: KINDS[case["kind"]](world, case, known))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """Every exact algorithm makes the mean: within rounding, in its own order, the same on all workers."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import exact_worker
 import orders
 import pytest
 import torch
-from exact_workers import Workers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from asked_workers import Workers
 from ridgeline.plan import Sync
 from ridgeline.runtime.sync.transports.ring import ALIGNED
 from ridgeline.runtime.sync.transports.scaling import Scaling
@@ -37,7 +38,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
     """One start for all that is asked here."""
-    with Workers() as started:
+    with Workers(Path(exact_worker.__file__)) as started:
         yield started
 
 

@@ -1,4 +1,7 @@
-"""Workers that stay while a module's tests ask them for means: one start, and one import of torch."""
+"""Workers that stay while a module's tests ask them for something: one start, and one import of torch.
+
+A script of theirs answers lines of JSON by lines of JSON, as `sync/exact_worker.py` does.
+"""
 
 import json
 from pathlib import Path
@@ -7,17 +10,15 @@ from typing import Any, Self
 
 from torchrun import talking
 
-SCRIPT = Path(__file__).parent / "exact_worker.py"
-
 
 class Workers:
-    """Four workers over gloo, of whom two, three or all answer."""
+    """Four workers over gloo that run a script, of whom two, three or all answer."""
 
-    def __init__(self) -> None:
-        self._process = talking(4, SCRIPT)
+    def __init__(self, script: Path) -> None:
+        self._process = talking(4, script)
 
     def ask(self, kind: str, size: int, **case: Any) -> list[dict[str, Any]]:
-        """What each of so many workers says, by rank."""
+        """What each of so many workers says to a case, by rank."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         line = json.dumps({"kind": kind, "size": size, "options": {}, **case})

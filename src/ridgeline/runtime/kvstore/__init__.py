@@ -1,0 +1,11 @@
+"""The key-value store: tensors by key, pushed to, pulled from, and updated where they lie.
+
+A push sums what devices and workers bring, which nobody who trains needs to know more about; a pull gives
+what came of it. The names are those of MXNet's KVStore.
+"""
+
+from ridgeline.runtime.kvstore.kinds import KINDS as KINDS
+from ridgeline.runtime.kvstore.kinds import create as create
+from ridgeline.runtime.kvstore.reading import Reading as Reading
+from ridgeline.runtime.kvstore.store import KVStore as KVStore
+from ridgeline.runtime.kvstore.updaters import register_updater as register_updater

@@ -1,0 +1,251 @@
+"""The values of workers that push together: kinds `dist_sync` and `dist_device_sync`.
+
+Each worker serves a part of the keys. A push brings the sums of all workers to who serves a key, which adds
+them up in the order of ranks, updates its part, and tells all: a reduce-scatter, an update, an all-gather.
+So a pull reads the worker's own copy, and a worker may pull alone (to save a checkpoint, say).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ridgeline.errors import KVStoreError
+from ridgeline.runtime.kvstore.arguments import Held, Key
+from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.local import apply
+from ridgeline.runtime.kvstore.merging import merged
+from ridgeline.runtime.kvstore.messages import exchange, exchange_bytes
+from ridgeline.runtime.kvstore.placement import Part, placed
+from ridgeline.runtime.kvstore.rows import push_rows
+from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
+from ridgeline.runtime.kvstore.updaters import Updater
+
+Parts = Mapping[Key, tuple[Part, ...]]
+
+
+class CollectiveShelf:
+    """A copy of all values, and the updates of the parts that this worker serves.
+
+    All workers make the same calls in the same order, but for reading `values`.
+
+    Args:
+        group: Of the workers, used by nothing else.
+        device: Where sums are taken and sent from: a CPU with gloo, a GPU with NCCL.
+        owns_group: Whether the group was made for this shelf.
+
+    Attributes:
+        values: By key; what a pull reads.
+        updater: None replaces a value by the sum of all workers.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, *, owns_group: bool) -> None:
+        self._group = group
+        self._owns_group = owns_group
+        self._device = device
+        self.rank = dist.get_rank(group)
+        self.num_workers = dist.get_world_size(group)
+        self.values: dict[Key, Tensor] = {}
+        self.updater: Updater | None = None
+        self.compression: Compression | None = None
+        self._parts: dict[Key, tuple[Part, ...]] = {}
+        self._has_pushed = False
+
+    def init(self, values: Mapping[Key, Tensor]) -> None:
+        """Everybody gets what the first worker has.
+
+        Raises:
+            KVStoreError: the workers name other keys, shapes or types.
+        """
+        told = {key: Held(value.shape, value.dtype) for key, value in values.items()}
+        self._agree("init", ", ".join(f"{key!r}: {held}" for key, held in told.items()))
+        for key, value in values.items():
+            copy = value.to(self._device, copy=True, memory_format=torch.contiguous_format)
+            dist.broadcast(copy.view(-1), group=self._group, group_src=0)
+            self.values[key] = copy
+        self._place([*values])
+
+    def collect(self, key: Key, values: Sequence[Tensor]) -> Tensor:
+        """The sum of what this worker's devices push, in memory of its own."""
+        return merged(values, self._device)
+
+    def push(self, totals: Mapping[Key, Tensor]) -> None:
+        """Work the sums of all workers into the values."""
+        self._has_pushed = True
+        sparse = [key for key, total in totals.items() if total.is_sparse]
+        dense = [key for key in totals if key not in sparse]
+        for dtype in dict.fromkeys(totals[key].dtype for key in dense):
+            self._push_dense({key: totals[key] for key in dense if totals[key].dtype == dtype})
+        for key in sparse:
+            values, parts = self.values[key], self._parts[key]
+            push_rows(key, totals[key], values, parts, self.updater, self._group)
+
+    def set_updater(self, updater: Updater) -> None:
+        """From the next push on; where it needs whole values, these are placed anew.
+
+        Raises:
+            KVStoreError: parts were pushed to already, so that what is remembered of them would be lost.
+        """
+        if not updater.by_element and any(len(parts) > 1 for parts in self._parts.values()):
+            if self._has_pushed:
+                raise KVStoreError(
+                    "wanted an updater that takes parts of a value, since large values are divided among the "
+                    "workers and were pushed to, got one that needs them whole; set it before the first push"
+                )
+            self.updater = updater
+            keys = [*self._parts]
+            self._parts.clear()
+            self._place(keys)
+        self.updater = updater
+
+    def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
+        """What the updaters of all workers remember, put together, on the first worker; {} on others."""
+        mine = {} if self.updater is None else self.updater.state()
+        told = exchange_bytes(save(of_keys(mine)), self._group, self._device)
+        if self.rank:
+            return {}
+        found = [to_keys(load(one)) for one in told]
+        return {
+            key: self._whole(key, [found[part.place].get(key, {}) for part in parts])
+            for key, parts in self._parts.items()
+            if any(key in state for state in found)
+        }
+
+    def load_optimizer_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        """Have the updater remember what of this is for the parts of this worker.
+
+        Raises:
+            KVStoreError: there is no updater.
+        """
+        if self.updater is None:
+            raise KVStoreError(
+                "wanted an optimizer to load states into, got none; call set_optimizer first"
+            )
+        for key, part in self._mine(self._parts):
+            rows = self.values[key].shape[:1]
+            state = {
+                name: tensor[part.start : part.stop]
+                if tensor.shape[:1] == rows and rows
+                else tensor
+                for name, tensor in states.get(key, {}).items()
+            }
+            if state:
+                self.updater.load_state(key, {n: t.to(self._device) for n, t in state.items()})
+
+    def barrier(self) -> None:
+        """Return once all workers have called this."""
+        exchange_bytes(b"", self._group, self._device)
+
+    def close(self) -> None:
+        """Leave the group that was made for this."""
+        if self._owns_group:
+            dist.destroy_process_group(self._group)
+
+    def _push_dense(self, totals: Mapping[Key, Tensor]) -> None:
+        parts = {key: self._parts[key] for key in totals}
+        received = self._brought(totals, parts)
+        for key, part in self._mine(parts):
+            total = _in_order([next(one) for one in received], totals[key].dtype)
+            mine = _part(self.values[key], part)
+            apply(self.updater, key, total.view(mine.shape), mine)
+        self._tell(parts)
+
+    def _brought(self, totals: Mapping[Key, Tensor], parts: Parts) -> list[Iterator[Tensor]]:
+        """For each worker, what it brings for this one's parts: one flat tensor after the other."""
+        compression = self.compression
+        is_coded = compression is not None and next(iter(totals.values())).is_floating_point()
+        code: Callable[[Key, Part], Tensor] = lambda key, part: _part(  # noqa: E731
+            totals[key], part
+        ).reshape(-1)
+        if is_coded and compression is not None:
+            plain = code
+            code = lambda key, part: compression.encode((key, part.start), plain(key, part))  # noqa: E731
+        empty = next(iter(totals.values())).new_empty(0, dtype=torch.uint8 if is_coded else None)
+        sends = [
+            torch.cat([empty, *(code(key, part) for key, part in self._of(parts, place))])
+            for place in range(self.num_workers)
+        ]
+        sizes = [_part(self.values[key], part).numel() for key, part in self._mine(parts)]
+        if is_coded and compression is not None:
+            coded = [compression.num_bytes(size) for size in sizes]
+            found = exchange(sends, [sum(coded)] * self.num_workers, self._group)
+            return [
+                iter([*map(compression.decode, one.split(coded), sizes)] if coded else [])
+                for one in found
+            ]
+        found = exchange(sends, [sum(sizes)] * self.num_workers, self._group)
+        return [iter(one.split(sizes) if sizes else ()) for one in found]
+
+    def _tell(self, parts: Parts) -> None:
+        """Bring everybody's copy up to date with what each worker serves."""
+        like = self.values[next(iter(parts))]
+        views = [
+            [_part(self.values[key], part) for key, part in self._of(parts, place)]
+            for place in range(self.num_workers)
+        ]
+        mine = torch.cat([like.new_empty(0), *(view.reshape(-1) for view in views[self.rank])])
+        sizes = [sum(view.numel() for view in one) for one in views]
+        found = exchange([mine] * self.num_workers, sizes, self._group)
+        for place, one in enumerate(found):
+            if place == self.rank or not sizes[place]:
+                continue
+            for view, told in zip(
+                views[place], one.split([v.numel() for v in views[place]]), strict=True
+            ):
+                view.copy_(told.view(view.shape))
+
+    def _of(self, parts: Parts, place: int) -> Iterator[tuple[Key, Part]]:
+        return ((key, part) for key, all_ in parts.items() for part in all_ if part.place == place)
+
+    def _mine(self, parts: Parts) -> Iterator[tuple[Key, Part]]:
+        return self._of(parts, self.rank)
+
+    def _place(self, keys: Sequence[Key]) -> None:
+        loads = [0] * self.num_workers
+        for key, parts in self._parts.items():
+            for part in parts:
+                loads[part.place] += _part(self.values[key], part).numel()
+        is_divided = self.updater is None or self.updater.by_element
+        shapes = {key: tuple(self.values[key].shape) for key in keys}
+        self._parts |= placed(shapes, loads, dict.fromkeys(keys, is_divided))
+
+    def _whole(self, key: Key, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """State of a value from that of its parts; what is no part of it is the same for all."""
+        return {
+            name: torch.cat([state[name] for state in states])
+            if tensor.ndim and len(states) > 1
+            else tensor
+            for name, tensor in states[0].items()
+        }
+
+    def _agree(self, action: str, said: str) -> None:
+        """See that all workers say the same.
+
+        Raises:
+            KVStoreError: names the first worker that does not, and what it says.
+        """
+        digest = hashlib.sha256(said.encode()).digest()
+        if len({*exchange_bytes(digest, self._group, self._device)}) == 1:
+            return
+        heard = [one.decode() for one in exchange_bytes(said.encode(), self._group, self._device)]
+        other = next(rank for rank, one in enumerate(heard) if one != heard[0])
+        raise KVStoreError(
+            f"wanted the same {action} on all workers, got on worker 0: {heard[0]}; on worker {other}: "
+            f"{heard[other]}"
+        )
+
+
+def _part(value: Tensor, part: Part) -> Tensor:
+    return value[part.start : part.stop] if value.ndim else value
+
+
+def _in_order(brought: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The sum in the order of ranks; of 16 bits in float32."""
+    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+    total = brought[0].to(wide, copy=True)
+    for one in brought[1:]:
+        total += one.to(wide)
+    return total.to(dtype)

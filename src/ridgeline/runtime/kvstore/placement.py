@@ -1,0 +1,61 @@
+"""Which of several places holds which part of which key: small keys whole, large ones divided evenly.
+
+Whole keys go, the largest of a call first, to the place that has least so far.
+
+Source: Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17(2), 1969 (largest first,
+to the least loaded: at most 4/3 of the best there is); MXNet, MXNET_KVSTORE_BIGARRAY_BOUND, for the bound.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ridgeline.runtime.kvstore.arguments import Key
+
+LARGE_ELEMENTS = 1_000_000
+"""Elements from which on a key is divided."""
+
+
+class Part(NamedTuple):
+    """A part of a value: from one row to another, at one place.
+
+    Attributes:
+        place: Who holds it.
+        start: The first row: of the first dimension, or 0 of a number.
+        stop: Behind the last.
+    """
+
+    place: int
+    start: int
+    stop: int
+
+
+def placed(
+    shapes: Mapping[Key, Sequence[int]],
+    loads: Sequence[int],
+    divided: Mapping[Key, bool],
+) -> dict[Key, tuple[Part, ...]]:
+    """The parts of each key, by rows.
+
+    Args:
+        shapes: Of the keys.
+        loads: Elements that each place holds already.
+        divided: Whether a large key may be divided.
+    """
+    loads, found = [*loads], dict[Key, tuple[Part, ...]]()
+    order = sorted(shapes, key=lambda key: -math.prod(shapes[key]))
+    for key in order:
+        size, rows = math.prod(shapes[key]), (shapes[key][0] if len(shapes[key]) else 1)
+        if divided[key] and size >= LARGE_ELEMENTS and rows > 1:
+            bounds = [rows * place // len(loads) for place in range(len(loads) + 1)]
+            parts = tuple(
+                Part(place, bounds[place], bounds[place + 1])
+                for place in range(len(loads))
+                if bounds[place] < bounds[place + 1]
+            )
+        else:
+            parts = (Part(loads.index(min(loads)), 0, rows),)
+        for part in parts:
+            loads[part.place] += size * (part.stop - part.start) // max(rows, 1)
+        found[key] = parts
+    return found

@@ -1,0 +1,77 @@
+"""Sparse rows pushed by several workers: each brings its rows to who serves them, who tells what changed."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline.runtime.kvstore.arguments import Key
+from ridgeline.runtime.kvstore.local import apply
+from ridgeline.runtime.kvstore.merging import rows_tensor, summed_rows
+from ridgeline.runtime.kvstore.messages import exchange
+from ridgeline.runtime.kvstore.placement import Part
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
+
+
+def push_rows(
+    key: Key,
+    total: Tensor,
+    value: Tensor,
+    parts: Sequence[Part],
+    updater: Updater | None,
+    group: dist.ProcessGroup,
+) -> None:
+    """Work the sums of all workers into a value that each of them has a copy of.
+
+    Args:
+        key: Of the value.
+        total: Coalesced, sparse in its first dimension alone.
+        value: This worker's copy.
+        parts: Of the value; at most one a worker.
+        updater: Of the part that this worker serves.
+        group: Of the workers, all of whom call this.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    bounds = {part.place: (part.start, part.stop) for part in parts}
+    ranges = [bounds.get(place, (0, 0)) for place in range(size)]
+    ids, rows = total.indices()[0], total.values()
+    chosen = [(ids >= start) & (ids < stop) for start, stop in ranges]
+    brought = _exchange_rows([(ids[one], rows[one]) for one in chosen], group)
+    start, stop = ranges[rank]
+    touched, summed = summed_rows(brought)
+    if stop > start:
+        mine = value[start:stop]
+        apply(updater, key, rows_tensor(touched - start, summed, mine.shape), mine)
+    if not _keeps_other_rows(updater):
+        touched = torch.arange(start, stop, device=ids.device)
+    for place, (heard, changed) in enumerate(
+        _exchange_rows([(touched, value[touched])] * size, group)
+    ):
+        if place != rank:
+            value[heard] = changed
+
+
+def _exchange_rows(
+    sends: Sequence[tuple[Tensor, Tensor]], group: dist.ProcessGroup
+) -> list[tuple[Tensor, Tensor]]:
+    """Send numbers and rows to each worker, and return what each has sent."""
+    rows = sends[0][1]
+    counts = exchange([one.new_tensor([len(one)]) for one, _ in sends], [1] * len(sends), group)
+    lengths = [int(count) for count in counts]
+    width = rows[:1].numel() if len(rows) else rows.new_empty(1, *rows.shape[1:]).numel()
+    heard = exchange([one for one, _ in sends], lengths, group)
+    flat = [one.reshape(-1) for _, one in sends]
+    brought = exchange(flat, [length * width for length in lengths], group)
+    return [
+        (numbers, one.view(len(numbers), *rows.shape[1:]))
+        for numbers, one in zip(heard, brought, strict=True)
+    ]
+
+
+def _keeps_other_rows(updater: Updater | None) -> bool:
+    """Whether rows without a gradient stay as they are. Source: torch/optim, releases 2.11 to 2.13."""
+    if not isinstance(updater, OptimizerUpdater):
+        return False
+    is_plain_sgd = updater.name == "sgd" and not updater.settings.get("momentum")
+    return is_plain_sgd or updater.name in ("sparseadam", "adagrad")

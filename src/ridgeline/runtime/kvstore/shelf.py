@@ -1,0 +1,44 @@
+"""What a store asks of where its values are."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ridgeline.runtime.kvstore.arguments import Key
+from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.updaters import Updater
+
+
+class Shelf(Protocol):
+    """Where the values of a store are, and how sums are worked into them."""
+
+    rank: int
+    num_workers: int
+    values: dict[Key, Tensor]
+    updater: Updater | None
+    compression: Compression | None
+
+    def init(self, values: Mapping[Key, Tensor]) -> None:
+        """Take the first values."""
+
+    def collect(self, key: Key, values: Sequence[Tensor]) -> Tensor:
+        """The sum of this worker's, in memory of its own; in the caller's thread."""
+
+    def push(self, totals: Mapping[Key, Tensor]) -> None:
+        """Work the sums of all workers into the values; in the lane."""
+
+    def set_updater(self, updater: Updater) -> None:
+        """From the next push on; nothing is under way."""
+
+    def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
+        """What is remembered of whole values; on the first worker."""
+
+    def load_optimizer_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        """Remember this instead."""
+
+    def barrier(self) -> None:
+        """Return once all workers have called this."""
+
+    def close(self) -> None:
+        """Release what is held."""

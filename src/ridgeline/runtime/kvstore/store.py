@@ -1,0 +1,375 @@
+"""`KVStore`: what a caller sees of a key-value store, of whatever kind.
+
+Pushes and pulls are tasks of an engine: those of a key run in the order of the calls, those of different keys
+side by side where the kind allows it, and who reads a result waits for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import KVStoreError
+from ridgeline.runtime.engine import Engine, Variable
+from ridgeline.runtime.kvstore.arguments import (
+    Held,
+    Key,
+    check_fits,
+    check_rows,
+    listed,
+    values_of,
+)
+from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.device_order import after_present
+from ridgeline.runtime.kvstore.reading import Reading
+from ridgeline.runtime.kvstore.shelf import Shelf
+from ridgeline.runtime.kvstore.state_files import read_states, write_states
+from ridgeline.runtime.kvstore.updaters import (
+    FunctionUpdater,
+    OptimizerUpdater,
+    registered,
+)
+
+_LANE = "communication"
+
+
+class KVStore:
+    """Tensors by key, which workers and devices push to and pull from; see `create`.
+
+    A key is an int or a str, all of a call alike. A call takes one key or a list of them; a value is a
+    tensor or a list of tensors, one for each device, and with a list of keys a list of either. Keys are
+    initialised once, which fixes shape and type.
+
+    With several workers all make the same calls in the same order, except for pulls.
+
+    Attributes:
+        type: The kind, as it was given to `create`.
+    """
+
+    def __init__(self, kind: str, shelf: Shelf, *, threads: int) -> None:
+        self.type = kind
+        self._shelf = shelf
+        self._engine = Engine(threads={_LANE: threads})
+        self._held: dict[Key, Held] = {}
+        self._variables: dict[Key, Variable] = {}
+        self._is_closed = False
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._shelf.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many push together."""
+        return self._shelf.num_workers
+
+    def init(self, key: Any, value: Any) -> None:
+        """Give keys their first values; with several workers, those of worker 0.
+
+        Raises:
+            KVStoreError: a key has a value already, is sparse, or differs between workers.
+
+        Cost: A copy of each value. With several workers waits for all of them.
+        """
+        given = values_of(key, value, "init")
+        for one, tensors in given.items():
+            if one in self._held:
+                raise KVStoreError(f"wanted a new key for init, got {one!r}, which has a value")
+            if tensors[0].layout is not torch.strided:
+                raise KVStoreError(
+                    f"wanted a dense value for key {one!r} in init, got {tensors[0].layout}; use to_dense()"
+                )
+        self._settle()
+        self._shelf.init({one: tensors[0] for one, tensors in given.items()})
+        for one, tensors in given.items():
+            self._held[one] = Held(tensors[0].shape, tensors[0].dtype)
+            self._variables[one] = self._engine.variable(f"key {one!r}")
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Add up what devices and workers bring, and work it into the values.
+
+        The sum replaces the value, or an updater or optimizer takes it (`set_updater`, `set_optimizer`).
+        Values are read before this returns, so that they may be overwritten. Sparse rows are COO tensors
+        that are sparse in their first dimension; rows that are left out count as zero.
+
+        Args:
+            key: One or several.
+            value: Of the shape and type of `init`.
+            priority: Pushes and pulls with a higher one go first among those that are ready; of no effect
+                with several workers, who must exchange in one order.
+
+        Raises:
+            KVStoreError: an unknown key, values of another shape or type, or a closed store.
+
+        Cost: A copy or sum of this worker's values; the rest happens in a thread.
+        """
+        given = self._checked(key, value, "push")
+        totals = {one: self._shelf.collect(one, tensors) for one, tensors in given.items()}
+        for group in [totals] if self.num_workers > 1 else [{k: t} for k, t in totals.items()]:
+            self._engine.push(
+                after_present([*group.values()], partial(self._shelf.push, group)),
+                writes=[self._variables[one] for one in group],
+                lane=_LANE,
+                name="push " + ", ".join(map(str, [*group][:3])),
+                priority=priority,
+            )
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0) -> Any:
+        """The values of keys, as the pushes before this left them.
+
+        Args:
+            key: One or several.
+            out: Where they go: a tensor, or one for each device; filled when this returns. None returns
+                `Reading` instead, one for each key, at once.
+            priority: As for `push`.
+
+        Raises:
+            KVStoreError: an unknown key, or places of another shape or type.
+            EngineError: a push or an update before this has failed.
+
+        Cost: With `out`, waits for the pushes to these keys.
+        """
+        keys = listed(key, "pull")
+        self._check_known(keys, "pull")
+        if out is None:
+            likes = [torch.empty(self._held[k].shape, dtype=self._held[k].dtype) for k in keys]
+            readings = [
+                self._reading(k, [like], None, priority)
+                for k, like in zip(keys, likes, strict=True)
+            ]
+            return readings[0] if isinstance(key, int | str) else readings
+        places = self._checked(key, out, "pull")
+        for reading in [self._reading(k, outs, None, priority) for k, outs in places.items()]:
+            reading.get()
+        return None
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Push, then pull what came of it into `out`, or into the values themselves.
+
+        Raises:
+            KVStoreError, EngineError: as `push` and `pull`.
+        """
+        self.push(key, value, priority)
+        self.pull(key, value if out is None else out, priority)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Initialise keys, and pull what worker 0 gave.
+
+        Raises:
+            KVStoreError: as `init` and `pull`.
+        """
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> Any:
+        """Some rows of values, such as those of an embedding that a batch needs.
+
+        Args:
+            key: One or several.
+            out: [len(row_ids), ...] for each key; None returns `Reading`, as `pull` does.
+            priority: As for `push`.
+            row_ids: int64, for each key; rows come in this order, as often as they are named.
+
+        Raises:
+            KVStoreError: an unknown key, no rows, or no place for them.
+            EngineError: a push or an update before this has failed.
+        """
+        keys = listed(key, "row_sparse_pull")
+        self._check_known(keys, "row_sparse_pull")
+        is_single = isinstance(key, int | str)
+        rows = [row_ids] if is_single else row_ids
+        if not isinstance(rows, Sequence) or len(rows) != len(keys):
+            raise KVStoreError(f"wanted row_ids for each of {len(keys)} keys in row_sparse_pull")
+        ids = [check_rows(k, one, self._held[k]) for k, one in zip(keys, rows, strict=True)]
+        shapes = [
+            Held(torch.Size((len(one), *self._held[k].shape[1:])), self._held[k].dtype)
+            for k, one in zip(keys, ids, strict=True)
+        ]
+        if out is None:
+            outs = [[torch.empty(shape, dtype=dtype)] for shape, dtype in shapes]
+        else:
+            outs = [*values_of(key, out, "row_sparse_pull").values()]
+            for k, places, shape in zip(keys, outs, shapes, strict=True):
+                check_fits(k, places, shape, "row_sparse_pull")
+        readings = [
+            self._reading(k, places, one, priority)
+            for k, places, one in zip(keys, outs, ids, strict=True)
+        ]
+        if out is None:
+            return readings[0] if is_single else readings
+        for reading in readings:
+            reading.get()
+        return None
+
+    def set_optimizer(self, optimizer: str, *, rescale_grad: float = 1.0, **settings: Any) -> None:
+        """Have an optimizer of torch take sums as gradients, from the next push on.
+
+        With the name that is set already, settings change and momenta stay: this is how a learning rate
+        follows a schedule.
+
+        Args:
+            optimizer: Name of a class in `torch.optim`, in any case: `sgd`, `adam`, `adamw`.
+            rescale_grad: What sums are multiplied by, such as one over the number of workers.
+            settings: Arguments of the class, such as `lr=0.1`.
+
+        Raises:
+            KVStoreError: no such optimizer, or settings that it refuses.
+
+        Cost: Waits for what was pushed.
+
+        Example:
+            >>> store = create("local")
+            >>> store.init("w", torch.zeros(2))
+            >>> store.set_optimizer("sgd", lr=0.5)
+            >>> store.push("w", torch.ones(2))
+            >>> store.pull("w").get()
+            tensor([-0.5000, -0.5000])
+            >>> store.close()
+        """
+        made = OptimizerUpdater(optimizer, rescale_grad, settings)
+        self._settle()
+        present = self._shelf.updater
+        if isinstance(present, OptimizerUpdater) and present.name == made.name:
+            present.with_settings_of(made)
+        else:
+            self._shelf.set_updater(made)
+
+    def set_updater(self, updater: str) -> None:
+        """Have a function work sums into values, from the next push on.
+
+        Args:
+            updater: The name that it was registered under, see `register_updater`. It is given whole values.
+
+        Raises:
+            KVStoreError: nobody registered it, or values are divided and were pushed to.
+
+        Cost: Waits for what was pushed.
+        """
+        made = FunctionUpdater(registered(updater))
+        self._settle()
+        self._shelf.set_updater(made)
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Send what is pushed in fewer bits, and what that leaves out with the next push; never in `init`.
+
+        Args:
+            compression_params: `type` (`1bit`, `2bit`, `bf16`, `int8`) and, for the first two, `threshold`.
+
+        Raises:
+            KVStoreError: an unknown type or option.
+
+        Cost: Waits for what was pushed. Memory of a float32 copy of what is pushed.
+        """
+        made = Compression(compression_params)
+        self._settle()
+        self._shelf.compression = made
+
+    def save_optimizer_states(self, fname: str | Path) -> None:
+        """Write what the optimizer remembers; with several workers all call this, and worker 0 writes.
+
+        Raises:
+            KVStoreError: it keeps what is no tensor, or the file cannot be written.
+        """
+        self._settle()
+        states = self._shelf.optimizer_states()
+        if not self.rank:
+            write_states(Path(fname), states)
+
+    def load_optimizer_states(self, fname: str | Path) -> None:
+        """Remember what a store of any number of workers saved; all workers read the file.
+
+        Raises:
+            KVStoreError: the file is missing or damaged, or no optimizer is set.
+        """
+        states = read_states(Path(fname))
+        self._settle()
+        self._shelf.load_optimizer_states(states)
+
+    def barrier(self) -> None:
+        """Return once all workers have called this and what they pushed before is done.
+
+        Raises:
+            EngineError: one of these pushes has failed.
+        """
+        self._settle()
+        self._shelf.barrier()
+
+    def close(self) -> None:
+        """Finish what was pushed, and release threads and groups; further calls are refused.
+
+        Raises:
+            EngineError: a push failed and nobody has been told yet.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            try:
+                self._engine.close()
+            finally:
+                self._shelf.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _settle(self) -> None:
+        """Wait for all that is under way.
+
+        Raises:
+            KVStoreError: the store is closed.
+        """
+        self._check_open()
+        self._engine.wait_all()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise KVStoreError("wanted an open store, got one that was closed; create another")
+
+    def _check_known(self, keys: Sequence[Key], action: str) -> None:
+        self._check_open()
+        unknown = next((key for key in keys if key not in self._held), None)
+        if unknown is not None:
+            raise KVStoreError(
+                f"wanted a key with a value for {action}, got {unknown!r}; call init first"
+            )
+
+    def _checked(self, key: Any, value: Any, action: str) -> dict[Key, list[Tensor]]:
+        given = values_of(key, value, action)
+        self._check_known([*given], action)
+        for one, tensors in given.items():
+            check_fits(one, tensors, self._held[one], action)
+        return given
+
+    def _reading(
+        self, key: Key, outs: Sequence[Tensor], rows: Tensor | None, priority: int
+    ) -> Reading:
+        """Push a task that fills `outs`."""
+        done = self._engine.variable(f"pulled {key!r}")
+        self._engine.push(
+            after_present(outs, partial(self._fill, key, outs, rows)),
+            reads=(self._variables[key],),
+            writes=(done,),
+            lane=_LANE,
+            name=f"pull {key}",
+            priority=priority,
+        )
+        return Reading(partial(self._engine.wait, done), outs[0])
+
+    def _fill(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
+        value = self._shelf.values[key]
+        found = value if rows is None else value[rows.to(value.device)]
+        for out in outs:
+            out.copy_(found)

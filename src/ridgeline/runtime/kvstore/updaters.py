@@ -1,0 +1,212 @@
+"""What becomes of a sum that was pushed: it replaces the value, or an updater works it in.
+
+An updater is a function of (key, sum, value) that changes the value in place, registered under a name:
+names travel to servers and into files, code never does. An optimizer of torch is one, made by its name.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.errors import KVStoreError, first_line
+from ridgeline.optimizer_forms import BY_ELEMENT
+from ridgeline.runtime.kvstore.arguments import Key
+
+UpdaterFunction = Callable[[Key, Tensor, Tensor], None]
+
+_REGISTERED: dict[str, UpdaterFunction] = {}
+_OPTIMIZERS = {
+    name.lower(): made
+    for name, made in vars(torch.optim).items()
+    if isinstance(made, type) and issubclass(made, torch.optim.Optimizer)
+    if made is not torch.optim.Optimizer and name != "LBFGS"
+}
+"""Optimizers by lower-case name; LBFGS is none, for it evaluates the loss again."""
+
+
+class Updater(Protocol):
+    """Works sums into the parts of values that one place holds.
+
+    Attributes:
+        by_element: Whether a part of a value is updated as it is within the whole, so that values may be
+            divided among workers or servers.
+    """
+
+    by_element: bool
+
+    def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
+        """Change `value` in place; `total` is of its shape, dense or sparse rows."""
+
+    def state(self) -> dict[Key, dict[str, Tensor]]:
+        """What it remembers of each key; the tensors themselves."""
+
+    def load_state(self, key: Key, state: Mapping[str, Tensor]) -> None:
+        """Remember this of a key instead."""
+
+
+class FunctionUpdater:
+    """A registered function; what it remembers is its own affair.
+
+    Args:
+        function: Of (key, sum, value).
+    """
+
+    by_element = False
+
+    def __init__(self, function: UpdaterFunction) -> None:
+        self._function = function
+
+    def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
+        """As the function does it."""
+        with torch.no_grad():
+            self._function(key, total, value)
+
+    def state(self) -> dict[Key, dict[str, Tensor]]:
+        """None that is known."""
+        return {}
+
+    def load_state(self, key: Key, state: Mapping[str, Tensor]) -> None:
+        """There is nothing to do, or to keep it in.
+
+        Raises:
+            KVStoreError: always.
+        """
+        raise KVStoreError(
+            f"wanted an optimizer to take the state of key {key!r}, got an updater function, which keeps "
+            "none; call set_optimizer first"
+        )
+
+
+class OptimizerUpdater:
+    """An optimizer of torch for each key, which takes the sum as the gradient.
+
+    Args:
+        name: Of the class in `torch.optim`, in letters of any case: `sgd`, `AdamW`.
+        rescale: What the sum is multiplied by first, such as one over the number of samples.
+        settings: Arguments of the class, such as `lr`.
+
+    Raises:
+        KVStoreError: torch has no such optimizer, or it refuses the settings.
+    """
+
+    def __init__(self, name: str, rescale: float, settings: Mapping[str, Any]) -> None:
+        made = _OPTIMIZERS.get(name.lower()) if isinstance(name, str) else None
+        if made is None:
+            raise KVStoreError(
+                f"wanted the name of an optimizer in torch.optim, got {name!r}; for example 'sgd', 'adam'; "
+                f"there are {', '.join(sorted(_OPTIMIZERS))}"
+            )
+        if not math.isfinite(rescale):
+            raise KVStoreError(f"wanted a finite rescale_grad, got {rescale!r}")
+        self.name = name.lower()
+        self.rescale = float(rescale)
+        self.settings = dict(settings)
+        self._made = made
+        self._optimizers: dict[Key, torch.optim.Optimizer] = {}
+        self.by_element = made.__name__ in BY_ELEMENT
+        self._make(nn.Parameter(torch.zeros(1, 1)))
+
+    def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
+        """One step, with the sum as the gradient of the value.
+
+        Raises:
+            KVStoreError: the optimizer takes no sparse gradients, or fails.
+        """
+        optimizer = self._of(key, value)
+        (parameter,) = optimizer.param_groups[0]["params"]
+        if parameter.data_ptr() != value.data_ptr():
+            parameter.data = value
+        parameter.grad = total if self.rescale == 1.0 else total * self.rescale
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            raise KVStoreError(
+                f"wanted {self._made.__name__} to update key {key!r} by a "
+                f"{'sparse' if total.is_sparse else 'dense'} gradient, got {first_line(error)}"
+            ) from error
+        finally:
+            parameter.grad = None
+
+    def with_settings_of(self, other: "OptimizerUpdater") -> None:
+        """Go on with the settings of another one of the same name; what is remembered stays."""
+        self.rescale, self.settings = other.rescale, dict(other.settings)
+        for optimizer in self._optimizers.values():
+            fresh = self._make(nn.Parameter(torch.zeros(1, 1)))
+            kept = {"params": optimizer.param_groups[0]["params"]}
+            optimizer.param_groups[0] = {**fresh.param_groups[0], **kept}
+
+    def state(self) -> dict[Key, dict[str, Tensor]]:
+        """Momenta and the like of each key that was updated.
+
+        Raises:
+            KVStoreError: the optimizer keeps something that is no tensor.
+        """
+        found = {}
+        for key, optimizer in self._optimizers.items():
+            (parameter,) = optimizer.param_groups[0]["params"]
+            state = {n: v for n, v in optimizer.state[parameter].items() if v is not None}
+            other = next((n for n, v in state.items() if not isinstance(v, Tensor)), None)
+            if other is not None:
+                raise KVStoreError(
+                    f"wanted state of tensors to save, got {type(state[other]).__name__} in {other!r} of "
+                    f"{self._made.__name__}; use another optimizer"
+                )
+            found[key] = state
+        return found
+
+    def load_state(self, key: Key, state: Mapping[str, Tensor]) -> None:
+        """Remember this; the value itself is given with the next update."""
+        like = next((t for t in state.values() if t.ndim), torch.zeros(1))
+        optimizer = self._of(key, torch.empty_like(like))
+        (parameter,) = optimizer.param_groups[0]["params"]
+        optimizer.state[parameter] = {name: tensor.clone() for name, tensor in state.items()}
+
+    def _of(self, key: Key, value: Tensor) -> torch.optim.Optimizer:
+        if key not in self._optimizers:
+            self._optimizers[key] = self._make(nn.Parameter(value, requires_grad=True))
+        return self._optimizers[key]
+
+    def _make(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        try:
+            return self._made([parameter], **self.settings)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise KVStoreError(
+                f"wanted settings of torch.optim.{self._made.__name__}, got {first_line(error)}"
+            ) from error
+
+
+def register_updater(name: str, function: UpdaterFunction) -> None:
+    """Make a function known as an updater.
+
+    Args:
+        name: What `KVStore.set_updater` is given. A name is registered once, unless by the same function.
+        function: Of (key, sum, value); changes the value in place. It may be called in any thread, for
+            different keys at a time.
+
+    Raises:
+        KVStoreError: the name is taken or no text, or the function cannot be called.
+
+    Example:
+        >>> register_updater("add", lambda key, total, value: value.add_(total))
+    """
+    if not isinstance(name, str) or not name or not callable(function):
+        raise KVStoreError(f"wanted a name and a function to register, got {name!r}, {function!r}")
+    if _REGISTERED.setdefault(name, function) is not function:
+        raise KVStoreError(f"wanted a new name for an updater, got {name!r}, which is registered")
+
+
+def registered(name: str) -> UpdaterFunction:
+    """The updater of a name.
+
+    Raises:
+        KVStoreError: nobody registered it in this process.
+    """
+    if name not in _REGISTERED:
+        raise KVStoreError(
+            f"wanted a registered updater, got {name!r}; call "
+            f"rl.kvstore.register_updater({name!r}, function) in every process first"
+        )
+    return _REGISTERED[name]

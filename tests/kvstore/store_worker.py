@@ -45,6 +45,53 @@ def listed(tensor: Tensor) -> Any:
     return tensor.double().tolist()
 
 
+def served(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """What a store with servers makes of pushes: sums, rows, bits, state through a file, and versions."""
+    rank, path = world.rank, case["path"]
+    with kvstore.create(
+        "dist_async", staleness=case["staleness"], servers=case["servers"]
+    ) as store:
+        assert (store.rank, store.num_workers, store.type) == (rank, world.size, "dist_async")
+        value = values_of(0, 7, [ROWS, WIDTH], "float32")
+        store.init(["w", "n", "e"], [value, torch.tensor(5.0), torch.empty(0)])
+        begun = [listed(reading.get()) for reading in store.pull(["w", "n", "e"])]
+        store.set_optimizer("sgd", lr=1.0, momentum=0.0)
+        brought = torch.full((ROWS, WIDTH), float(rank + 1))
+        for _ in range(3):
+            store.push(["w", "n"], [brought, torch.tensor(float(rank + 1))])
+        store.barrier()
+        summed = [listed(reading.get()) for reading in store.pull(["w", "n"])]
+        store.barrier()
+        store.push("w", rows_of(rank, 0))
+        store.barrier()
+        some = listed(store.row_sparse_pull("w", row_ids=torch.tensor([ROWS - 1, 0])).get())
+        found = listed(store.pull("w").get())
+        assert some == [found[ROWS - 1], found[0]]
+        store.set_gradient_compression({"type": "2bit", "threshold": 2.0})
+        store.barrier()
+        store.push("w", brought)
+        store.barrier()
+        coded = listed(store.pull("w").get())
+        store.save_optimizer_states(path)
+        store.barrier()
+        store.load_optimizer_states(path)
+    return {"begun": begun, "summed": summed, "found": found, "coded": coded}
+
+
+def served_training(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """Parameters after steps in which all wait for all."""
+    torch.manual_seed(0)
+    model = Net()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    keys = [*names]
+    with kvstore.create("dist_async", staleness=0) as store:
+        store.broadcast(keys, [*parameters], [*parameters])
+        store.set_optimizer("adamw", rescale_grad=1 / world.size, lr=0.01)
+        for step in range(STEPS):
+            store.pushpull(keys, gradients(model, world.rank, step), [*parameters])
+    return {"parameters": [listed(parameter.detach()) for parameter in parameters]}
+
+
 def opened(world: World) -> kvstore.KVStore:
     store = kvstore.create("dist_sync", process_group=world.process_group)
     assert (store.rank, store.num_workers, store.type) == (world.rank, world.size, "dist_sync")
@@ -164,6 +211,8 @@ KINDS = {
     "sparse": sparse,
     "compressed": compressed,
     "refused": refused,
+    "served": served,
+    "served_training": served_training,
 }
 
 

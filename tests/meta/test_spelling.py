@@ -13,6 +13,7 @@ PACKAGE = Path(rl.__file__).parent
 TABLES = "synchronisation"
 OPERATIONS = frozenset(get_args(CollectiveOperation))
 SPELLED = {
+    "__init__.py": frozenset({"kvstore"}),
     "experiments/allreduce/sweep.py": frozenset({"all_reduce"}),
     "experiments/sync/steps.py": frozenset({"all_reduce"}),
     "laws/collectives.py": OPERATIONS,
@@ -20,7 +21,7 @@ SPELLED = {
     "probe/collectives.py": OPERATIONS,
     "runtime/flat_program.py": frozenset({"tree"}),
 }
-"""Files in which such a word means something else: a collective of MPI's vocabulary, or a nest of values."""
+"""Files in which such a word means something else: a collective of MPI's vocabulary, a nest of values, or a module."""
 WORDS = frozenset(word for entry in ALGORITHMS.values() for word in (entry.name, entry.frame))
 
 

@@ -1,4 +1,4 @@
-"""`ridgeline`: measure, trace, plan, simulate, train, verify, report, bench.
+"""`ridgeline`: measure, trace, plan, simulate, train, verify, report, bench, kvserver.
 
 Exit status: 0 fine, 1 something the user can mend, 2 wrong usage, 3 prediction and measurement differ
 by more than the tolerance.
@@ -30,6 +30,7 @@ VERBS = {
     "verify": "compare a predicted with a measured timeline",
     "report": "write the report of a run again",
     "bench": "run an experiment, ours beside what others offer",
+    "kvserver": "serve a part of an asynchronous key-value store",
 }
 """Verb to its line in the help; the verb lives in `ridgeline.cli.<verb>`."""
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.compression import Compression
-from ridgeline.runtime.kvstore.local import apply
+from ridgeline.runtime.kvstore.local import apply, change_settings, copy_to
 from ridgeline.runtime.kvstore.merging import merged
 from ridgeline.runtime.kvstore.messages import exchange, exchange_bytes
 from ridgeline.runtime.kvstore.placement import Part, placed
 from ridgeline.runtime.kvstore.rows import push_rows
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
-from ridgeline.runtime.kvstore.updaters import Updater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 
 Parts = Mapping[Key, tuple[Part, ...]]
 
@@ -38,9 +38,12 @@ class CollectiveShelf:
         owns_group: Whether the group was made for this shelf.
 
     Attributes:
+        is_collective: All push in one order.
         values: By key; what a pull reads.
         updater: None replaces a value by the sum of all workers.
     """
+
+    is_collective = True
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, owns_group: bool) -> None:
         self._group = group
@@ -100,6 +103,14 @@ class CollectiveShelf:
             self._parts.clear()
             self._place(keys)
         self.updater = updater
+
+    def change_settings(self, updater: OptimizerUpdater) -> None:
+        """The optimizer goes on with other settings."""
+        change_settings(self.updater, updater)
+
+    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
+        """Copy this worker's copy of a value, or some of its rows."""
+        copy_to(outs, self.values[key], rows)
 
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
         """What the updaters of all workers remember, put together, on the first worker; {} on others."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def after_present(tensors: Sequence[Tensor], fn: Callable[[], None]) -> Callable[[], None]:
+def after_present(tensors: Sequence[Tensor], fn: Callable[[], object]) -> Callable[[], object]:
     """A function that runs `fn` behind what is enqueued for the GPUs of these tensors, and waits for it.
 
     Args:

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.collective import CollectiveShelf
 from ridgeline.runtime.kvstore.local import LocalShelf
+from ridgeline.runtime.kvstore.serving.beside import ServerBeside, addresses_of_all
+from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.shelf import Shelf
 from ridgeline.runtime.kvstore.store import KVStore
 from ridgeline.runtime.world import World
@@ -21,12 +23,14 @@ class Kind(NamedTuple):
     """What a name means.
 
     Attributes:
-        spans_workers: Pushes add up those of all workers.
+        spans_workers: Pushes are those of all workers.
         on_device: Sums are taken on GPUs where values are there, else on the CPU.
+        has_servers: Values are in processes of their own, and workers need not wait for each other.
     """
 
     spans_workers: bool
     on_device: bool
+    has_servers: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -34,27 +38,42 @@ KINDS: dict[str, Kind] = {
     "device": Kind(spans_workers=False, on_device=True),
     "dist_sync": Kind(spans_workers=True, on_device=False),
     "dist_device_sync": Kind(spans_workers=True, on_device=True),
+    "dist_async": Kind(spans_workers=True, on_device=False, has_servers=True),
 }
-"""Name to kind. `dist_async` is known, and not there yet."""
+"""Name to kind."""
 
 
-def create(name: str = "local", *, process_group: dist.ProcessGroup | None = None) -> KVStore:
+def create(
+    name: str = "local",
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    staleness: int | None = None,
+    servers: int = 0,
+    server_module: str = "",
+) -> KVStore:
     """A key-value store.
 
     Args:
         name: `local`: sums over the devices of this process are taken on the CPU. `device`: on one of the
             GPUs that push. `dist_sync`: over all workers of the job (started by torchrun, or an initialised
             process group), on the CPU and by gloo. `dist_device_sync`: on the GPUs and by NCCL, where
-            there are. Without a job both are a worker alone.
-        process_group: The workers that push together, where they are some of the job. While the store is
-            open, nothing else may use the group: what a store sends leaves in a thread of its own. Without
-            it the store makes one of all workers of the job.
+            there are. `dist_async`: values are in servers, which work each push in as it comes. Without a
+            job, all of these are a worker alone.
+        process_group: The workers that push together, where they are some of the job; not for
+            `dist_async`. While the store is open, nothing else may use the group: what a store sends leaves
+            in a thread of its own. Without it the store makes one of all workers of the job.
+        staleness: Of `dist_async`: a pull waits until nobody is more than so many pushes of its key behind
+            this worker. 0 adds up the pushes of a round and is synchronous; None never waits.
+        servers: Of `dist_async`: the first so many workers start one beside themselves; 0: all do.
+        server_module: Of `dist_async`: imported in servers, to register updaters.
 
     Raises:
-        KVStoreError: no such kind, or a group of another backend.
+        KVStoreError: no such kind, a group of another backend, an argument that is not for this kind or
+            makes no sense, workers on several hosts for `dist_async`, or a server that does not start.
         PlanError: this worker is not in the group.
 
-    Cost: With several workers waits until all have called it, and takes a process group of its own.
+    Cost: With several workers waits until all have called it, and takes a process group of its own, or
+        starts processes.
 
     Example:
         >>> with create("local") as store:
@@ -65,14 +84,39 @@ def create(name: str = "local", *, process_group: dist.ProcessGroup | None = Non
     """
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        hint = "; it is not built yet" if name == "dist_async" else ""
-        raise KVStoreError(f"wanted a kind of store ({', '.join(KINDS)}), got {name!r}{hint}")
+        raise KVStoreError(f"wanted a kind of store ({', '.join(KINDS)}), got {name!r}")
     threads = max(1, min(MOST_THREADS, os.cpu_count() or 1))
+    if kind.has_servers:
+        if process_group is not None:
+            raise KVStoreError(f"wanted no process_group for {name!r}, got one; servers need none")
+        return KVStore(name, _served(staleness, servers, server_module), threads=threads)
+    if staleness is not None or servers or server_module:
+        raise KVStoreError(
+            f"wanted staleness, servers and server_module for 'dist_async' alone, got one for {name!r}"
+        )
     shelf = _workers(kind, process_group) if kind.spans_workers else None
     if shelf is None:
         return KVStore(name, LocalShelf(on_device=kind.on_device), threads=threads)
     # One thread: all workers exchange in one order.
     return KVStore(name, shelf, threads=1)
+
+
+def _served(staleness: int | None, servers: int, module: str) -> Shelf:
+    """The shelf of a worker whose values are in servers, one of which it may start."""
+    world = World.join()
+    if staleness is not None and (not isinstance(staleness, int) or staleness < 0):
+        raise KVStoreError(f"wanted staleness as a number from 0 on, or None, got {staleness!r}")
+    num_servers = servers or world.size
+    if not isinstance(servers, int) or not 0 < num_servers <= world.size:
+        raise KVStoreError(f"wanted servers from 1 to {world.size}, one a worker, got {servers!r}")
+    if int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size:
+        raise KVStoreError(
+            "wanted all workers of 'dist_async' on one host, since servers listen on its loopback alone, got "
+            "several hosts; use 'dist_sync'"
+        )
+    beside = ServerBeside(world.size, staleness, module) if world.rank < num_servers else None
+    addresses = addresses_of_all(world, beside.address if beside else "", num_servers)
+    return RemoteShelf(addresses, world.rank, world.size, beside)
 
 
 def _workers(kind: Kind, process_group: dist.ProcessGroup | None) -> Shelf | None:

@@ -9,7 +9,7 @@ from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.merging import merged
-from ridgeline.runtime.kvstore.updaters import Updater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 
 CPU = torch.device("cpu")
 
@@ -22,11 +22,12 @@ class LocalShelf:
             CPU.
 
     Attributes:
+        is_collective: There is nobody else.
         values: By key; what a pull reads.
         updater: None replaces a value by what is pushed.
     """
 
-    rank, num_workers = 0, 1
+    rank, num_workers, is_collective = 0, 1, False
 
     def __init__(self, *, on_device: bool) -> None:
         self._on_device = on_device
@@ -62,6 +63,14 @@ class LocalShelf:
         """From the next push on."""
         self.updater = updater
 
+    def change_settings(self, updater: OptimizerUpdater) -> None:
+        """The optimizer goes on with other settings."""
+        change_settings(self.updater, updater)
+
+    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
+        """Copy a value, or some of its rows."""
+        copy_to(outs, self.values[key], rows)
+
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
         """What the updater remembers, whole."""
         return {} if self.updater is None else self.updater.state()
@@ -95,6 +104,19 @@ class LocalShelf:
         place = min(devices, key=lambda device: self._loads.get(device, 0))
         self._loads[place] = self._loads.get(place, 0) + values[0].numel()
         return place
+
+
+def copy_to(outs: Sequence[Tensor], value: Tensor, rows: Tensor | None) -> None:
+    """Copy a value, or the rows of these numbers, to each of some places."""
+    found = value if rows is None else value[rows.to(value.device)]
+    for out in outs:
+        out.copy_(found)
+
+
+def change_settings(present: Updater | None, updater: OptimizerUpdater) -> None:
+    """Have an optimizer go on with the settings of another one of its name."""
+    assert isinstance(present, OptimizerUpdater), "its name was compared"
+    present.with_settings_of(updater)
 
 
 def apply(updater: Updater | None, key: Key, total: Tensor, value: Tensor) -> None:

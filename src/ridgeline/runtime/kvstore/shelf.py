@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.compression import Compression
-from ridgeline.runtime.kvstore.updaters import Updater
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 
 
 class Shelf(Protocol):
@@ -15,7 +15,8 @@ class Shelf(Protocol):
 
     rank: int
     num_workers: int
-    values: dict[Key, Tensor]
+    is_collective: bool
+    """Whether all workers must make the same pushes in the same order."""
     updater: Updater | None
     compression: Compression | None
 
@@ -30,6 +31,12 @@ class Shelf(Protocol):
 
     def set_updater(self, updater: Updater) -> None:
         """From the next push on; nothing is under way."""
+
+    def change_settings(self, updater: OptimizerUpdater) -> None:
+        """Have the optimizer that is set go on with the settings of this one; nothing is under way."""
+
+    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> object:
+        """Fill `outs` with a value, or with some of its rows; in the lane."""
 
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
         """What is remembered of whole values; on the first worker."""

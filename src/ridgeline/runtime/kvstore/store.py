@@ -31,7 +31,6 @@ from ridgeline.runtime.kvstore.state_files import read_states, write_states
 from ridgeline.runtime.kvstore.updaters import (
     FunctionUpdater,
     OptimizerUpdater,
-    registered,
 )
 
 _LANE = "communication"
@@ -110,7 +109,7 @@ class KVStore:
         """
         given = self._checked(key, value, "push")
         totals = {one: self._shelf.collect(one, tensors) for one, tensors in given.items()}
-        for group in [totals] if self.num_workers > 1 else [{k: t} for k, t in totals.items()]:
+        for group in [totals] if self._shelf.is_collective else [{k: t} for k, t in totals.items()]:
             self._engine.push(
                 after_present([*group.values()], partial(self._shelf.push, group)),
                 writes=[self._variables[one] for one in group],
@@ -137,7 +136,10 @@ class KVStore:
         keys = listed(key, "pull")
         self._check_known(keys, "pull")
         if out is None:
-            likes = [torch.empty(self._held[k].shape, dtype=self._held[k].dtype) for k in keys]
+            likes = [
+                torch.empty(self._held[k].shape, dtype=self._held[k].dtype, device="cpu")
+                for k in keys
+            ]
             readings = [
                 self._reading(k, [like], None, priority)
                 for k, like in zip(keys, likes, strict=True)
@@ -193,7 +195,7 @@ class KVStore:
             for k, one in zip(keys, ids, strict=True)
         ]
         if out is None:
-            outs = [[torch.empty(shape, dtype=dtype)] for shape, dtype in shapes]
+            outs = [[torch.empty(shape, dtype=dtype, device="cpu")] for shape, dtype in shapes]
         else:
             outs = [*values_of(key, out, "row_sparse_pull").values()]
             for k, places, shape in zip(keys, outs, shapes, strict=True):
@@ -237,7 +239,7 @@ class KVStore:
         self._settle()
         present = self._shelf.updater
         if isinstance(present, OptimizerUpdater) and present.name == made.name:
-            present.with_settings_of(made)
+            self._shelf.change_settings(made)
         else:
             self._shelf.set_updater(made)
 
@@ -252,7 +254,7 @@ class KVStore:
 
         Cost: Waits for what was pushed.
         """
-        made = FunctionUpdater(registered(updater))
+        made = FunctionUpdater(updater)
         self._settle()
         self._shelf.set_updater(made)
 
@@ -359,7 +361,7 @@ class KVStore:
         """Push a task that fills `outs`."""
         done = self._engine.variable(f"pulled {key!r}")
         self._engine.push(
-            after_present(outs, partial(self._fill, key, outs, rows)),
+            after_present(outs, partial(self._shelf.read, key, outs, rows)),
             reads=(self._variables[key],),
             writes=(done,),
             lane=_LANE,
@@ -367,9 +369,3 @@ class KVStore:
             priority=priority,
         )
         return Reading(partial(self._engine.wait, done), outs[0])
-
-    def _fill(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
-        value = self._shelf.values[key]
-        found = value if rows is None else value[rows.to(value.device)]
-        for out in outs:
-            out.copy_(found)

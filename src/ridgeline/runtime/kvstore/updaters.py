@@ -25,6 +25,8 @@ _OPTIMIZERS = {
     if made is not torch.optim.Optimizer and name != "LBFGS"
 }
 """Optimizers by lower-case name; LBFGS is none, for it evaluates the loss again."""
+_ANY = torch.zeros(1, 1, device="cpu")
+"""A parameter for an optimizer that updates none yet."""
 
 
 class Updater(Protocol):
@@ -51,13 +53,17 @@ class FunctionUpdater:
     """A registered function; what it remembers is its own affair.
 
     Args:
-        function: Of (key, sum, value).
+        name: That it is registered under.
+
+    Raises:
+        KVStoreError: nobody registered it in this process.
     """
 
     by_element = False
 
-    def __init__(self, function: UpdaterFunction) -> None:
-        self._function = function
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._function = _registered(name)
 
     def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
         """As the function does it."""
@@ -107,7 +113,7 @@ class OptimizerUpdater:
         self._made = made
         self._optimizers: dict[Key, torch.optim.Optimizer] = {}
         self.by_element = made.__name__ in BY_ELEMENT
-        self._make(nn.Parameter(torch.zeros(1, 1)))
+        self._make(nn.Parameter(_ANY))
 
     def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
         """One step, with the sum as the gradient of the value.
@@ -134,9 +140,13 @@ class OptimizerUpdater:
         """Go on with the settings of another one of the same name; what is remembered stays."""
         self.rescale, self.settings = other.rescale, dict(other.settings)
         for optimizer in self._optimizers.values():
-            fresh = self._make(nn.Parameter(torch.zeros(1, 1)))
+            fresh = self._make(nn.Parameter(_ANY))
             kept = {"params": optimizer.param_groups[0]["params"]}
             optimizer.param_groups[0] = {**fresh.param_groups[0], **kept}
+
+    def another(self) -> "OptimizerUpdater":
+        """One like this, which remembers nothing."""
+        return OptimizerUpdater(self.name, self.rescale, self.settings)
 
     def state(self) -> dict[Key, dict[str, Tensor]]:
         """Momenta and the like of each key that was updated.
@@ -159,7 +169,7 @@ class OptimizerUpdater:
 
     def load_state(self, key: Key, state: Mapping[str, Tensor]) -> None:
         """Remember this; the value itself is given with the next update."""
-        like = next((t for t in state.values() if t.ndim), torch.zeros(1))
+        like = next((t for t in state.values() if t.ndim), _ANY)
         optimizer = self._of(key, torch.empty_like(like))
         (parameter,) = optimizer.param_groups[0]["params"]
         optimizer.state[parameter] = {name: tensor.clone() for name, tensor in state.items()}
@@ -198,12 +208,7 @@ def register_updater(name: str, function: UpdaterFunction) -> None:
         raise KVStoreError(f"wanted a new name for an updater, got {name!r}, which is registered")
 
 
-def registered(name: str) -> UpdaterFunction:
-    """The updater of a name.
-
-    Raises:
-        KVStoreError: nobody registered it in this process.
-    """
+def _registered(name: str) -> UpdaterFunction:
     if name not in _REGISTERED:
         raise KVStoreError(
             f"wanted a registered updater, got {name!r}; call "

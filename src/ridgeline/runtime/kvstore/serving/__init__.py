@@ -1,0 +1,1 @@
+"""The asynchronous store: servers that hold values, and the workers' side of them."""

@@ -1,0 +1,73 @@
+"""Server processes that a worker starts beside itself, and how workers find the servers of all."""
+
+import itertools
+import subprocess
+import sys
+
+import torch.distributed as dist
+
+from ridgeline.errors import KVStoreError
+from ridgeline.runtime.world import World
+
+_numbers = itertools.count()
+"""Of the stores that this process has made: all workers make theirs in the same order."""
+END_S = 60.0
+"""How long a server may take to end once all workers have left it."""
+
+
+class ServerBeside:
+    """A server in a child process, which ends once its standard input has and all workers have left.
+
+    Args:
+        num_workers: Who will call.
+        staleness: See `Slots`; None for any.
+        module: Imported there, to register updaters; empty for none.
+
+    Attributes:
+        address: Where it is found.
+
+    Raises:
+        KVStoreError: it did not start; its standard error has gone to that of this process.
+    """
+
+    def __init__(self, num_workers: int, staleness: int | None, module: str) -> None:
+        words = ["-m", "ridgeline", "kvserver", "--beside", "--workers", str(num_workers)]
+        words += [] if staleness is None else ["--staleness", str(staleness)]
+        words += ["--import", module] if module else []
+        self._process = subprocess.Popen(
+            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        if not self.address:
+            self.close()
+            raise KVStoreError(
+                f"wanted a server of a store beside this worker, got one that ended with status "
+                f"{self._process.returncode}; what it said stands above"
+            )
+
+    def close(self) -> None:
+        """Let it end, and wait for that."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def addresses_of_all(world: World, mine: str, num_servers: int) -> list[str]:
+    """Where the servers of all workers are; those of the first so many workers have one.
+
+    Cost: Waits for these workers.
+    """
+    number = next(_numbers)
+    if world.size == 1:
+        return [mine]
+    job = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
+    store = dist.PrefixStore(f"server addresses {number}", job)
+    if mine:
+        store.set(str(world.rank), mine)
+    return [store.get(str(rank)).decode() for rank in range(num_servers)]

@@ -1,0 +1,144 @@
+"""A worker's connection to one server: calls in order, each done once, whatever is lost on the way.
+
+A channel is used by one thread. Calls that are not answered in time are sent again, from the first of them
+on.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import zmq
+from torch import Tensor
+
+from ridgeline.errors import KVStoreError
+from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
+
+RESEND_S = 2.0
+"""How long an answer may take before calls are sent again."""
+SILENCE_S = 30.0
+"""How long a server may say nothing at all."""
+WINDOW = 16
+"""Calls that may be under way on one connection."""
+
+
+class Asked(NamedTuple):
+    """A call and the tensors that go with it."""
+
+    body: Body
+    frames: tuple[Tensor, ...] = ()
+
+
+class Answered(NamedTuple):
+    """An answer and the tensor that came with it."""
+
+    answer: Answer
+    tensor: Tensor | None
+
+
+class Channel:
+    """A connection.
+
+    Args:
+        context: Of all sockets of the process.
+        address: Of the server.
+        worker: This worker's number.
+        channel: Which of its connections to this server.
+        silence_s: How long the server may say nothing at all.
+        resend_s: How long an answer may take before calls are sent again.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        address: str,
+        worker: int,
+        channel: int,
+        silence_s: float = SILENCE_S,
+        resend_s: float = RESEND_S,
+    ) -> None:
+        self.address = address
+        self._worker = worker
+        self._channel = channel
+        self._silence_s = silence_s
+        self._resend_s = resend_s
+        self._number = 0
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MOST_BYTES)
+        self._socket.connect(address)
+        self._unsent: list[tuple[int, Asked]] = []
+        self._under_way: dict[int, Asked] = {}
+        self._found: dict[int, Answered] = {}
+
+    def start(self, asked: Sequence[Asked]) -> range:
+        """Send calls, as many as the window holds; the numbers to `finish` with."""
+        numbers = range(self._number + 1, self._number + 1 + len(asked))
+        self._number += len(asked)
+        self._unsent += zip(numbers, asked, strict=True)
+        self._send_some()
+        return numbers
+
+    def finish(self, numbers: range) -> list[Answered]:
+        """The answers to calls that were started.
+
+        Raises:
+            KVStoreError: the server refused one (the others are done all the same), or says nothing.
+        """
+        heard_s = sent_s = time.monotonic()
+        while not all(number in self._found for number in numbers):
+            if self._socket.poll(int(1000 * min(self._resend_s, self._silence_s))):
+                heard_s = time.monotonic()
+                self._receive()
+                self._send_some()
+            now = time.monotonic()
+            if now - heard_s > self._silence_s:
+                raise KVStoreError(
+                    f"wanted an answer of the server at {self.address}, got none for {now - heard_s:.0f} s; "
+                    "see whether it runs"
+                )
+            if now - max(heard_s, sent_s) >= self._resend_s:
+                sent_s = now
+                for number, asked in self._under_way.items():
+                    self._send(number, asked)
+        answers = [self._found.pop(number) for number in numbers]
+        refused = next((one.answer.error for one in answers if one.answer.error), "")
+        if refused:
+            raise KVStoreError(refused)
+        return answers
+
+    def ask(self, body: Body, *frames: Tensor) -> Answered:
+        """One call, and its answer.
+
+        Raises:
+            KVStoreError: as `finish`.
+        """
+        (answered,) = self.finish(self.start([Asked(body, frames)]))
+        return answered
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._socket.close(linger=0)
+
+    def _send_some(self) -> None:
+        while self._unsent and len(self._under_way) < WINDOW:
+            number, asked = self._unsent.pop(0)
+            self._under_way[number] = asked
+            self._send(number, asked)
+
+    def _send(self, number: int, asked: Asked) -> None:
+        header = wire.encode(Call(self._worker, self._channel, number, asked.body))
+        # Not copied: tensors stay as they are until the server has answered.
+        frames = [header, *map(wire.frame_of, asked.frames)]
+        self._socket.send_multipart(frames, copy=False)
+
+    def _receive(self) -> None:
+        frames = self._socket.recv_multipart(copy=False)
+        answer = wire.decode_answer(frames[0].buffer)
+        if answer.number not in self._under_way or answer.is_parked:
+            return
+        shapes = [] if answer.shape is None else [answer.shape]
+        tensors = wire.tensors_of([frame.buffer for frame in frames[1:]], shapes)
+        del self._under_way[answer.number]
+        self._found[answer.number] = Answered(answer, tensors[0] if tensors else None)

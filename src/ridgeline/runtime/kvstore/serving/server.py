@@ -1,0 +1,125 @@
+"""A server process: one socket, the calls that come in by it, and the leases of the workers.
+
+A worker that is not heard of for a lease is taken for gone: whoever waits for it goes on.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import zmq
+
+from ridgeline.errors import KVStoreError
+from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
+
+LEASE_S = 10.0
+"""How long a worker may be silent. Workers say that they are there five times as often."""
+_POLL_MS = 200
+_QUEUED = 1000
+"""Messages that may wait for one worker before further ones are dropped; it asks again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Server:
+    """Answers calls until it is told to stop.
+
+    Args:
+        shard: What it holds.
+        address: To bind: `tcp://127.0.0.1:*` takes a free port of the loopback.
+        lease_s: How long a worker may be silent.
+
+    Attributes:
+        address: Where it is found.
+    """
+
+    def __init__(self, shard: Shard, address: str, lease_s: float = LEASE_S) -> None:
+        self._shard = shard
+        self._lease_s = lease_s
+        self._identities: dict[Sender, bytes] = {}
+        self._heard_s: dict[int, float] = {}
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, _QUEUED)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MOST_BYTES)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise KVStoreError(
+                f"wanted a free address to serve a store at, got {address!r}: {error}; for example "
+                "'tcp://127.0.0.1:*'"
+            ) from error
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def serve(self, stops: Callable[[], bool]) -> None:
+        """Answer until `stops` says so; it is asked a few times a second."""
+        while not stops():
+            if self._socket.poll(_POLL_MS):
+                self._answer()
+            self._end_leases()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a worker that was heard of has not left."""
+        return any(worker in self._shard.slots.present for worker in self._heard_s)
+
+    def close(self) -> None:
+        """Release the address."""
+        self._context.destroy(linger=0)
+
+    def _answer(self) -> None:
+        frames = self._socket.recv_multipart(copy=False)
+        try:
+            identity, header, *payload = (frame.buffer for frame in frames)
+            call = wire.decode_call(header)
+        except (ValueError, KVStoreError) as error:
+            _log.warning("a message that is none was dropped: %s", error)
+            return
+        sender = Sender(call.worker, call.channel)
+        self._identities[sender] = bytes(identity)
+        self._heard_s[call.worker] = time.monotonic()
+        self._send(self._shard.handle(call, payload))
+
+    def _send(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            header = wire.encode(reply.answer)
+            frames = [] if reply.tensor is None else [wire.frame_of(reply.tensor)]
+            # Copied: the next push changes a value while this may still be on its way.
+            self._socket.send_multipart([self._identities[reply.to], header, *frames])
+
+    def _end_leases(self) -> None:
+        now = time.monotonic()
+        for worker, heard_s in [*self._heard_s.items()]:
+            if now - heard_s > self._lease_s:
+                del self._heard_s[worker]
+                if worker in self._shard.slots.present:
+                    _log.warning(
+                        "worker %d was not heard of for %.3g s: nobody waits for it",
+                        worker,
+                        self._lease_s,
+                    )
+                    self._send(self._shard.leave(worker))
+
+
+def serve_beside(server: Server) -> None:
+    """Tell the address on standard output, and serve until standard input ends and all workers have left."""
+    torch.set_num_threads(1)  # the workers' cores are theirs
+    sys.stdout.write(f"{server.address}\n")
+    sys.stdout.flush()
+    poller = zmq.Poller()
+    poller.register(sys.stdin, zmq.POLLIN)
+    is_over = False
+
+    def stops() -> bool:
+        nonlocal is_over
+        if not is_over and poller.poll(0):
+            is_over = not os.read(sys.stdin.fileno(), 4096)
+        return is_over and not server.is_used
+
+    server.serve(stops)

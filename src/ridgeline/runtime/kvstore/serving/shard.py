@@ -1,0 +1,146 @@
+"""What a server does with calls: each once, in the order of its connection, with the answers that follow.
+
+Nothing here knows of sockets or clocks, so that a test can lose, repeat and delay what it likes. A connection
+numbers its calls. One that comes again is answered again and not done again; one that comes too early is
+dropped, for those before it come again as well.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ridgeline.errors import KVStoreError, first_line
+from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.actions import Actions, Frames
+from ridgeline.runtime.kvstore.serving.slots import Slots
+from ridgeline.runtime.kvstore.serving.wire import Answer, Call
+
+
+class Sender(NamedTuple):
+    """A connection of a worker."""
+
+    worker: int
+    channel: int
+
+
+class Reply(NamedTuple):
+    """An answer and its frame, for a connection."""
+
+    to: Sender
+    answer: Answer
+    tensor: Tensor | None = None
+
+
+class Parked(NamedTuple):
+    """A call that waits for other workers."""
+
+    call: Call
+    frames: Frames
+
+
+class Shard:
+    """The calls of all workers, and the slices that they are about.
+
+    Args:
+        num_workers: Who are there from the beginning, from worker 0 on.
+        staleness: See `Slots`.
+    """
+
+    def __init__(self, num_workers: int, staleness: int | None) -> None:
+        self.slots = Slots(range(num_workers), staleness)
+        self._actions = Actions(self.slots)
+        self._done: dict[Sender, int] = {}
+        self._failed: dict[tuple[Sender, int], str] = {}
+        self._parked: dict[Sender, dict[int, Parked]] = {}
+        self._barriers: dict[int, int] = {}
+        self._at_barrier: dict[Sender, dict[int, int]] = {}
+
+    def handle(self, call: Call, frames: Frames) -> list[Reply]:
+        """The answers that follow from a call, also those to calls that waited for it."""
+        sender = Sender(call.worker, call.channel)
+        done = self._done.get(sender, 0)
+        if call.number > done + 1:
+            return []
+        self.slots.join(call.worker)
+        if call.number <= done:
+            return self._again(sender, call, frames)
+        self._done[sender] = call.number
+        replies = self._first(sender, call, frames)
+        return replies + self.released()
+
+    def leave(self, worker: int) -> list[Reply]:
+        """A worker is gone: the answers to those who waited for it."""
+        self.slots.leave(worker)
+        for sender in [one for one in self._parked if one.worker == worker]:
+            del self._parked[sender]
+        return self.released()
+
+    def released(self) -> list[Reply]:
+        """The answers to parked calls that need to wait no longer."""
+        replies = []
+        for sender, calls in self._parked.items():
+            for number, (call, frames) in [*calls.items()]:
+                if self._may_answer(sender, call):
+                    del calls[number]
+                    replies.append(self._answered(sender, call, frames))
+        return replies
+
+    def _first(self, sender: Sender, call: Call, frames: Frames) -> list[Reply]:
+        if isinstance(call.body, wire.Leave):
+            return [Reply(sender, Answer(call.number)), *self.leave(call.worker)]
+        if isinstance(call.body, wire.Barrier):
+            self._barriers[call.worker] = self._barriers.get(call.worker, 0) + 1
+            self._at_barrier.setdefault(sender, {})[call.number] = self._barriers[call.worker]
+        return [self._done_or_parked(sender, call, frames)]
+
+    def _again(self, sender: Sender, call: Call, frames: Frames) -> list[Reply]:
+        """A call that came before: its answer, which what only reads finds anew."""
+        failed = self._failed.get((sender, call.number))
+        if failed is not None:
+            return [Reply(sender, Answer(call.number, failed))]
+        reads = wire.Pull | wire.Know | wire.States | wire.Barrier
+        if isinstance(call.body, reads):
+            return [self._done_or_parked(sender, call, frames)]
+        return [Reply(sender, Answer(call.number))]
+
+    def _done_or_parked(self, sender: Sender, call: Call, frames: Frames) -> Reply:
+        try:
+            if self._may_answer(sender, call):
+                return self._answered(sender, call, frames)
+        except KVStoreError as error:
+            return self._refused(sender, call, error)
+        self._parked.setdefault(sender, {})[call.number] = Parked(call, frames)
+        return Reply(sender, Answer(call.number, is_parked=True))
+
+    def _may_answer(self, sender: Sender, call: Call) -> bool:
+        body = call.body
+        if isinstance(body, wire.Know):
+            return self.slots.knows(body.slot)
+        if isinstance(body, wire.Pull):
+            return self.slots.may_pull(call.worker, body.slot)
+        if isinstance(body, wire.Barrier):
+            mine = self._at_barrier[sender][call.number]
+            return all(self._barriers.get(other, 0) >= mine for other in self.slots.present)
+        return True
+
+    def _answered(self, sender: Sender, call: Call, frames: Frames) -> Reply:
+        try:
+            done = self._actions.do(call.worker, call.body, frames)
+        except KVStoreError as error:
+            return self._refused(sender, call, error)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:  # of an updater
+            return self._refused(sender, call, error)
+        shape = wire.shape_of(done.tensor) if done.tensor is not None else None
+        answer = Answer(call.number, shape=shape, versions=done.versions)
+        return Reply(sender, answer, done.tensor)
+
+    def _refused(self, sender: Sender, call: Call, error: Exception) -> Reply:
+        text = str(error) if isinstance(error, KVStoreError) else _told(error)
+        self._failed[sender, call.number] = text
+        for other in [key for key in self._failed if key[0] == sender][:-16]:
+            del self._failed[other]
+        return Reply(sender, Answer(call.number, text))
+
+
+def _told(error: Exception) -> str:
+    return f"wanted an update that works, got {type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,264 @@
+"""Messages between the workers and the servers of an asynchronous store.
+
+A message is a header, which is checked in whole before anything is done, and frames of raw tensors, which are
+checked against what the header says. Nothing in it is executed: updaters and optimizers travel by name.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ridgeline.errors import KVStoreError
+from ridgeline.runtime.kvstore.arguments import Key
+
+MOST_BYTES = 1 << 30
+"""Of a message; slices of values that may be divided are far smaller."""
+MOST_DIMS = 16
+DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+    )
+}  # fmt: skip
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What a worker asks, or a server answers."""
+
+
+class Slot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A slice of a value, which one server holds: `key`, and the first row."""
+
+    key: Key
+    start: int
+
+
+class Shape(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a frame holds: the name of a type, and a shape."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+
+    def num_bytes(self) -> int:
+        """Of the frame."""
+        return math.prod(self.sizes) * DTYPES[self.dtype].itemsize
+
+
+class Init(_Body, frozen=True, tag="init"):
+    """The first value of a slice; one frame. It is taken once, from whoever comes first."""
+
+    slot: Slot
+    shape: Shape
+
+
+class Know(_Body, frozen=True, tag="know"):
+    """Answer once the slice has a value, which is of this shape."""
+
+    slot: Slot
+    shape: Shape
+
+
+class Push(_Body, frozen=True, tag="push"):
+    """A worker's sum for a slice; one frame, compressed where `codec` says so."""
+
+    slot: Slot
+    shape: Shape
+    codec: dict[str, str | float] | None = None
+
+
+class PushRows(_Body, frozen=True, tag="push_rows"):
+    """Rows of a slice, counted from its start; a frame of numbers and one of rows."""
+
+    slot: Slot
+    shape: Shape
+
+
+class Pull(_Body, frozen=True, tag="pull"):
+    """The value of a slice, or its rows in a frame of numbers."""
+
+    slot: Slot
+    num_rows: int | None = None
+
+
+class SetOptimizer(_Body, frozen=True, tag="set_optimizer"):
+    """An optimizer of torch by name."""
+
+    name: str
+    rescale: float
+    settings: dict[str, Any]
+
+
+class SetUpdater(_Body, frozen=True, tag="set_updater"):
+    """A function that is registered in the server."""
+
+    name: str
+
+
+class States(_Body, frozen=True, tag="states"):
+    """What the optimizer remembers: one frame, in the format of safetensors."""
+
+
+class LoadStates(_Body, frozen=True, tag="load_states"):
+    """Remember this instead; one frame, in the format of safetensors."""
+
+    num_bytes: int
+
+
+class Barrier(_Body, frozen=True, tag="barrier"):
+    """Answer once all workers that are there have asked this as often as this one."""
+
+
+class Beat(_Body, frozen=True, tag="beat"):
+    """The worker is there."""
+
+
+class Leave(_Body, frozen=True, tag="leave"):
+    """The worker is done: nobody is to wait for it."""
+
+
+Body = (
+    Init
+    | Know
+    | Push
+    | PushRows
+    | Pull
+    | SetOptimizer
+    | SetUpdater
+    | States
+    | LoadStates
+    | Barrier
+    | Beat
+    | Leave
+)
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A message to a server.
+
+    Attributes:
+        worker: Who asks.
+        channel: Which of its connections.
+        number: Of the call on that connection, from 1 on; one that comes again is not done again.
+        body: What is asked.
+    """
+
+    worker: int
+    channel: int
+    number: int
+    body: Body
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A message to a worker.
+
+    Attributes:
+        number: Of the call.
+        error: Why it was not done; empty where it was.
+        is_parked: It waits for other workers; the answer comes later.
+        shape: What the frame holds, where there is one.
+        versions: For a pull, how many pushes of each worker its value holds, by worker.
+    """
+
+    number: int
+    error: str = ""
+    is_parked: bool = False
+    shape: Shape | None = None
+    versions: Mapping[int, int] = {}
+
+
+_calls = msgspec.msgpack.Decoder(Call)
+_answers = msgspec.msgpack.Decoder(Answer)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Call | Answer) -> bytes:
+    """The header of a message."""
+    return _encoder.encode(message)
+
+
+def decode_call(header: bytes | memoryview) -> Call:
+    """The call of a header.
+
+    Raises:
+        KVStoreError: it is none.
+    """
+    try:
+        call = _calls.decode(header)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise KVStoreError(f"wanted a call of a worker, got {error}") from error
+    shape = getattr(call.body, "shape", None)
+    if shape is not None:
+        check_shape(shape)
+    return call
+
+
+def decode_answer(header: bytes | memoryview) -> Answer:
+    """The answer of a header.
+
+    Raises:
+        KVStoreError: it is none.
+    """
+    try:
+        answer = _answers.decode(header)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise KVStoreError(f"wanted an answer of a server, got {error}") from error
+    if answer.shape is not None:
+        check_shape(answer.shape)
+    return answer
+
+
+def check_shape(shape: Shape) -> None:
+    """Refuse what no frame can hold, before memory is taken for it.
+
+    Raises:
+        KVStoreError: an unknown type, a negative size, or too much.
+    """
+    is_known = shape.dtype in DTYPES and len(shape.sizes) <= MOST_DIMS
+    if not is_known or any(size < 0 for size in shape.sizes) or shape.num_bytes() > MOST_BYTES:
+        raise KVStoreError(
+            f"wanted a tensor of at most {MOST_BYTES} bytes and a known type, got {shape.dtype[:32]} "
+            f"{list(shape.sizes[:MOST_DIMS])}"
+        )
+
+
+def shape_of(tensor: Tensor) -> Shape:
+    """What a frame of a tensor holds."""
+    return Shape(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def frame_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, not copied."""
+    if not tensor.numel():
+        return memoryview(b"")
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def tensor_of(frame: memoryview, shape: Shape) -> Tensor:
+    """The tensor in a frame, not copied.
+
+    Raises:
+        KVStoreError: it has another number of bytes than the shape.
+    """
+    if len(frame) != shape.num_bytes():
+        raise KVStoreError(
+            f"wanted {shape.num_bytes()} bytes of {shape.dtype} {list(shape.sizes)}, got {len(frame)}"
+        )
+    dtype = DTYPES[shape.dtype]
+    if not len(frame):
+        return torch.empty(shape.sizes, dtype=dtype, device="cpu")
+    return torch.frombuffer(frame, dtype=dtype).view(shape.sizes)
+
+
+def tensors_of(frames: Sequence[memoryview], shapes: Sequence[Shape]) -> list[Tensor]:
+    """The tensors in frames.
+
+    Raises:
+        KVStoreError: another number of frames, or of bytes in one.
+    """
+    if len(frames) != len(shapes):
+        raise KVStoreError(f"wanted {len(shapes)} frames, got {len(frames)}")
+    return [tensor_of(frame, shape) for frame, shape in zip(frames, shapes, strict=True)]

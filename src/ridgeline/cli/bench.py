@@ -38,6 +38,20 @@ EXPERIMENTS = {
         ("1KiB", "16KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB"),
     ),
     "sync": Experiment("sync", "ways.text", ("resnet18", "mlp")),
+    "kvstore": Experiment(
+        "kvstore",
+        "ways.text",
+        (
+            "64KiB",
+            "1MiB",
+            "16MiB",
+            "64MiB",
+            "server-64KiB",
+            "server-1MiB",
+            "server-16MiB",
+            "server-64MiB",
+        ),
+    ),
     "networks": Experiment(
         "networks",
         "networks.text",
@@ -75,7 +89,8 @@ class Command:
     holds; `parallel`: independent work at the same time, on devices, streams and threads; `overlap`:
     copies that run while the device computes; `allreduce`: every exact algorithm beside the backend's own
     all-reduce, by size; `sync`: training steps over links of several rates, ours beside
-    DistributedDataParallel and its communication hooks, with what was predicted; `networks`:
+    DistributedDataParallel and its communication hooks, with what was predicted; `kvstore`: pushing to and
+    pulling from key-value stores beside gloo, by size; `networks`:
     `plan="auto"` beside eager, `torch.compile`, channels-last and graphs by hand, on everyday networks of
     many kinds, with every prediction beside its measurement. It takes minutes (`networks`: hours) and keeps
     the machine busy.

@@ -7,7 +7,7 @@ from ridgeline.codec import Noun, Value
 from ridgeline.experiments.hybrid.result import Limit, Status
 from ridgeline.machine import Device, Host, Quantity
 
-WayName = Literal["async", "parallel", "overlap", "allreduce", "sync"]
+WayName = Literal["async", "parallel", "overlap", "allreduce", "sync", "kvstore"]
 """The experiments that are made of ways."""
 WayKind = Literal["sequential", "peer", "ridgeline", "part"]
 """`part` is a piece of the work by itself (computing alone, copying alone): what the limit is made of."""

@@ -15,6 +15,7 @@ HEADINGS = {
     "overlap": "Overlapped copies",
     "allreduce": "All-reduce",
     "sync": "Synchronised steps",
+    "kvstore": "Key-value stores",
 }
 
 

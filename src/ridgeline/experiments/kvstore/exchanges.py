@@ -1,0 +1,150 @@
+"""The sizes, and the ways to bring a tensor to where it is worked in, and the value back.
+
+All ways do `value -= sum`. Runs push zeros, so that values stay what they are; what is compared is a push of
+this worker's numbers, after which the opposite is pushed.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline import units
+from ridgeline.experiments.ways.case import Case, Contest, Runner, Way, nothing
+from ridgeline.experiments.ways.together import Asked
+from ridgeline.runtime import kvstore
+from ridgeline.runtime.world import World
+
+SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "64MiB": 1 << 26}
+ONE = "server-"
+"""Head of the cases in which the last worker pushes to a server beside the first, and nobody else does."""
+CASES = (*SIZES, *(f"{ONE}{name}" for name in SIZES))
+ROW = 1024
+"""Elements of a row; values are divided by rows."""
+
+
+class _Exchange(NamedTuple):
+    """A way to push and pull.
+
+    Attributes:
+        pushpull: Brings a tensor and returns the value afterwards; on workers that take part.
+        serve: What worker 0 does for that in the cases of one worker, where it takes no part.
+        settle: Returns once all workers have pushed.
+        close: Ends it.
+    """
+
+    pushpull: Callable[[Tensor], Tensor]
+    serve: Callable[[], object] = nothing
+    settle: Callable[[], object] = nothing
+    close: Callable[[], None] = nothing
+
+
+def group_cases(world: World, asked: Asked) -> Sequence[Case]:
+    """A case a size for all workers, and one for a worker and a server."""
+    return [
+        Case(
+            name=f"{head}{name}",
+            title=f"{units.num_bytes(size)} of float32, {who} over the loopback",
+            prepare=partial(_contest, world, size, bool(head)),
+            unit="push and pull",
+            calls=20,
+            bus_bytes=2.0 * size,
+        )
+        for head, who in (("", f"{world.size} workers"), (ONE, "one worker and one server"))
+        for name, size in SIZES.items()
+    ]
+
+
+def _contest(world: World, num_bytes: int, is_one: bool) -> Contest:
+    generator = torch.Generator().manual_seed(world.rank)
+    values = torch.randn(num_bytes // 4 // ROW, ROW, generator=generator)
+    take_part = world.rank == world.size - 1 or not is_one
+    ours = ("dist_async",) if is_one else ("dist_sync", "dist_async")
+    peer = ("gloo messages", _messages) if is_one else ("gloo all_reduce", _all_reduce)
+    ways = [Way(peer[0], "peer", partial(_runner, peer[1], world, values, take_part))]
+    for kind in ours:
+        make = partial(_store, kind, int(is_one))
+        ways.append(
+            Way(f"ridgeline {kind}", "ridgeline", partial(_runner, make, world, values, take_part))
+        )
+    lacking = "Ray is not compared: it is not installed here, and no dependency"
+    ways.append(Way("Ray actors", "peer", _absent, lacking))
+    return Contest(ways=ways)
+
+
+def _absent() -> Runner:
+    raise NotImplementedError("it is lacking")
+
+
+def _runner(
+    make: Callable[[World, Tensor], _Exchange],
+    world: World,
+    values: Tensor,
+    take_part: bool,
+) -> Runner:
+    exchange = make(world, values)
+    zeros = torch.zeros_like(values)
+
+    def bring(tensor: Tensor) -> Tensor:
+        if take_part:
+            return exchange.pushpull(tensor)
+        if world.rank == 0:
+            exchange.serve()
+        return zeros
+
+    def results() -> Tensor:
+        bring(values)
+        exchange.settle()
+        found = bring(zeros).clone()
+        exchange.settle()
+        bring(-values)
+        exchange.settle()
+        return found
+
+    return Runner(run=lambda: bring(zeros), results=results, close=exchange.close)
+
+
+def _all_reduce(world: World, values: Tensor) -> _Exchange:
+    """The sum by the backend, which every worker works into a copy of the value."""
+    value, total = torch.zeros_like(values), torch.empty_like(values)
+
+    def pushpull(tensor: Tensor) -> Tensor:
+        total.copy_(tensor)
+        dist.all_reduce(total, group=world.group())
+        return value.sub_(total)
+
+    return _Exchange(pushpull)
+
+
+def _messages(world: World, values: Tensor) -> _Exchange:
+    """The last worker sends to the first, which works it in and sends the value back."""
+    value, total, out = (torch.zeros_like(values) for _ in range(3))
+    group, client = world.group(), world.size - 1
+
+    def pushpull(tensor: Tensor) -> Tensor:
+        dist.send(tensor, group=group, group_dst=0)
+        dist.recv(out, group=group, group_src=0)
+        return out
+
+    def serve() -> None:
+        dist.recv(total, group=group, group_src=client)
+        dist.send(value.sub_(total), group=group, group_dst=client)
+
+    return _Exchange(pushpull, serve=serve)
+
+
+def _store(kind: str, servers: int, world: World, values: Tensor) -> _Exchange:
+    """A store of ours, which takes the sum as the gradient of plain SGD."""
+    store = kvstore.create(kind, servers=servers)
+    store.init("w", torch.zeros_like(values))
+    store.set_optimizer("sgd", lr=1.0)
+    out = torch.empty_like(values)
+
+    def pushpull(tensor: Tensor) -> Tensor:
+        store.pushpull("w", tensor, out)
+        return out
+
+    return _Exchange(pushpull, settle=store.barrier, close=store.close)

@@ -125,7 +125,7 @@ def test_a_worker_that_is_silent_is_not_waited_for(caplog: pytest.LogCaptureFixt
             silent.init({"w": torch.zeros(2)})
             shelf.push({"w": torch.ones(2)})
             out = torch.empty(2)
-            assert shelf.read("w", [out], None) == {0: 1}
+            shelf.read("w", [out], None)
         assert torch.equal(out, torch.ones(2))
         assert "worker 1 was not heard of for 0.5 s: nobody waits for it" in caplog.text
         shelf.close()

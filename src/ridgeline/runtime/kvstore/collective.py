@@ -71,9 +71,9 @@ class CollectiveShelf:
             self.values[key] = copy
         self._place([*values])
 
-    def collect(self, key: Key, values: Sequence[Tensor]) -> Tensor:
-        """The sum of what this worker's devices push, in memory of its own."""
-        return merged(values, self._device)
+    def collect(self, key: Key, values: Sequence[Tensor], *, borrows: bool = False) -> Tensor:
+        """The sum of what this worker's devices push; in memory of its own unless it borrows."""
+        return merged(values, self._device, borrows=borrows)
 
     def push(self, totals: Mapping[Key, Tensor]) -> None:
         """Work the sums of all workers into the values."""
@@ -111,6 +111,11 @@ class CollectiveShelf:
     def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
         """Copy this worker's copy of a value, or some of its rows."""
         copy_to(outs, self.values[key], rows)
+
+    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> None:
+        """One after the other."""
+        self.push({key: total})
+        self.read(key, outs, None)
 
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
         """What the updaters of all workers remember, put together, on the first worker; {} on others."""

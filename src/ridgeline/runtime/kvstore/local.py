@@ -42,14 +42,14 @@ class LocalShelf:
             device = value.device if self._on_device else CPU
             self.values[key] = value.to(device, copy=True, memory_format=torch.contiguous_format)
 
-    def collect(self, key: Key, values: Sequence[Tensor]) -> Tensor:
-        """The sum of what the devices push, in memory of its own."""
+    def collect(self, key: Key, values: Sequence[Tensor], *, borrows: bool = False) -> Tensor:
+        """The sum of what the devices push; in memory of its own unless it borrows."""
         if self.compression is not None and values[0].is_floating_point():
             values = [
                 value if value.is_sparse else self.compression.passed((key, index), value)
                 for index, value in enumerate(values)
             ]
-        return merged(values, self._place(key, values))
+        return merged(values, self._place(key, values), borrows=borrows)
 
     def push(self, totals: Mapping[Key, Tensor]) -> None:
         """Work sums into the values."""
@@ -70,6 +70,11 @@ class LocalShelf:
     def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
         """Copy a value, or some of its rows."""
         copy_to(outs, self.values[key], rows)
+
+    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> None:
+        """One after the other."""
+        self.push({key: total})
+        self.read(key, outs, None)
 
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
         """What the updater remembers, whole."""

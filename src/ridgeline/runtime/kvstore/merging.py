@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 
-def merged(values: Sequence[Tensor], device: torch.device) -> Tensor:
+def merged(values: Sequence[Tensor], device: torch.device, *, borrows: bool = False) -> Tensor:
     """The sum, on `device`, in memory of its own: what was pushed may be overwritten once this returns.
+
+    Where it `borrows`, a single value that lies there already is the sum itself.
 
     Numbers of 16 bits are added up in float32 and rounded once. Sparse rows stay sparse unless a dense
     tensor is among them; each row comes once.
@@ -17,7 +19,7 @@ def merged(values: Sequence[Tensor], device: torch.device) -> Tensor:
     dense = [value.to_dense() if value.is_sparse else value for value in values]
     first, *others = dense
     if not others:
-        return first.to(device, copy=True, memory_format=torch.contiguous_format)
+        return first.to(device, copy=not borrows, memory_format=torch.contiguous_format)
     wide = torch.float32 if _is_narrow(first) else first.dtype
     total = first.to(device, wide, copy=True, memory_format=torch.contiguous_format)
     for other in others:

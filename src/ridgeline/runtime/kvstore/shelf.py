@@ -23,8 +23,11 @@ class Shelf(Protocol):
     def init(self, values: Mapping[Key, Tensor]) -> None:
         """Take the first values."""
 
-    def collect(self, key: Key, values: Sequence[Tensor]) -> Tensor:
-        """The sum of this worker's, in memory of its own; in the caller's thread."""
+    def collect(self, key: Key, values: Sequence[Tensor], *, borrows: bool = False) -> Tensor:
+        """The sum of this worker's, in the caller's thread.
+
+        In memory of its own, unless it `borrows`: then nobody changes what is pushed before it is worked in.
+        """
 
     def push(self, totals: Mapping[Key, Tensor]) -> None:
         """Work the sums of all workers into the values; in the lane."""
@@ -37,6 +40,9 @@ class Shelf(Protocol):
 
     def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> object:
         """Fill `outs` with a value, or with some of its rows; in the lane."""
+
+    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> None:
+        """Work a sum in and fill `outs` with what came of it, which may be where the sum is; in the lane."""
 
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
         """What is remembered of whole values; on the first worker."""

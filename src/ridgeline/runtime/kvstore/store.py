@@ -156,8 +156,27 @@ class KVStore:
         Raises:
             KVStoreError, EngineError: as `push` and `pull`.
         """
-        self.push(key, value, priority)
-        self.pull(key, value if out is None else out, priority)
+        if self._shelf.is_collective:  # all keys of a call are exchanged at once
+            self.push(key, value, priority)
+            self.pull(key, value if out is None else out, priority)
+            return
+        given = self._checked(key, value, "pushpull")
+        places = given if out is None else self._checked(key, out, "pushpull")
+        readings = []
+        for one, tensors in given.items():
+            # Nobody changes the values meanwhile, for this returns once all is done.
+            total, outs = self._shelf.collect(one, tensors, borrows=True), places[one]
+            done = self._engine.variable(f"pulled {one!r}")
+            self._engine.push(
+                after_present([total, *outs], partial(self._shelf.push_and_read, one, total, outs)),
+                writes=(self._variables[one], done),
+                lane=_LANE,
+                name=f"pushpull {one}",
+                priority=priority,
+            )
+            readings.append(Reading(partial(self._engine.wait, done), outs[0]))
+        for reading in readings:
+            reading.get()
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Initialise keys, and pull what worker 0 gave.

@@ -5,7 +5,7 @@ on.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import zmq
@@ -24,10 +24,15 @@ WINDOW = 16
 
 
 class Asked(NamedTuple):
-    """A call and the tensors that go with it."""
+    """A call and the tensors that go with it.
+
+    Attributes:
+        take: Given the tensor of the answer as it comes, which is not kept then.
+    """
 
     body: Body
     frames: tuple[Tensor, ...] = ()
+    take: Callable[[Tensor], None] | None = None
 
 
 class Answered(NamedTuple):
@@ -140,5 +145,9 @@ class Channel:
             return
         shapes = [] if answer.shape is None else [answer.shape]
         tensors = wire.tensors_of([frame.buffer for frame in frames[1:]], shapes)
-        del self._under_way[answer.number]
-        self._found[answer.number] = Answered(answer, tensors[0] if tensors else None)
+        asked = self._under_way.pop(answer.number)
+        tensor = tensors[0] if tensors else None
+        if asked.take is not None and tensor is not None:
+            asked.take(tensor)
+            tensor = None
+        self._found[answer.number] = Answered(answer, tensor)

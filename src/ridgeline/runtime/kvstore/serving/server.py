@@ -13,6 +13,7 @@ import torch
 import zmq
 
 from ridgeline.errors import KVStoreError
+from ridgeline.host_memory import keep_freed_memory
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
 
@@ -110,6 +111,7 @@ class Server:
 def serve_beside(server: Server) -> None:
     """Tell the address on standard output, and serve until standard input ends and all workers have left."""
     torch.set_num_threads(1)  # the workers' cores are theirs
+    keep_freed_memory()  # each message would cost page faults
     sys.stdout.write(f"{server.address}\n")
     sys.stdout.flush()
     poller = zmq.Poller()

@@ -1,0 +1,123 @@
+"""Values as slices that servers hold, and what is asked of these: pure functions of parts and tensors."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.runtime.kvstore.arguments import Held, Key
+from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.placement import LARGE_ELEMENTS, Part
+from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.channel import Asked
+from ridgeline.runtime.kvstore.serving.wire import Slot
+
+SLICE_BYTES = 1 << 20
+"""Of a message: a server works one in while the next arrives. Source: 64 MiB over the loopback, two cores,
+slices of 1, 2 and 4 MiB: `ridgeline bench kvstore`; BytePS takes 4 MB, BYTEPS_PARTITION_BYTES."""
+
+
+class Located(NamedTuple):
+    """A call, and the number of the server that it is for."""
+
+    place: int
+    asked: Asked
+
+
+def sliced(held: Held, parts: Sequence[Part], *, divides: bool) -> tuple[Part, ...]:
+    """Parts of about so many bytes, of large values that may be divided; others stay as they are."""
+    if not divides or held.shape.numel() < LARGE_ELEMENTS or not held.shape:
+        return tuple(parts)
+    row_bytes = held.shape[1:].numel() * held.dtype.itemsize
+    rows = max(1, SLICE_BYTES // max(row_bytes, 1))
+    return tuple(
+        Part(part.place, start, min(start + rows, part.stop))
+        for part in parts
+        for start in range(part.start, part.stop, rows)
+    )
+
+
+def part_of(value: Tensor, part: Part) -> Tensor:
+    """The rows of a part; a number is its own."""
+    return value[part.start : part.stop] if value.ndim else value
+
+
+def num_elements(held: Held, part: Part) -> int:
+    """Elements of a part."""
+    return held.shape[1:].numel() * (part.stop - part.start)
+
+
+def pushes(
+    key: Key, total: Tensor, parts: Sequence[Part], compression: Compression | None
+) -> list[Located]:
+    """A call for each part of a sum, dense or sparse rows."""
+    if total.is_sparse:
+        return [_push_of_rows(key, total, part) for part in parts]
+    codec = compression if total.is_floating_point() else None
+    return [_push(key, part_of(total, part), part, codec) for part in parts]
+
+
+def pulls(key: Key, outs: Sequence[Tensor], parts: Sequence[Part]) -> list[Located]:
+    """A call for each part of a value, whose answer goes to its place in `outs`."""
+    return [
+        Located(part.place, Asked(wire.Pull(Slot(key, part.start)), take=_into(outs, part)))
+        for part in parts
+    ]
+
+
+def pulls_of_rows(
+    key: Key, outs: Sequence[Tensor], rows: Tensor, parts: Sequence[Part]
+) -> list[Located]:
+    """A call for each part of a value, for those of the rows that are in it."""
+    found = []
+    for part in parts:
+        mask = (rows >= part.start) & (rows < part.stop)
+        body = wire.Pull(Slot(key, part.start), int(mask.sum()))
+
+        def take(tensor: Tensor, mask: Tensor = mask) -> None:
+            for out in outs:
+                out[mask.to(out.device)] = tensor.to(out.device)
+
+        found.append(Located(part.place, Asked(body, (rows[mask] - part.start,), take)))
+    return found
+
+
+def whole_state(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """State of a value from that of its parts; what is no part of it is the same for all."""
+    return {
+        name: torch.cat([state[name] for state in states])
+        if tensor.ndim and len(states) > 1
+        else tensor
+        for name, tensor in states[0].items()
+    }
+
+
+def state_of_part(tensor: Tensor, part: Part, held: Held) -> Tensor:
+    """The rows of a part of a value's state; what has none is the same for all."""
+    has_rows = tensor.ndim > 0 and tensor.shape[:1] == held.shape[:1]
+    return (tensor[part.start : part.stop] if has_rows else tensor).contiguous()
+
+
+def _push(key: Key, piece: Tensor, part: Part, codec: Compression | None) -> Located:
+    slot, shape = Slot(key, part.start), wire.shape_of(piece)
+    if codec is None:
+        return Located(part.place, Asked(wire.Push(slot, shape), (piece,)))
+    params: dict[str, Any] = {"type": codec.name, **codec.options}
+    coded = codec.encode((key, part.start), piece.reshape(-1))
+    return Located(part.place, Asked(wire.Push(slot, shape, params), (coded,)))
+
+
+def _push_of_rows(key: Key, total: Tensor, part: Part) -> Located:
+    numbers, rows = total.indices()[0], total.values()
+    mask = (numbers >= part.start) & (numbers < part.stop)
+    body = wire.PushRows(Slot(key, part.start), wire.shape_of(rows[mask]))
+    return Located(part.place, Asked(body, (numbers[mask] - part.start, rows[mask])))
+
+
+def _into(outs: Sequence[Tensor], part: Part) -> Any:
+    def take(tensor: Tensor) -> None:
+        for out in outs:
+            part_of(out, part).copy_(tensor)
+
+    return take

@@ -55,6 +55,7 @@ def served(world: World, case: dict[str, Any]) -> dict[str, Any]:
         value = values_of(0, 7, [ROWS, WIDTH], "float32")
         store.init(["w", "n", "e"], [value, torch.tensor(5.0), torch.empty(0)])
         begun = [listed(reading.get()) for reading in store.pull(["w", "n", "e"])]
+        store.barrier()  # nobody pushes before all have read
         store.set_optimizer("sgd", lr=1.0, momentum=0.0)
         brought = torch.full((ROWS, WIDTH), float(rank + 1))
         for _ in range(3):

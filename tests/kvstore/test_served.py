@@ -17,11 +17,11 @@ from asked_workers import Workers
 from ridgeline.errors import EngineError, KVStoreError
 from ridgeline.runtime.kvstore import KVStore
 from ridgeline.runtime.kvstore.compression import Compression
-from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving import segment, wire
 from ridgeline.runtime.kvstore.serving.channel import Asked, Channel
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.server import Server
-from ridgeline.runtime.kvstore.serving.shard import Shard
+from ridgeline.runtime.kvstore.serving.shard import Sender, Shard
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,16 @@ def serving(shard: Shard, lease_s: float = 60.0) -> Iterator[Server]:
         ends.set()
         thread.join()
         server.close()
+
+
+@contextmanager
+def connected(address: str, **seconds: float) -> Iterator[Channel]:
+    """A connection of worker 0."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        yield Channel(context, address, 0, 1, **seconds)
+    finally:
+        context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("servers", [0, 1])
@@ -167,29 +177,77 @@ def test_a_server_that_says_nothing_is_named() -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as deaf:
         deaf.bind("tcp://127.0.0.1:*")
         address = deaf.getsockopt_string(zmq.LAST_ENDPOINT)
-        channel = Channel(context, address, 0, 1, silence_s=0.3)
-        with pytest.raises(
-            KVStoreError, match=rf"^wanted an answer of the server at {address}, got none"
+        with (
+            connected(address, silence_s=0.3) as channel,
+            pytest.raises(
+                KVStoreError, match=rf"^wanted an answer of the server at {address}, got none"
+            ),
         ):
             channel.ask(wire.Beat())
-        channel.close()
         deaf.close(linger=0)
 
 
-def test_what_is_lost_is_sent_again() -> None:
-    """A server that forgets two of three messages: each call is done once all the same."""
-    with serving(forgetful(Shard(1, None))) as server, zmq.Context() as context:
-        channel = Channel(context, server.address, 0, 1, resend_s=0.02)
-        shape = wire.Shape("float32", (1,))
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("numel", [1, 20_000])
+def test_what_is_lost_is_sent_again(
+    numel: int, is_shared: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that forgets two of three messages: each call is done once all the same.
+
+    Small tensors are sent, larger ones go through shared memory where there is some.
+    """
+    caplog.set_level(logging.INFO)
+    if not is_shared:
+        monkeypatch.setattr(segment, "SHARED_FILES", Path("/nowhere"))
+    with (
+        serving(forgetful(Shard(1, None))) as server,
+        connected(server.address, resend_s=0.02) as channel,
+    ):
+        shape = wire.Shape("float32", (numel,))
         slot = wire.Slot("w", 0)
-        channel.ask(wire.Init(slot, shape), torch.zeros(1))
+        channel.ask(wire.Init(slot, shape), torch.zeros(numel))
         channel.ask(wire.SetOptimizer("sgd", 1.0, {"lr": 1.0}))
-        pushes = [Asked(wire.Push(slot, shape), (torch.ones(1),))] * 40
-        channel.finish(channel.start(pushes))
+        calls, taken = [], []
+        for number in range(20):
+            pushed = torch.full((numel,), float(number))
+            calls.append(Asked(wire.Push(slot, shape), (pushed,)))
+            calls.append(
+                Asked(wire.Pull(slot), take=lambda t: taken.append(t.clone()), room=4 * numel)
+            )
+        channel.finish(channel.start(calls))
+        sums = [-float(sum(range(number + 1))) for number in range(20)]
+        for number, tensor in enumerate(taken):  # what is asked for again may see later pushes
+            assert tensor[0].item() in sums[number:]
+            assert (tensor == tensor[0]).all()
+        assert len(taken) == 20
         answered = channel.ask(wire.Pull(slot))
-        assert answered.answer.versions == {0: 40}
-        assert answered.tensor == torch.tensor([-40.0])
-        channel.close()
+        assert answered.answer.versions == {0: 20}
+        assert answered.tensor is not None
+        assert torch.equal(answered.tensor, torch.full((numel,), sums[-1]))
+    says = "tensors go through sockets, since memory cannot be shared: "
+    assert (says in caplog.text) == (numel > 1 and not is_shared)
+    assert not [*Path("/dev/shm").glob("ridgeline-*")]
+
+
+def test_places_in_memory_that_is_not_shared_are_refused() -> None:
+    """Of a connection that shares none, beyond the end of what it shares, and names of other files."""
+    with serving(Shard(1, None)) as server, connected(server.address) as channel:
+        memory = segment.Segment.make(4096)
+        channel.ask(wire.Share(memory.name))
+        memory.forget_name()
+        for place, length, room in ((4000, 97, 0), (0, 0, 4097), (-5, 8, 0), (0, -1, 0)):
+            call = wire.Call(0, 1, 2, wire.Beat(), place, length, room)
+            with pytest.raises(
+                KVStoreError, match=r"^wanted bytes within 4096 of shared memory, got "
+            ):
+                server._shared(Sender(0, 1), call)
+        with pytest.raises(
+            KVStoreError, match=r"^wanted memory that this connection shares, got a"
+        ):
+            server._shared(Sender(0, 2), call)
+        for name in ("../etc/passwd", "ridgeline-" + "0" * 31, "ridgeline-" + "0" * 32):
+            with pytest.raises(KVStoreError, match=r"^wanted (the name of )?shared memory"):
+                segment.Segment.open(name)
 
 
 def forgetful(shard: Shard) -> Shard:

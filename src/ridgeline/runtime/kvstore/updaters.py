@@ -66,9 +66,19 @@ class FunctionUpdater:
         self._function = _registered(name)
 
     def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
-        """As the function does it."""
-        with torch.no_grad():
-            self._function(key, total, value)
+        """As the function does it.
+
+        Raises:
+            KVStoreError: it fails.
+        """
+        try:
+            with torch.no_grad():
+                self._function(key, total, value)
+        except Exception as error:
+            raise KVStoreError(
+                f"wanted updater {self.name!r} to update key {key!r}, got {type(error).__name__}: "
+                f"{first_line(error)}"
+            ) from error
 
     def state(self) -> dict[Key, dict[str, Tensor]]:
         """None that is known."""

@@ -72,7 +72,7 @@ class Actions:
                 return self._states()
             case wire.LoadStates():
                 self._load_states(body, frames)
-            case wire.Barrier() | wire.Beat() | wire.Leave():
+            case wire.Barrier() | wire.Share() | wire.Beat() | wire.Leave():
                 pass
         return Done()
 

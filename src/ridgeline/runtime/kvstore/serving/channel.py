@@ -4,15 +4,18 @@ A channel is used by one thread. Calls that are not answered in time are sent ag
 on.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import zmq
 from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
 
 RESEND_S = 2.0
@@ -21,6 +24,10 @@ SILENCE_S = 30.0
 """How long a server may say nothing at all."""
 WINDOW = 16
 """Calls that may be under way on one connection."""
+LEAST_SHARED, MOST_SHARED = 1 << 14, 1 << 20
+"""Bytes of a tensor that goes through shared memory: smaller ones cost more there, larger ones are sent."""
+
+_log = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
@@ -28,11 +35,19 @@ class Asked(NamedTuple):
 
     Attributes:
         take: Given the tensor of the answer as it comes, which is not kept then.
+        room: Bytes of that tensor, where they are known.
     """
 
     body: Body
     frames: tuple[Tensor, ...] = ()
     take: Callable[[Tensor], None] | None = None
+    room: int = 0
+
+    @property
+    def num_shared(self) -> int:
+        """Bytes that may lie in shared memory: of its frame or the answer's, where there is just one."""
+        sent = [frame.nbytes for frame in self.frames]
+        return self.room if not sent else sent[0] if len(sent) == 1 and not self.room else 0
 
 
 class Answered(NamedTuple):
@@ -73,12 +88,18 @@ class Channel:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MOST_BYTES)
         self._socket.connect(address)
+        self._segment: Segment | None = None
+        self._free: list[int] = []
+        self._places: dict[int, int] = {}
+        self._shares = True
         self._unsent: list[tuple[int, Asked]] = []
         self._under_way: dict[int, Asked] = {}
         self._found: dict[int, Answered] = {}
 
     def start(self, asked: Sequence[Asked]) -> range:
         """Send calls, as many as the window holds; the numbers to `finish` with."""
+        if self._shares and any(one.num_shared >= LEAST_SHARED for one in asked):
+            self._share()
         numbers = range(self._number + 1, self._number + 1 + len(asked))
         self._number += len(asked)
         self._unsent += zip(numbers, asked, strict=True)
@@ -130,24 +151,61 @@ class Channel:
         while self._unsent and len(self._under_way) < WINDOW:
             number, asked = self._unsent.pop(0)
             self._under_way[number] = asked
+            if self._segment is not None and LEAST_SHARED <= asked.num_shared <= MOST_SHARED:
+                self._places[number] = place = self._free.pop()
+                for frame in map(wire.frame_of, asked.frames):
+                    self._segment.part(place, len(frame))[:] = frame
             self._send(number, asked)
 
     def _send(self, number: int, asked: Asked) -> None:
-        header = wire.encode(Call(self._worker, self._channel, number, asked.body))
-        # Not copied: tensors stay as they are until the server has answered.
-        frames = [header, *map(wire.frame_of, asked.frames)]
-        self._socket.send_multipart(frames, copy=False)
+        call = Call(self._worker, self._channel, number, asked.body)
+        frames = [*map(wire.frame_of, asked.frames)]
+        if number in self._places:
+            length = sum(map(len, frames))
+            place = self._places[number]
+            call = msgspec.structs.replace(call, place=place, length=length, room=asked.room)
+            frames.clear()
+        # Copied: pyzmq frees what is not by a thread of its own, which nobody can end.
+        self._socket.send_multipart([wire.encode(call), *frames])
+
+    def _share(self) -> None:
+        """Make memory that the server shares, where the system has some."""
+        self._shares = False
+        try:
+            segment = Segment.make(WINDOW * MOST_SHARED)
+        except OSError as error:
+            _log.info("tensors go through sockets, since memory cannot be shared: %s", error)
+            return
+        try:
+            self.ask(wire.Share(segment.name))
+        finally:
+            segment.forget_name()
+        self._segment = segment
+        self._free = [MOST_SHARED * place for place in range(WINDOW)]
 
     def _receive(self) -> None:
         frames = self._socket.recv_multipart(copy=False)
         answer = wire.decode_answer(frames[0].buffer)
         if answer.number not in self._under_way or answer.is_parked:
             return
-        shapes = [] if answer.shape is None else [answer.shape]
-        tensors = wire.tensors_of([frame.buffer for frame in frames[1:]], shapes)
-        asked = self._under_way.pop(answer.number)
-        tensor = tensors[0] if tensors else None
+        asked = self._under_way[answer.number]
+        tensor = self._tensor(answer, [frame.buffer for frame in frames[1:]])
         if asked.take is not None and tensor is not None:
             asked.take(tensor)
             tensor = None
+        elif answer.is_shared and tensor is not None:
+            tensor = tensor.clone()
         self._found[answer.number] = Answered(answer, tensor)
+        del self._under_way[answer.number]
+        if answer.number in self._places:
+            self._free.append(self._places.pop(answer.number))
+
+    def _tensor(self, answer: Answer, frames: Sequence[memoryview]) -> Tensor | None:
+        if answer.shape is None:
+            return None
+        if answer.is_shared:
+            assert self._segment is not None, "no server knows a place otherwise"
+            num_bytes = answer.shape.num_bytes()
+            frames = [self._segment.part(self._places[answer.number], num_bytes)]
+        (tensor,) = wire.tensors_of(frames, [answer.shape])
+        return tensor

@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 import zmq
 
 from ridgeline.errors import KVStoreError
 from ridgeline.host_memory import keep_freed_memory
 from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
 
 LEASE_S = 10.0
@@ -43,6 +45,7 @@ class Server:
         self._lease_s = lease_s
         self._identities: dict[Sender, bytes] = {}
         self._heard_s: dict[int, float] = {}
+        self._segments: dict[Sender, Segment] = {}
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -79,26 +82,53 @@ class Server:
         try:
             identity, header, *payload = (frame.buffer for frame in frames)
             call = wire.decode_call(header)
+            sender = Sender(call.worker, call.channel)
+            payload = self._shared(sender, call) or payload
         except (ValueError, KVStoreError) as error:
             _log.warning("a message that is none was dropped: %s", error)
             return
-        sender = Sender(call.worker, call.channel)
         self._identities[sender] = bytes(identity)
         self._heard_s[call.worker] = time.monotonic()
         self._send(self._shard.handle(call, payload))
 
     def _send(self, replies: list[Reply]) -> None:
         for reply in replies:
-            header = wire.encode(reply.answer)
-            frames = [] if reply.tensor is None else [wire.frame_of(reply.tensor)]
+            answer = reply.answer
+            frames: list[memoryview] = []
+            if reply.tensor is not None:
+                frame = wire.frame_of(reply.tensor)
+                if reply.call is not None and 0 < len(frame) <= reply.call.room:
+                    self._segments[reply.to].part(reply.call.place, len(frame))[:] = frame
+                    answer = msgspec.structs.replace(answer, is_shared=True)
+                else:
+                    frames = [frame]
+            header = wire.encode(answer)
             # Copied: the next push changes a value while this may still be on its way.
             self._socket.send_multipart([self._identities[reply.to], header, *frames])
+
+    def _shared(self, sender: Sender, call: wire.Call) -> list[memoryview]:
+        """The frame of a call that lies in shared memory; none where it was sent, or there is none.
+
+        Raises:
+            KVStoreError: the worker shares none, or what it says of a place does not hold.
+        """
+        if isinstance(call.body, wire.Share) and sender not in self._segments:
+            self._segments[sender] = Segment.open(call.body.name)
+        if call.place < 0 and not call.length and not call.room:
+            return []
+        if sender not in self._segments:
+            raise KVStoreError("wanted memory that this connection shares, got a place in none")
+        segment = self._segments[sender]
+        segment.part(call.place, call.room)
+        return [segment.part(call.place, call.length)] if call.length else []
 
     def _end_leases(self) -> None:
         now = time.monotonic()
         for worker, heard_s in [*self._heard_s.items()]:
             if now - heard_s > self._lease_s:
                 del self._heard_s[worker]
+                for sender in [one for one in self._segments if one.worker == worker]:
+                    del self._segments[sender]
                 if worker in self._shard.slots.present:
                     _log.warning(
                         "worker %d was not heard of for %.3g s: nobody waits for it",

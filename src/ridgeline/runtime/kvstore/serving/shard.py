@@ -24,11 +24,17 @@ class Sender(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer and its frame, for a connection."""
+    """An answer and its frame, for a connection.
+
+    Attributes:
+        call: For whose first time it is; None for a call that comes again, whose place in shared memory may
+            be another call's by now.
+    """
 
     to: Sender
     answer: Answer
     tensor: Tensor | None = None
+    call: Call | None = None
 
 
 class Parked(NamedTuple):
@@ -100,7 +106,7 @@ class Shard:
             return [Reply(sender, Answer(call.number, failed))]
         reads = wire.Pull | wire.Know | wire.States | wire.Barrier
         if isinstance(call.body, reads):
-            return [self._done_or_parked(sender, call, frames)]
+            return [self._done_or_parked(sender, call, frames)._replace(call=None)]
         return [Reply(sender, Answer(call.number))]
 
     def _done_or_parked(self, sender: Sender, call: Call, frames: Frames) -> Reply:
@@ -109,7 +115,7 @@ class Shard:
                 return self._answered(sender, call, frames)
         except KVStoreError as error:
             return self._refused(sender, call, error)
-        self._parked.setdefault(sender, {})[call.number] = Parked(call, frames)
+        self._parked.setdefault(sender, {}).setdefault(call.number, Parked(call, frames))
         return Reply(sender, Answer(call.number, is_parked=True))
 
     def _may_answer(self, sender: Sender, call: Call) -> bool:
@@ -132,7 +138,7 @@ class Shard:
             return self._refused(sender, call, error)
         shape = wire.shape_of(done.tensor) if done.tensor is not None else None
         answer = Answer(call.number, shape=shape, versions=done.versions)
-        return Reply(sender, answer, done.tensor)
+        return Reply(sender, answer, done.tensor, call)
 
     def _refused(self, sender: Sender, call: Call, error: Exception) -> Reply:
         text = str(error) if isinstance(error, KVStoreError) else _told(error)

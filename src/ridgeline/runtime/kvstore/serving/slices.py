@@ -61,7 +61,14 @@ def pushes(
 def pulls(key: Key, outs: Sequence[Tensor], parts: Sequence[Part]) -> list[Located]:
     """A call for each part of a value, whose answer goes to its place in `outs`."""
     return [
-        Located(part.place, Asked(wire.Pull(Slot(key, part.start)), take=_into(outs, part)))
+        Located(
+            part.place,
+            Asked(
+                wire.Pull(Slot(key, part.start)),
+                take=_into(outs, part),
+                room=part_of(outs[0], part).nbytes,
+            ),
+        )
         for part in parts
     ]
 

@@ -107,7 +107,7 @@ class Slots:
         return {slot: one.updater for slot, one in self._slices.items() if one.updater is not None}
 
     def push(self, worker: int, slot: Slot, total: Tensor) -> None:
-        """Take a worker's sum, in memory that nobody changes; rows may be sparse.
+        """Take a worker's sum; rows may be sparse. Its memory is free again when this returns.
 
         Raises:
             KVStoreError: the slice has no value, no updater was set, or it fails.
@@ -119,7 +119,8 @@ class Slots:
                 "says what an asynchronous push does to a value, got none; call set_optimizer"
             )
         if self.staleness == 0:
-            one.waiting.setdefault(worker, deque()).append(total)
+            # The memory in which it came is used again before the round is complete.
+            one.waiting.setdefault(worker, deque()).append(total.clone())
             self._complete(slot, one)
             return
         apply(one.updater, slot.key, total, one.value)

@@ -112,6 +112,12 @@ class Barrier(_Body, frozen=True, tag="barrier"):
     """Answer once all workers that are there have asked this as often as this one."""
 
 
+class Share(_Body, frozen=True, tag="share"):
+    """Tensors of this connection may lie in shared memory of this name."""
+
+    name: str
+
+
 class Beat(_Body, frozen=True, tag="beat"):
     """The worker is there."""
 
@@ -131,6 +137,7 @@ Body = (
     | States
     | LoadStates
     | Barrier
+    | Share
     | Beat
     | Leave
 )
@@ -144,12 +151,18 @@ class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         channel: Which of its connections.
         number: Of the call on that connection, from 1 on; one that comes again is not done again.
         body: What is asked.
+        place: Where in shared memory its frame lies, and that of the answer is to; -1: they are sent.
+        length: Bytes of its frame there.
+        room: Bytes that the answer's may have there.
     """
 
     worker: int
     channel: int
     number: int
     body: Body
+    place: int = -1
+    length: int = 0
+    room: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -160,6 +173,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         error: Why it was not done; empty where it was.
         is_parked: It waits for other workers; the answer comes later.
         shape: What the frame holds, where there is one.
+        is_shared: The frame lies in shared memory, at the place of the call.
         versions: For a pull, how many pushes of each worker its value holds, by worker.
     """
 
@@ -167,6 +181,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     error: str = ""
     is_parked: bool = False
     shape: Shape | None = None
+    is_shared: bool = False
     versions: Mapping[int, int] = {}
 
 

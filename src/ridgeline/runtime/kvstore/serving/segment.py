@@ -1,0 +1,86 @@
+"""Memory that a worker and a server of one host share: tensors go through it, messages say where they lie.
+
+The worker makes it as a file in memory, the server opens it by name, and then the name is taken away: nothing
+is left of it whoever ends how.
+"""
+
+import mmap
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Self
+
+from ridgeline.errors import KVStoreError
+
+SHARED_FILES = Path("/dev/shm")
+_NAME = re.compile(r"ridgeline-[0-9a-f]{32}")
+
+
+class Segment:
+    """Shared memory.
+
+    Args:
+        memory: Mapped.
+        name: Of its file, while it has one.
+
+    Attributes:
+        view: The memory.
+    """
+
+    def __init__(self, memory: mmap.mmap, name: str) -> None:
+        self.view = memoryview(memory)
+        self.name = name
+
+    @classmethod
+    def make(cls, num_bytes: int) -> Self:
+        """New memory, which is there in full.
+
+        Raises:
+            OSError: the system has no such files, or no room for this one.
+        """
+        name = f"ridgeline-{secrets.token_hex(16)}"
+        handle = os.open(SHARED_FILES / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            # Reserved: a page that is missing later would end the process.
+            os.posix_fallocate(handle, 0, num_bytes)
+            return cls(mmap.mmap(handle, num_bytes), name)
+        except OSError:
+            (SHARED_FILES / name).unlink()
+            raise
+        finally:
+            os.close(handle)
+
+    @classmethod
+    def open(cls, name: str) -> Self:
+        """What another process has made.
+
+        Raises:
+            KVStoreError: there is none of that name.
+        """
+        if not _NAME.fullmatch(name):
+            raise KVStoreError(f"wanted the name of shared memory, got {name[:64]!r}")
+        try:
+            handle = os.open(SHARED_FILES / name, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError as error:
+            raise KVStoreError(f"wanted shared memory {name}, got {error.strerror}") from error
+        try:
+            return cls(mmap.mmap(handle, os.fstat(handle).st_size), name)
+        finally:
+            os.close(handle)
+
+    def part(self, start: int, num_bytes: int) -> memoryview:
+        """Some of the memory.
+
+        Raises:
+            KVStoreError: it is not within.
+        """
+        if start < 0 or num_bytes < 0 or start + num_bytes > len(self.view):
+            raise KVStoreError(
+                f"wanted bytes within {len(self.view)} of shared memory, got {num_bytes} from {start} on"
+            )
+        return self.view[start : start + num_bytes]
+
+    def forget_name(self) -> None:
+        """Take the file away; whoever has it keeps the memory."""
+        (SHARED_FILES / self.name).unlink(missing_ok=True)

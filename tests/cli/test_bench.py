@@ -157,7 +157,7 @@ def test_wrong_usage(run, words: list[str], message: str) -> None:
 def test_names_agree() -> None:
     """The verb, which imports no torch, knows the parts of every experiment and its package."""
     assert tuple(EXPERIMENTS) == (
-        "hybrid", "async", "parallel", "overlap", "allreduce", "sync", "networks",
+        "hybrid", "async", "parallel", "overlap", "allreduce", "sync", "kvstore", "networks",
     )  # fmt: skip
     assert EXPERIMENTS["hybrid"].parts == MODELS
     assert EXPERIMENTS["allreduce"].parts == sweep.CASES

@@ -15,19 +15,18 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held, Key
-from ridgeline.runtime.kvstore.compression import Compression
-from ridgeline.runtime.kvstore.local import apply, change_settings, copy_to
+from ridgeline.runtime.kvstore.held_values import HeldValues, apply
 from ridgeline.runtime.kvstore.merging import merged
 from ridgeline.runtime.kvstore.messages import exchange, exchange_bytes
 from ridgeline.runtime.kvstore.placement import Part, placed
 from ridgeline.runtime.kvstore.rows import push_rows
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
-from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
+from ridgeline.runtime.kvstore.updaters import Updater
 
 Parts = Mapping[Key, tuple[Part, ...]]
 
 
-class CollectiveShelf:
+class CollectiveShelf(HeldValues):
     """A copy of all values, and the updates of the parts that this worker serves.
 
     All workers make the same calls in the same order, but for reading `values`.
@@ -39,21 +38,17 @@ class CollectiveShelf:
 
     Attributes:
         is_collective: All push in one order.
-        values: By key; what a pull reads.
-        updater: None replaces a value by the sum of all workers.
     """
 
     is_collective = True
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, owns_group: bool) -> None:
+        super().__init__()
         self._group = group
         self._owns_group = owns_group
         self._device = device
         self.rank = dist.get_rank(group)
         self.num_workers = dist.get_world_size(group)
-        self.values: dict[Key, Tensor] = {}
-        self.updater: Updater | None = None
-        self.compression: Compression | None = None
         self._parts: dict[Key, tuple[Part, ...]] = {}
         self._has_pushed = False
 
@@ -104,19 +99,6 @@ class CollectiveShelf:
             self._place(keys)
         self.updater = updater
 
-    def change_settings(self, updater: OptimizerUpdater) -> None:
-        """The optimizer goes on with other settings."""
-        change_settings(self.updater, updater)
-
-    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
-        """Copy this worker's copy of a value, or some of its rows."""
-        copy_to(outs, self.values[key], rows)
-
-    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> None:
-        """One after the other."""
-        self.push({key: total})
-        self.read(key, outs, None)
-
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
         """What the updaters of all workers remember, put together, on the first worker; {} on others."""
         mine = {} if self.updater is None else self.updater.state()
@@ -136,10 +118,7 @@ class CollectiveShelf:
         Raises:
             KVStoreError: there is no updater.
         """
-        if self.updater is None:
-            raise KVStoreError(
-                "wanted an optimizer to load states into, got none; call set_optimizer first"
-            )
+        updater = self.optimizer()
         for key, part in self._mine(self._parts):
             rows = self.values[key].shape[:1]
             state = {
@@ -149,7 +128,7 @@ class CollectiveShelf:
                 for name, tensor in states.get(key, {}).items()
             }
             if state:
-                self.updater.load_state(key, {n: t.to(self._device) for n, t in state.items()})
+                updater.load_state(key, {n: t.to(self._device) for n, t in state.items()})
 
     def barrier(self) -> None:
         """Return once all workers have called this."""

@@ -5,16 +5,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Key
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.held_values import HeldValues, apply
 from ridgeline.runtime.kvstore.merging import merged
-from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
+from ridgeline.runtime.kvstore.updaters import Updater
 
 CPU = torch.device("cpu")
 
 
-class LocalShelf:
+class LocalShelf(HeldValues):
     """Holds values whole, and updates them where they lie.
 
     Args:
@@ -23,18 +22,14 @@ class LocalShelf:
 
     Attributes:
         is_collective: There is nobody else.
-        values: By key; what a pull reads.
-        updater: None replaces a value by what is pushed.
     """
 
     rank, num_workers, is_collective = 0, 1, False
 
     def __init__(self, *, on_device: bool) -> None:
+        super().__init__()
         self._on_device = on_device
         self._loads: dict[torch.device, int] = {}
-        self.values: dict[Key, Tensor] = {}
-        self.updater: Updater | None = None
-        self.compression: Compression | None = None
 
     def init(self, values: Mapping[Key, Tensor]) -> None:
         """Take copies."""
@@ -63,19 +58,6 @@ class LocalShelf:
         """From the next push on."""
         self.updater = updater
 
-    def change_settings(self, updater: OptimizerUpdater) -> None:
-        """The optimizer goes on with other settings."""
-        change_settings(self.updater, updater)
-
-    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
-        """Copy a value, or some of its rows."""
-        copy_to(outs, self.values[key], rows)
-
-    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> None:
-        """One after the other."""
-        self.push({key: total})
-        self.read(key, outs, None)
-
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:
         """What the updater remembers, whole."""
         return {} if self.updater is None else self.updater.state()
@@ -86,12 +68,9 @@ class LocalShelf:
         Raises:
             KVStoreError: there is none.
         """
-        if self.updater is None:
-            raise KVStoreError(
-                "wanted an optimizer to load states into, got none; call set_optimizer first"
-            )
+        updater = self.optimizer()
         for key, state in states.items():
-            self.updater.load_state(key, state)
+            updater.load_state(key, state)
 
     def barrier(self) -> None:
         """There is nobody else."""
@@ -109,24 +88,3 @@ class LocalShelf:
         place = min(devices, key=lambda device: self._loads.get(device, 0))
         self._loads[place] = self._loads.get(place, 0) + values[0].numel()
         return place
-
-
-def copy_to(outs: Sequence[Tensor], value: Tensor, rows: Tensor | None) -> None:
-    """Copy a value, or the rows of these numbers, to each of some places."""
-    found = value if rows is None else value[rows.to(value.device)]
-    for out in outs:
-        out.copy_(found)
-
-
-def change_settings(present: Updater | None, updater: OptimizerUpdater) -> None:
-    """Have an optimizer go on with the settings of another one of its name."""
-    assert isinstance(present, OptimizerUpdater), "its name was compared"
-    present.with_settings_of(updater)
-
-
-def apply(updater: Updater | None, key: Key, total: Tensor, value: Tensor) -> None:
-    """Work a sum into a value: by the updater, or in its place."""
-    if updater is not None:
-        updater(key, total, value)
-    else:
-        value.copy_(total.to_dense() if total.is_sparse else total)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline.runtime.kvstore.arguments import Key
-from ridgeline.runtime.kvstore.local import apply
+from ridgeline.runtime.kvstore.held_values import apply
 from ridgeline.runtime.kvstore.merging import rows_tensor, summed_rows
 from ridgeline.runtime.kvstore.messages import exchange
 from ridgeline.runtime.kvstore.placement import Part

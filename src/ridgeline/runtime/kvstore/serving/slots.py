@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held
-from ridgeline.runtime.kvstore.local import apply
+from ridgeline.runtime.kvstore.held_values import apply
 from ridgeline.runtime.kvstore.serving.wire import Slot
 from ridgeline.runtime.kvstore.updaters import Updater
 

@@ -6,7 +6,7 @@ checked against what the header says. Nothing in it is executed: updaters and op
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Key
 
+T = TypeVar("T")
 MOST_BYTES = 1 << 30
 """Of a message; slices of values that may be divided are far smaller."""
 MOST_DIMS = 16
@@ -201,13 +202,8 @@ def decode_call(header: bytes | memoryview) -> Call:
     Raises:
         KVStoreError: it is none.
     """
-    try:
-        call = _calls.decode(header)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise KVStoreError(f"wanted a call of a worker, got {error}") from error
-    shape = getattr(call.body, "shape", None)
-    if shape is not None:
-        check_shape(shape)
+    call = _decoded(_calls, header, "a call of a worker")
+    _check(getattr(call.body, "shape", None))
     return call
 
 
@@ -217,13 +213,21 @@ def decode_answer(header: bytes | memoryview) -> Answer:
     Raises:
         KVStoreError: it is none.
     """
-    try:
-        answer = _answers.decode(header)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise KVStoreError(f"wanted an answer of a server, got {error}") from error
-    if answer.shape is not None:
-        check_shape(answer.shape)
+    answer = _decoded(_answers, header, "an answer of a server")
+    _check(answer.shape)
     return answer
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[T]", header: bytes | memoryview, what: str) -> T:
+    try:
+        return decoder.decode(header)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise KVStoreError(f"wanted {what}, got {error}") from error
+
+
+def _check(shape: Shape | None) -> None:
+    if shape is not None:
+        check_shape(shape)
 
 
 def check_shape(shape: Shape) -> None:

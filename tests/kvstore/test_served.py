@@ -186,6 +186,20 @@ def test_a_server_that_says_nothing_is_named() -> None:
         deaf.close(linger=0)
 
 
+def test_workers_that_do_not_come_are_told_of() -> None:
+    """Who waits for them says so, after a time; it is not the server that is silent."""
+    with (
+        serving(Shard(2, None)) as server,
+        connected(server.address, resend_s=0.02, parked_s=0.2) as channel,
+    ):
+        message = (
+            rf"^wanted other workers to come to what worker 0 waits for \(Barrier\) at {server.address}, "
+            "got none for 0 s; see that all make the same calls of init and barrier, and push$"
+        )
+        with pytest.raises(KVStoreError, match=message):
+            channel.ask(wire.Barrier())
+
+
 @pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("numel", [1, 20_000])
 def test_what_is_lost_is_sent_again(

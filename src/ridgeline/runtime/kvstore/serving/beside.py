@@ -35,7 +35,11 @@ class ServerBeside:
         words += [] if staleness is None else ["--staleness", str(staleness)]
         words += ["--import", module] if module else []
         self._process = subprocess.Popen(
-            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for workers, who then leave it
         )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()

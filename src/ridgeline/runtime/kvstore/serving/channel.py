@@ -22,6 +22,8 @@ RESEND_S = 2.0
 """How long an answer may take before calls are sent again."""
 SILENCE_S = 30.0
 """How long a server may say nothing at all."""
+PARKED_S = 1800.0
+"""How long a call may wait for other workers. Source: torch.distributed, the default of gloo."""
 WINDOW = 16
 """Calls that may be under way on one connection."""
 LEAST_SHARED, MOST_SHARED = 1 << 14, 1 << 20
@@ -67,6 +69,7 @@ class Channel:
         channel: Which of its connections to this server.
         silence_s: How long the server may say nothing at all.
         resend_s: How long an answer may take before calls are sent again.
+        parked_s: How long a call may wait for other workers.
     """
 
     def __init__(
@@ -77,12 +80,14 @@ class Channel:
         channel: int,
         silence_s: float = SILENCE_S,
         resend_s: float = RESEND_S,
+        parked_s: float = PARKED_S,
     ) -> None:
         self.address = address
         self._worker = worker
         self._channel = channel
         self._silence_s = silence_s
         self._resend_s = resend_s
+        self._parked_s = parked_s
         self._number = 0
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -110,9 +115,10 @@ class Channel:
         """The answers to calls that were started.
 
         Raises:
-            KVStoreError: the server refused one (the others are done all the same), or says nothing.
+            KVStoreError: the server refused one (the others are done all the same), or says nothing, or other
+                workers that a call waits for do not come.
         """
-        heard_s = sent_s = time.monotonic()
+        heard_s = sent_s = begun_s = time.monotonic()
         while not all(number in self._found for number in numbers):
             if self._socket.poll(int(1000 * min(self._resend_s, self._silence_s))):
                 heard_s = time.monotonic()
@@ -123,6 +129,13 @@ class Channel:
                 raise KVStoreError(
                     f"wanted an answer of the server at {self.address}, got none for {now - heard_s:.0f} s; "
                     "see whether it runs"
+                )
+            if now - begun_s > self._parked_s:
+                waiting = ", ".join({type(one.body).__name__ for one in self._under_way.values()})
+                raise KVStoreError(
+                    f"wanted other workers to come to what worker {self._worker} waits for ({waiting}) at "
+                    f"{self.address}, got none for {now - begun_s:.0f} s; see that all make the same "
+                    "calls of init and barrier, and push"
                 )
             if now - max(heard_s, sent_s) >= self._resend_s:
                 sent_s = now

@@ -75,7 +75,12 @@ class RemoteShelf:
                 if self.rank == 0:
                     calls.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
                 calls.append(Located(part.place, Asked(wire.Know(slot, shape))))
-        self._servers.ask(calls)
+        try:
+            self._servers.ask(calls)
+        except KVStoreError:
+            for key in values:  # what comes next is placed as on workers that never asked for these
+                del self._held[key], self._parts[key]
+            raise
 
     def collect(self, key: Key, values: Sequence[Tensor], *, borrows: bool = False) -> Tensor:
         """The sum of what this worker's devices push."""

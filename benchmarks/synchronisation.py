@@ -1,13 +1,14 @@
-"""Gradient synchronisation: all-reduces by size, and steps over links of several rates, interleaved.
+"""Gradient synchronisation: all-reduces and stores by size, steps over links of several rates, interleaved.
 
-    python benchmarks/synchronisation.py                                   # both
+    python benchmarks/synchronisation.py                                   # all
     python benchmarks/synchronisation.py sync --only resnet18 --rates 100mbit   # two hosts, a slow link
 
 `allreduce` sets every exact algorithm beside the backend's own all-reduce. `sync` trains a model over two
 hosts on this machine (network namespaces, so it takes root and iproute2), ours beside
-DistributedDataParallel and its hooks. What they compute is compared; figures are medians over turns with
-quartiles, ratios are taken turn by turn. These are `ridgeline bench allreduce` and `sync` with the result
-kept; beside the table of `sync` it prints how far each step is from the limit, and from its prediction.
+DistributedDataParallel and its hooks. `kvstore` pushes to and pulls from key-value stores, beside gloo. What
+they compute is compared; figures are medians over turns with quartiles, ratios are taken turn by turn. These
+are `ridgeline bench allreduce`, `sync` and `kvstore` with the result kept; beside the table of `sync` it
+prints how far each step is from the limit, and from its prediction.
 """
 
 import argparse
@@ -21,14 +22,14 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.experiments import allreduce, sync
+from ridgeline.experiments import allreduce, kvstore, sync
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
 from ridgeline.reporting.text import console
 
 RESULTS = Path(__file__).parent / "results"
-EXPERIMENTS = {"allreduce": allreduce.run, "sync": sync.run}
+EXPERIMENTS = {"allreduce": allreduce.run, "sync": sync.run, "kvstore": kvstore.run}
 
 
 def file_name(experiment: WayExperiment) -> str:
@@ -73,7 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("names", nargs="*", default=[*EXPERIMENTS], help="allreduce, sync")
+    parser.add_argument("names", nargs="*", default=[*EXPERIMENTS], help="allreduce, sync, kvstore")
     parser.add_argument("--quick", action="store_true", help="a minute or two each")
     parser.add_argument("--only", nargs="+", default=[], help="cases: sizes, or models")
     parser.add_argument("--rates", nargs="+", default=[], help="of sync: 100mbit, 1gbit, none ...")

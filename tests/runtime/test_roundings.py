@@ -16,35 +16,35 @@ CPU = torch.device("cpu")
 SIZE = 64
 
 
-def moved(by: float, start: float = 0.0) -> Outcome:
+def moved(by: float, start: float = 0.0, size: int = SIZE) -> Outcome:
     """A parameter that the exact step moves by 1, this one by so much more."""
-    return Outcome(1.0, [torch.full((SIZE,), start + 1.0 + by)], [[]])
+    return Outcome(1.0, [torch.full((size,), start + 1.0 + by)], [[]])
 
 
 class Runs:
     """Eager steps whose distance from the exact one is `first` here, and `nearby` at other places."""
 
-    def __init__(self, first: float, nearby: list[float]) -> None:
+    def __init__(self, first: float, nearby: list[float], size: int = SIZE) -> None:
         plan = Plan(execution="compiled", precision="bf16")
-        self.body = SimpleNamespace(plan=plan, model=nn.Linear(SIZE, 1, bias=False))
+        self.body = SimpleNamespace(plan=plan, model=nn.Linear(size, 1, bias=False))
         self.world = World(0, 1, 0, CPU)
-        self.first, self.nearby, self.num_rounded = first, nearby, 0
+        self.first, self.nearby, self.num_rounded, self.size = first, nearby, 0, size
         self.again: list[float] = []  # how much further repeated eager steps go
 
     def eager(self, shift: int) -> Outcome:
-        return moved(self.first + (self.again.pop(0) if self.again else 0.0))
+        return moved(self.first + (self.again.pop(0) if self.again else 0.0), size=self.size)
 
     def exact(self, shift: int) -> Outcome:
-        return moved(0.0)
+        return moved(0.0, size=self.size)
 
     def nudged(self, before: Outcome, shift: int) -> list[Outcome]:
-        return [moved(self.first)]
+        return [moved(self.first, size=self.size)]
 
     def rounded(self, shift: int, number: int) -> tuple[Outcome, ...]:
         self.num_rounded += 1
         start = 5.0 + number
-        begun = Outcome(0.0, [torch.full((SIZE,), start)], [[]])
-        return begun, moved(0.0, start), moved(self.nearby[number], start)
+        begun = Outcome(0.0, [torch.full((self.size,), start)], [[]])
+        return begun, moved(0.0, start, self.size), moved(self.nearby[number], start, self.size)
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,28 @@ def test_a_step_that_adds_in_no_fixed_order(nearby: float, passes: bool) -> None
     gap = _Trial(runs, [])._update_gap(before, eager, moved(0.088), 0)
     assert (gap.size <= gap.allowed) is passes
     assert runs.num_rounded == (1 if passes else MOST_ROUNDINGS)
+
+
+@pytest.mark.parametrize(
+    ("size", "num_turned", "passes"),
+    [(400, 4, True), (400, 5, False), (399, 4, False), (64, 1, False)],
+)
+def test_a_few_signs_are_chance(size: int, num_turned: int, passes: bool) -> None:
+    """In 16 bits, of an update of equal steps: four elements and one in a hundred, and no more."""
+    runs: Any = Runs(0.001, [0.001] * MOST_ROUNDINGS, size)
+    before = Outcome(0.0, [torch.zeros(size)], [[]])
+    got = moved(0.0, size=size)
+    got.parameters[0][:num_turned] *= -1.0
+    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), got, 0)
+    assert (gap.size <= gap.allowed) is passes
+
+
+def test_signs_do_not_hide_what_is_wrong_elsewhere() -> None:
+    """All elements but those that are turned are 2 % too far."""
+    runs: Any = Runs(0.001, [0.001] * MOST_ROUNDINGS, 400)
+    got = moved(0.02, size=400)
+    got.parameters[0][:4] *= -1.0
+    before = Outcome(0.0, [torch.zeros(400)], [[]])
+    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), got, 0)
+    assert gap.size == pytest.approx(0.02, rel=1e-2)
+    assert gap.size > gap.allowed

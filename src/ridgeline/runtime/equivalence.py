@@ -31,6 +31,7 @@ from ridgeline.runtime.step_difference import (
     differences,
     noise_of,
     without_most_moved,
+    without_turned,
     written_apart,
 )
 from ridgeline.runtime.world import World
@@ -185,7 +186,8 @@ class _Trial(NamedTuple):
         if size > allowed:
             repeated = self.runs.eager(shift)
             again = self._difference(before, eager, repeated)
-            if again > allowed and (narrow or self._loss_apart(eager, repeated) > DRAWN):
+            losses = abs(eager.loss - repeated.loss) / max(abs(eager.loss), 1e-12)
+            if again > allowed and (narrow or self._largest(losses) > DRAWN):
                 return self._beside(again, size, allowed)
             others = [repeated] if again > allowed else []
         if size > allowed and not narrow:
@@ -209,6 +211,8 @@ class _Trial(NamedTuple):
             if size <= max(allowed, ROUNDING_FACTOR * rounding):
                 break
             rounding = max(rounding, self._difference(*self.runs.rounded(shift, number), noise))
+        else:
+            size = self._difference(before, exact, got, without_turned(before, exact, got, noise))
         name = f"the float32 step (from which the eager one is {rounding:.1e} away)"
         return _Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
 
@@ -338,9 +342,6 @@ class _Trial(NamedTuple):
         """A difference beside that of the eager step from itself."""
         name = f"the eager step in distribution (which differs by {again:.1e} from itself)"
         return _Gap(size, max(allowed, DRAWS_FACTOR * again), name)
-
-    def _loss_apart(self, eager: Outcome, other: Outcome) -> float:
-        return self._largest(abs(eager.loss - other.loss) / max(abs(eager.loss), 1e-12))
 
     def _narrow_gap(
         self, before: Outcome, eager: Outcome, got: Outcome, noise: Noise | None, shift: int

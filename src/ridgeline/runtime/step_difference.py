@@ -28,6 +28,8 @@ SENSITIVITY_FACTOR = 4.0
 MOST_MOVED = 0.05
 """A parameter whose update or state the last bit moves by more is left out, and named, too."""
 SPARED = 16
+MOST_TURNED, TURNED_SHARE = 4, 0.01
+"""Elements of a parameter, and their part of it, whose sign one run may have by chance."""
 
 
 class Written(NamedTuple):
@@ -131,6 +133,24 @@ def without_most_moved(wanted: Outcome, others: Sequence[Outcome], noise: Noise 
         mask = mask.view(new.shape)
         masks.append(mask if noise is None else mask | noise.masks[index])
     return Noise(masks, [] if noise is None else noise.moves, counts(masks))
+
+
+def without_turned(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None) -> Noise:
+    """Noise with the few elements as well that are updated in the other direction.
+
+    What is next to nothing gets its sign by rounding, of which an optimizer like Adagrad makes a whole step:
+    in a small network one run has some such elements, and another none. Where there are more, they tell
+    something.
+    """
+    masks = []
+    triples = zip(before.parameters, wanted.parameters, got.parameters, strict=True)
+    turned = [(new - old).sign() * (other - old).sign() < 0 for old, new, other in triples]
+    for index, (mask, count) in enumerate(zip(turned, counts(turned), strict=True)):
+        is_chance = count <= min(MOST_TURNED, TURNED_SHARE * mask.numel())
+        chosen = mask if is_chance else torch.zeros_like(mask)
+        masks.append(chosen if noise is None else chosen | noise.masks[index])
+    moves = [0.0] * (1 + len(masks)) if noise is None else noise.moves
+    return Noise(masks, moves, counts(masks))
 
 
 def differences(

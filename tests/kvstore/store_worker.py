@@ -206,7 +206,36 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
     return {"message": ""}
 
 
+def fail(key: Any, total: Tensor, value: Tensor) -> None:
+    if total.flatten()[0] > 0:
+        raise ValueError("no luck")
+    value.copy_(total)
+
+
+def failing(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """What each worker says to a push whose update fails where it is served, and to the next one of it."""
+    kvstore.register_updater("fail", fail)
+    store = opened(world)
+    store.init(["w", "v"], [torch.zeros(ROWS, WIDTH), torch.zeros(2)])
+    if case["is_sparse"]:
+        store.set_optimizer("adam", lr=0.1)
+        store.push("w", rows_of(world.rank, 0))
+    else:
+        store.set_updater("fail")
+        store.push("w", torch.ones(ROWS, WIDTH))
+    messages = []
+    try:
+        store.pull("w").get()
+    except RidgelineError as error:
+        messages.append(str(error.__cause__))
+    store.push("v", torch.zeros(2))
+    assert torch.equal(store.pull("v").get(), torch.zeros(2))
+    store.close()
+    return {"messages": messages}
+
+
 KINDS = {
+    "failing": failing,
     "sums": sums,
     "trained": trained,
     "sparse": sparse,

@@ -169,3 +169,29 @@ def test_workers_that_differ_are_refused(workers: Workers, what: str, got: str) 
         "KVStoreError: wanted the same init on all workers, got on worker 0: 'w': float32 [2]; on worker 2: "
         + got
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("is_sparse", "cause"),
+    [
+        (False, "wanted updater 'fail' to update key 'w', got ValueError: no luck"),
+        (
+            True,
+            "wanted Adam to update key 'w' by a sparse gradient, got Adam does not support sparse ",
+        ),
+    ],
+)
+def test_an_update_that_fails_where_it_is_served_is_told_to_all(
+    workers: Workers, is_sparse: bool, cause: str
+) -> None:
+    """Nobody waits for who has failed, and other keys go on."""
+    told = [one["messages"] for one in workers.ask("failing", 3, is_sparse=is_sparse)]
+    assert all(len(messages) == 1 for messages in told)
+    # The sparse value is divided, so that its update fails everywhere.
+    assert sum(messages[0].startswith(cause) for messages in told) == (3 if is_sparse else 1)
+    others = [messages[0] for messages in told if not messages[0].startswith(cause)]
+    message = (
+        "wanted the updates of keys 'w' to work, got a failure on worker 0, which serves one of them; its own "
+        "error says what"
+    )
+    assert set(others) == (set() if is_sparse else {message})

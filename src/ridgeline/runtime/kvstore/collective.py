@@ -6,7 +6,7 @@ So a pull reads the worker's own copy, and a worker may pull alone (to save a ch
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held, Key
+from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.held_values import HeldValues, apply
 from ridgeline.runtime.kvstore.merging import merged
 from ridgeline.runtime.kvstore.messages import exchange, exchange_bytes
 from ridgeline.runtime.kvstore.placement import Part, placed
-from ridgeline.runtime.kvstore.rows import push_rows
+from ridgeline.runtime.kvstore.rows import push_rows, raise_where_failed
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
 from ridgeline.runtime.kvstore.updaters import Updater
 
@@ -142,55 +143,67 @@ class CollectiveShelf(HeldValues):
     def _push_dense(self, totals: Mapping[Key, Tensor]) -> None:
         parts = {key: self._parts[key] for key in totals}
         received = self._brought(totals, parts)
+        failed: KVStoreError | None = None
         for key, part in self._mine(parts):
             total = _in_order([next(one) for one in received], totals[key].dtype)
             mine = _part(self.values[key], part)
-            apply(self.updater, key, total.view(mine.shape), mine)
-        self._tell(parts)
+            try:
+                apply(self.updater, key, total.view(mine.shape), mine)
+            except KVStoreError as error:
+                failed = error  # the others wait to be told, of this too
+        who = self._tell(parts, has_failed=failed is not None)
+        if failed is not None:
+            raise failed
+        raise_where_failed(who, [*totals])
 
     def _brought(self, totals: Mapping[Key, Tensor], parts: Parts) -> list[Iterator[Tensor]]:
         """For each worker, what it brings for this one's parts: one flat tensor after the other."""
-        compression = self.compression
-        is_coded = compression is not None and next(iter(totals.values())).is_floating_point()
-        code: Callable[[Key, Part], Tensor] = lambda key, part: _part(  # noqa: E731
-            totals[key], part
-        ).reshape(-1)
-        if is_coded and compression is not None:
-            plain = code
-            code = lambda key, part: compression.encode((key, part.start), plain(key, part))  # noqa: E731
-        empty = next(iter(totals.values())).new_empty(0, dtype=torch.uint8 if is_coded else None)
+        like = next(iter(totals.values()))
+        codec = self.compression if like.is_floating_point() else None
+        empty = like.new_empty(0, dtype=None if codec is None else torch.uint8)
         sends = [
-            torch.cat([empty, *(code(key, part) for key, part in self._of(parts, place))])
+            torch.cat([empty, *self._sent(totals, self._of(parts, place), codec)])
             for place in range(self.num_workers)
         ]
         sizes = [_part(self.values[key], part).numel() for key, part in self._mine(parts)]
-        if is_coded and compression is not None:
-            coded = [compression.num_bytes(size) for size in sizes]
-            found = exchange(sends, [sum(coded)] * self.num_workers, self._group)
-            return [
-                iter([*map(compression.decode, one.split(coded), sizes)] if coded else [])
-                for one in found
-            ]
-        found = exchange(sends, [sum(sizes)] * self.num_workers, self._group)
-        return [iter(one.split(sizes) if sizes else ()) for one in found]
+        lengths = sizes if codec is None else [*map(codec.num_bytes, sizes)]
+        found = exchange(sends, [sum(lengths)] * self.num_workers, self._group)
+        pieces = [one.split(lengths) if lengths else () for one in found]
+        if codec is None:
+            return [iter(one) for one in pieces]
+        return [map(codec.decode, one, sizes) for one in pieces]
 
-    def _tell(self, parts: Parts) -> None:
-        """Bring everybody's copy up to date with what each worker serves."""
+    def _sent(
+        self,
+        totals: Mapping[Key, Tensor],
+        placed_there: Iterable[tuple[Key, Part]],
+        codec: Compression | None,
+    ) -> Iterator[Tensor]:
+        """What goes to one worker."""
+        for key, part in placed_there:
+            piece = _part(totals[key], part).reshape(-1)
+            yield piece if codec is None else codec.encode((key, part.start), piece)
+
+    def _tell(self, parts: Parts, *, has_failed: bool) -> list[int]:
+        """Bring everybody's copy up to date with what each worker serves; who says that an update failed."""
         like = self.values[next(iter(parts))]
         views = [
             [_part(self.values[key], part) for key, part in self._of(parts, place)]
             for place in range(self.num_workers)
         ]
-        mine = torch.cat([like.new_empty(0), *(view.reshape(-1) for view in views[self.rank])])
-        sizes = [sum(view.numel() for view in one) for one in views]
-        found = exchange([mine] * self.num_workers, sizes, self._group)
+        flag = like.new_full((1,), has_failed)
+        mine = torch.cat([flag, *(view.reshape(-1) for view in views[self.rank])])
+        sizes = [[1, *(view.numel() for view in one)] for one in views]
+        found = exchange([mine] * self.num_workers, [sum(one) for one in sizes], self._group)
+        who = []
         for place, one in enumerate(found):
-            if place == self.rank or not sizes[place]:
-                continue
-            for view, told in zip(
-                views[place], one.split([v.numel() for v in views[place]]), strict=True
-            ):
-                view.copy_(told.view(view.shape))
+            flag, *told = one.split(sizes[place])
+            if flag.item():
+                who.append(place)
+            for view, value in zip(views[place], told, strict=True):
+                if place != self.rank:
+                    view.copy_(value.view(view.shape))
+        return who
 
     def _of(self, parts: Parts, place: int) -> Iterator[tuple[Key, Part]]:
         return ((key, part) for key, all_ in parts.items() for part in all_ if part.place == place)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.held_values import apply
 from ridgeline.runtime.kvstore.merging import rows_tensor, summed_rows
@@ -40,16 +41,51 @@ def push_rows(
     brought = _exchange_rows([(ids[one], rows[one]) for one in chosen], group)
     start, stop = ranges[rank]
     touched, summed = summed_rows(brought)
+    failed: KVStoreError | None = None
     if stop > start:
         mine = value[start:stop]
-        apply(updater, key, rows_tensor(touched - start, summed, mine.shape), mine)
+        try:
+            apply(updater, key, rows_tensor(touched - start, summed, mine.shape), mine)
+        except KVStoreError as error:
+            failed = error  # the others wait to be told, of this too
     if not _keeps_other_rows(updater):
         touched = torch.arange(start, stop, device=ids.device)
+    who = _tell_rows(touched, value, group, has_failed=failed is not None)
+    if failed is not None:
+        raise failed
+    raise_where_failed(who, [key])
+
+
+def raise_where_failed(workers: Sequence[int], keys: Sequence[Key]) -> None:
+    """Tell of updates that failed on other workers.
+
+    Args:
+        workers: Where some did.
+        keys: Of the push.
+
+    Raises:
+        KVStoreError: there is one.
+    """
+    if workers:
+        raise KVStoreError(
+            f"wanted the updates of keys {', '.join(map(repr, keys[:3]))} to work, got a failure on worker "
+            f"{workers[0]}, which serves one of them; its own error says what"
+        )
+
+
+def _tell_rows(
+    touched: Tensor, value: Tensor, group: dist.ProcessGroup, *, has_failed: bool
+) -> list[int]:
+    """Bring all copies up to date with the rows that this worker has touched; who says that it failed."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    flag = touched.new_tensor([int(has_failed)])
+    flags = exchange([flag] * size, [1] * size, group)
     for place, (heard, changed) in enumerate(
         _exchange_rows([(touched, value[touched])] * size, group)
     ):
         if place != rank:
             value[heard] = changed
+    return [place for place, one in enumerate(flags) if one.item()]
 
 
 def _exchange_rows(

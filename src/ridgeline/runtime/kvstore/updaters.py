@@ -138,7 +138,7 @@ class OptimizerUpdater:
         parameter.grad = total if self.rescale == 1.0 else total * self.rescale
         try:
             optimizer.step()
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             raise KVStoreError(
                 f"wanted {self._made.__name__} to update key {key!r} by a "
                 f"{'sparse' if total.is_sparse else 'dense'} gradient, got {first_line(error)}"

@@ -204,6 +204,25 @@ def test_a_failed_update_is_told_to_who_reads() -> None:
     made.close()
 
 
+def failing(error: Exception | None) -> None:
+    """Leave a store in which a push has failed, which nobody has waited for; by an error of one's own, maybe."""
+    register_updater("fail", _fail)
+    with rl.kvstore.create("local") as made:
+        made.init("w", torch.zeros(1))
+        made.set_updater("fail")
+        made.push("w", torch.ones(1))
+        if error is not None:
+            raise error
+
+
+def test_an_error_on_its_way_is_not_hidden() -> None:
+    """By a push that has failed meanwhile; alone, that is told at the end."""
+    with pytest.raises(KeyError, match="mine"):
+        failing(KeyError("mine"))
+    with pytest.raises(EngineError, match="push w"):
+        failing(None)
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "no key": (
         lambda s: s.push([], []),

@@ -328,12 +328,7 @@ class KVStore:
         Raises:
             EngineError: a push failed and nobody has been told yet.
         """
-        if not self._is_closed:
-            self._is_closed = True
-            try:
-                self._engine.close()
-            finally:
-                self._shelf.close()
+        self._end(None)
 
     def __enter__(self) -> Self:
         return self
@@ -344,7 +339,17 @@ class KVStore:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        """Close; a push that nobody waited for tells of its failure, unless another error is on its way."""
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._engine.__exit__(None if error is None else type(error), error, None)
+        finally:
+            self._shelf.close()
 
     def _settle(self) -> None:
         """Wait for all that is under way.

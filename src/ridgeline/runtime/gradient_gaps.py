@@ -10,11 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ridgeline.runtime.relative_gaps import Compared, relative_gaps
-from ridgeline.runtime.step_difference import Outcome
+from ridgeline.runtime.step_difference import Outcome, begun_state
 
 FEW = 32
 """Elements below which one draw of rounding says little of the next."""
@@ -91,7 +90,5 @@ def _begun(before: Outcome, wanted: Outcome) -> list[Tensor]:
     return [
         tensor
         for parameter, state, made in triples
-        for tensor in (
-            (state if len(state) == len(made) else [*map(torch.zeros_like, made)]) or [parameter]
-        )
+        for tensor in begun_state(state, made) or [parameter]
     ]

@@ -255,6 +255,10 @@ def _states(before: list[Tensor], wanted: list[Tensor], got: list[Tensor]) -> li
     """
     if len(wanted) != len(got):
         return None
-    if len(before) != len(wanted):
-        before = [torch.zeros_like(tensor) for tensor in wanted]
-    return [Compared(*tensors) for tensors in zip(before, wanted, got, strict=True)]
+    begun = begun_state(before, wanted)
+    return [Compared(*tensors) for tensors in zip(begun, wanted, got, strict=True)]
+
+
+def begun_state(before: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
+    """What an optimizer's tensors for a parameter were before a step: zeros where the step has made them."""
+    return before if len(before) == len(wanted) else [*map(torch.zeros_like, wanted)]

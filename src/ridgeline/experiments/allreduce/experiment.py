@@ -6,10 +6,9 @@ import torch
 
 from ridgeline.experiments.allreduce.sweep import CASES
 from ridgeline.experiments.contests import Progress
-from ridgeline.experiments.ways.experiment import LIMITS_S, check_names, experiment_of
+from ridgeline.experiments.ways.experiment import check_names
 from ridgeline.experiments.ways.result import WayExperiment
-from ridgeline.experiments.ways.together import Asked, hold_together
-from ridgeline.probe.fingerprint import num_cores
+from ridgeline.experiments.ways.together import experiment_together
 
 LOCAL_WORKERS = 2
 """Over gloo, where there are not several GPUs."""
@@ -44,16 +43,14 @@ def run(
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind = device or ("cuda" if gpus > 1 else "cpu")
     count = workers or (gpus if kind == "cuda" else LOCAL_WORKERS)
-    limit = LIMITS_S[quick] if limit_s is None else limit_s
-    asked = Asked(
-        home="ridgeline.experiments.allreduce.sweep",
-        device=kind,
+    return experiment_together(
+        "allreduce",
+        "ridgeline.experiments.allreduce.sweep",
+        CASES,
         quick=quick,
-        only=tuple(only) or CASES,
-        limit_s=limit,
+        only=only,
+        limit_s=limit_s,
+        device=kind,
+        workers=count,
+        progress=progress,
     )
-    if progress is not None:
-        progress(f"allreduce: {count} workers on {kind}, {len(asked.only)} sizes")
-    threads = 0 if kind == "cuda" else max(1, num_cores() // count)
-    cases = hold_together(asked, workers=count, threads=threads)
-    return experiment_of("allreduce", cases, quick=quick, limit_s=limit)

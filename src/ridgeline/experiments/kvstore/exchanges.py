@@ -22,6 +22,7 @@ SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "64MiB": 1 << 26}
 ONE = "server-"
 """Head of the cases in which the last worker pushes to a server beside the first, and nobody else does."""
 CASES = (*SIZES, *(f"{ONE}{name}" for name in SIZES))
+RAY = "actors of Ray are not compared: it is no dependency"
 ROW = 1024
 """Elements of a row; values are divided by rows."""
 
@@ -70,13 +71,7 @@ def _contest(world: World, num_bytes: int, is_one: bool) -> Contest:
         ways.append(
             Way(f"ridgeline {kind}", "ridgeline", partial(_runner, make, world, values, take_part))
         )
-    lacking = "Ray is not compared: it is not installed here, and no dependency"
-    ways.append(Way("Ray actors", "peer", _absent, lacking))
-    return Contest(ways=ways)
-
-
-def _absent() -> Runner:
-    raise NotImplementedError("it is lacking")
+    return Contest(ways=ways, explain=lambda seconds: (RAY,))
 
 
 def _runner(

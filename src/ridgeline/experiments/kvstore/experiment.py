@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from ridgeline.errors import TaskError
 from ridgeline.experiments.contests import Progress
 from ridgeline.experiments.kvstore.exchanges import CASES
-from ridgeline.experiments.ways.experiment import LIMITS_S, check_names, experiment_of
+from ridgeline.experiments.ways.experiment import check_names
 from ridgeline.experiments.ways.result import WayExperiment
-from ridgeline.experiments.ways.together import Asked, hold_together
-from ridgeline.probe.fingerprint import num_cores
+from ridgeline.experiments.ways.together import experiment_together
 
 WORKERS = 2
 
@@ -43,16 +42,14 @@ def run(
         raise TaskError(
             f"wanted device 'cpu' for the experiment kvstore, got {device!r}; leave it out"
         )
-    count = workers or WORKERS
-    limit = LIMITS_S[quick] if limit_s is None else limit_s
-    asked = Asked(
-        home="ridgeline.experiments.kvstore.exchanges",
-        device="cpu",
+    return experiment_together(
+        "kvstore",
+        "ridgeline.experiments.kvstore.exchanges",
+        CASES,
         quick=quick,
-        only=tuple(only) or CASES,
-        limit_s=limit,
+        only=only,
+        limit_s=limit_s,
+        device="cpu",
+        workers=workers or WORKERS,
+        progress=progress,
     )
-    if progress is not None:
-        progress(f"kvstore: {count} workers, {len(asked.only)} cases")
-    cases = hold_together(asked, workers=count, threads=max(1, num_cores() // count))
-    return experiment_of("kvstore", cases, quick=quick, limit_s=limit)

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.codec import Value
+from ridgeline.experiments.contests import Progress
 from ridgeline.experiments.namespaces import NamespaceNetwork, gloo_environment
 from ridgeline.experiments.ways.contest import hold
-from ridgeline.experiments.ways.experiment import LEAST_S
-from ridgeline.experiments.ways.result import WayCase
+from ridgeline.experiments.ways.experiment import LEAST_S, LIMITS_S, experiment_of
+from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayName
+from ridgeline.probe.fingerprint import num_cores
 from ridgeline.probe.group import run_in_group
 from ridgeline.probe.peers import Peers
 from ridgeline.runtime.world import World
@@ -78,6 +80,45 @@ def hold_together(
         prefixes=prefixes,
     )
     return msgspec.json.decode(reply, type=tuple[WayCase, ...])
+
+
+def experiment_together(
+    name: WayName,
+    home: str,
+    cases: Sequence[str],
+    *,
+    quick: bool,
+    only: Sequence[str],
+    limit_s: float | None,
+    device: str,
+    workers: int,
+    progress: Progress | None,
+) -> WayExperiment:
+    """An experiment whose cases workers of this machine hold together.
+
+    Args:
+        name: Of the experiment.
+        home: Module of the cases.
+        cases: All their names.
+        quick: Fewer and smaller cases.
+        only: Names of cases to hold; none: all.
+        limit_s: Seconds to take, about; None: 60 quick, 180 else.
+        device: `cpu` or `cuda`.
+        workers: How many there are.
+        progress: Takes lines about what happens now.
+
+    Raises:
+        WorkerError: a worker failed otherwise than in a way.
+    """
+    limit = LIMITS_S[quick] if limit_s is None else limit_s
+    asked = Asked(
+        home=home, device=device, quick=quick, only=tuple(only) or tuple(cases), limit_s=limit
+    )
+    if progress is not None:
+        progress(f"{name}: {workers} workers on {device}, {len(asked.only)} cases")
+    threads = 0 if device == "cuda" else max(1, num_cores() // workers)
+    held = hold_together(asked, workers=workers, threads=threads)
+    return experiment_of(name, held, quick=quick, limit_s=limit)
 
 
 def work(request: bytes) -> bytes:

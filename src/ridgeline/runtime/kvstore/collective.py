@@ -19,6 +19,7 @@ from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.held_values import HeldValues, apply
 from ridgeline.runtime.kvstore.merging import merged
 from ridgeline.runtime.kvstore.messages import exchange, exchange_bytes
+from ridgeline.runtime.kvstore.parts import part_of, state_of_part, whole_state
 from ridgeline.runtime.kvstore.placement import Part, placed
 from ridgeline.runtime.kvstore.rows import push_rows, raise_where_failed
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
@@ -108,7 +109,7 @@ class CollectiveShelf(HeldValues):
             return {}
         found = [to_keys(load(one)) for one in told]
         return {
-            key: self._whole(key, [found[part.place].get(key, {}) for part in parts])
+            key: whole_state([found[part.place].get(key, {}) for part in parts])
             for key, parts in self._parts.items()
             if any(key in state for state in found)
         }
@@ -121,11 +122,9 @@ class CollectiveShelf(HeldValues):
         """
         updater = self.optimizer()
         for key, part in self._mine(self._parts):
-            rows = self.values[key].shape[:1]
+            shape = self.values[key].shape
             state = {
-                name: tensor[part.start : part.stop]
-                if tensor.shape[:1] == rows and rows
-                else tensor
+                name: state_of_part(tensor, part, shape)
                 for name, tensor in states.get(key, {}).items()
             }
             if state:
@@ -145,8 +144,8 @@ class CollectiveShelf(HeldValues):
         received = self._brought(totals, parts)
         failed: KVStoreError | None = None
         for key, part in self._mine(parts):
-            total = _in_order([next(one) for one in received], totals[key].dtype)
-            mine = _part(self.values[key], part)
+            total = merged([next(one) for one in received], self._device)
+            mine = part_of(self.values[key], part)
             try:
                 apply(self.updater, key, total.view(mine.shape), mine)
             except KVStoreError as error:
@@ -165,7 +164,7 @@ class CollectiveShelf(HeldValues):
             torch.cat([empty, *self._sent(totals, self._of(parts, place), codec)])
             for place in range(self.num_workers)
         ]
-        sizes = [_part(self.values[key], part).numel() for key, part in self._mine(parts)]
+        sizes = [part_of(self.values[key], part).numel() for key, part in self._mine(parts)]
         lengths = sizes if codec is None else [*map(codec.num_bytes, sizes)]
         found = exchange(sends, [sum(lengths)] * self.num_workers, self._group)
         pieces = [one.split(lengths) if lengths else () for one in found]
@@ -181,14 +180,14 @@ class CollectiveShelf(HeldValues):
     ) -> Iterator[Tensor]:
         """What goes to one worker."""
         for key, part in placed_there:
-            piece = _part(totals[key], part).reshape(-1)
+            piece = part_of(totals[key], part).reshape(-1)
             yield piece if codec is None else codec.encode((key, part.start), piece)
 
     def _tell(self, parts: Parts, *, has_failed: bool) -> list[int]:
         """Bring everybody's copy up to date with what each worker serves; who says that an update failed."""
         like = self.values[next(iter(parts))]
         views = [
-            [_part(self.values[key], part) for key, part in self._of(parts, place)]
+            [part_of(self.values[key], part) for key, part in self._of(parts, place)]
             for place in range(self.num_workers)
         ]
         flag = like.new_full((1,), has_failed)
@@ -215,19 +214,10 @@ class CollectiveShelf(HeldValues):
         loads = [0] * self.num_workers
         for key, parts in self._parts.items():
             for part in parts:
-                loads[part.place] += _part(self.values[key], part).numel()
+                loads[part.place] += part_of(self.values[key], part).numel()
         is_divided = self.updater is None or self.updater.by_element
         shapes = {key: tuple(self.values[key].shape) for key in keys}
         self._parts |= placed(shapes, loads, dict.fromkeys(keys, is_divided))
-
-    def _whole(self, key: Key, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """State of a value from that of its parts; what is no part of it is the same for all."""
-        return {
-            name: torch.cat([state[name] for state in states])
-            if tensor.ndim and len(states) > 1
-            else tensor
-            for name, tensor in states[0].items()
-        }
 
     def _agree(self, action: str, said: str) -> None:
         """See that all workers say the same.
@@ -244,16 +234,3 @@ class CollectiveShelf(HeldValues):
             f"wanted the same {action} on all workers, got on worker 0: {heard[0]}; on worker {other}: "
             f"{heard[other]}"
         )
-
-
-def _part(value: Tensor, part: Part) -> Tensor:
-    return value[part.start : part.stop] if value.ndim else value
-
-
-def _in_order(brought: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The sum in the order of ranks; of 16 bits in float32."""
-    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
-    total = brought[0].to(wide, copy=True)
-    for one in brought[1:]:
-        total += one.to(wide)
-    return total.to(dtype)

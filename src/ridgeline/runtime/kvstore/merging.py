@@ -1,4 +1,4 @@
-"""The sum of what the devices of one process push, in their order."""
+"""Sums in a fixed order: of what the devices of one process push, and of what workers bring."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def merged(values: Sequence[Tensor], device: torch.device, *, borrows: bool = Fa
     first, *others = dense
     if not others:
         return first.to(device, copy=not borrows, memory_format=torch.contiguous_format)
-    wide = torch.float32 if _is_narrow(first) else first.dtype
+    wide = _wide(first)
     total = first.to(device, wide, copy=True, memory_format=torch.contiguous_format)
     for other in others:
         total += other.to(device)
@@ -35,7 +35,7 @@ def summed_rows(brought: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
     """
     numbers = torch.cat([ids for ids, _ in brought]).unique()
     like = brought[0][1]
-    wide = torch.float32 if _is_narrow(like) else like.dtype
+    wide = _wide(like)
     summed = like.new_zeros(len(numbers), *like.shape[1:], dtype=wide)
     for ids, rows in brought:  # what coalesces all at once adds up in no order that is told
         summed[torch.searchsorted(numbers, ids)] += rows.to(wide)
@@ -55,5 +55,7 @@ def _merged_rows(values: Sequence[Tensor], device: torch.device) -> Tensor:
     return rows_tensor(numbers, summed, values[0].shape)
 
 
-def _is_narrow(value: Tensor) -> bool:
-    return value.is_floating_point() and value.element_size() < 4
+def _wide(value: Tensor) -> torch.dtype:
+    """The type in which such values are added up."""
+    is_narrow = value.is_floating_point() and value.element_size() < 4
+    return torch.float32 if is_narrow else value.dtype

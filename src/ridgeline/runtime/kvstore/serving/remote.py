@@ -11,6 +11,7 @@ from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.merging import merged
+from ridgeline.runtime.kvstore.parts import part_of, state_of_part, whole_state
 from ridgeline.runtime.kvstore.placement import Part, placed
 from ridgeline.runtime.kvstore.serving import slices, wire
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
@@ -70,7 +71,7 @@ class RemoteShelf:
         for key, value in values.items():
             flat = value.to(CPU).contiguous()
             for part in self._parts[key]:
-                piece = slices.part_of(flat, part)
+                piece = part_of(flat, part)
                 slot, shape = Slot(key, part.start), wire.shape_of(piece)
                 if self.rank == 0:
                     calls.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
@@ -137,7 +138,7 @@ class RemoteShelf:
                 slot, entry = msgspec.json.decode(name, type=tuple[Slot, str])
                 found.setdefault(slot, {})[entry] = tensor
         return {
-            key: slices.whole_state([found.get(Slot(key, part.start), {}) for part in parts])
+            key: whole_state([found.get(Slot(key, part.start), {}) for part in parts])
             for key, parts in self._parts.items()
             if any(Slot(key, part.start) in found for part in parts)
         }
@@ -148,8 +149,8 @@ class RemoteShelf:
             return
         for place in range(self._servers.num_servers):
             tensors = {
-                msgspec.json.encode([Slot(key, part.start), name]).decode(): slices.state_of_part(
-                    tensor, part, self._held[key]
+                msgspec.json.encode([Slot(key, part.start), name]).decode(): state_of_part(
+                    tensor, part, self._held[key].shape
                 )
                 for key, parts in self._parts.items()
                 for part in parts

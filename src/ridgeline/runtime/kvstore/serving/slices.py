@@ -1,13 +1,13 @@
 """Values as slices that servers hold, and what is asked of these: pure functions of parts and tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.parts import part_of
 from ridgeline.runtime.kvstore.placement import LARGE_ELEMENTS, Part
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.channel import Asked
@@ -36,11 +36,6 @@ def sliced(held: Held, parts: Sequence[Part], *, divides: bool) -> tuple[Part, .
         for part in parts
         for start in range(part.start, part.stop, rows)
     )
-
-
-def part_of(value: Tensor, part: Part) -> Tensor:
-    """The rows of a part; a number is its own."""
-    return value[part.start : part.stop] if value.ndim else value
 
 
 def num_elements(held: Held, part: Part) -> int:
@@ -88,22 +83,6 @@ def pulls_of_rows(
 
         found.append(Located(part.place, Asked(body, (rows[mask] - part.start,), take)))
     return found
-
-
-def whole_state(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """State of a value from that of its parts; what is no part of it is the same for all."""
-    return {
-        name: torch.cat([state[name] for state in states])
-        if tensor.ndim and len(states) > 1
-        else tensor
-        for name, tensor in states[0].items()
-    }
-
-
-def state_of_part(tensor: Tensor, part: Part, held: Held) -> Tensor:
-    """The rows of a part of a value's state; what has none is the same for all."""
-    has_rows = tensor.ndim > 0 and tensor.shape[:1] == held.shape[:1]
-    return (tensor[part.start : part.stop] if has_rows else tensor).contiguous()
 
 
 def _push(key: Key, piece: Tensor, part: Part, codec: Compression | None) -> Located:

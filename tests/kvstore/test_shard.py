@@ -269,3 +269,19 @@ def test_an_asynchronous_push_needs_an_updater() -> None:
         "wanted an optimizer or updater before the first push to key 'a', since nothing says what an "
         "asynchronous push does to a value, got none; call set_optimizer"
     )
+
+
+def test_rows_of_a_round_stay_rows() -> None:
+    """An optimizer that takes nothing else gets the sum of what workers bring, each row once."""
+    shard = Shard(2, 0)
+    slot, shape = SLOTS[0], wire.Shape("float32", (3, 2))
+    value = torch.zeros(3, 2)
+    shard.handle(Call(0, 0, 1, wire.Init(slot, shape)), [wire.frame_of(value)])
+    shard.handle(Call(0, 0, 2, wire.SetOptimizer("sparseadam", 1.0, {"lr": 1.0})), [])
+    for worker, number, rows in ((0, 3, [0, 2]), (1, 1, [2])):
+        body = wire.PushRows(slot, wire.Shape("float32", (len(rows), 2)))
+        frames = [wire.frame_of(torch.tensor(rows)), wire.frame_of(torch.ones(len(rows), 2))]
+        replies = shard.handle(Call(worker, 0, number, body), frames)
+        assert [reply.answer.error for reply in replies] == [""]
+    found, _ = shard.slots.pull(slot, None)
+    assert torch.allclose(found, torch.tensor([[-1.0, -1.0], [0.0, 0.0], [-1.0, -1.0]]), atol=1e-4)

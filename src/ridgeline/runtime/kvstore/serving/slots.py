@@ -12,12 +12,12 @@ Source: Ho et al., "More effective distributed ML via a stale synchronous parall
 from collections import deque
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held
 from ridgeline.runtime.kvstore.held_values import apply
+from ridgeline.runtime.kvstore.merging import merged
 from ridgeline.runtime.kvstore.serving.wire import Slot
 from ridgeline.runtime.kvstore.updaters import Updater
 
@@ -172,23 +172,9 @@ class Slots:
         while any(one.waiting.values()) and all(one.waiting.get(w) for w in self.present):
             who = sorted(worker for worker, queue in one.waiting.items() if queue)
             totals = [one.waiting[worker].popleft() for worker in who]
-            apply(one.updater, slot.key, summed(totals), one.value)
+            apply(one.updater, slot.key, merged(totals, one.value.device, borrows=True), one.value)
             for worker in who:
                 one.rounds[worker] = one.rounds.get(worker, 0) + 1
-
-
-def summed(totals: list[Tensor]) -> Tensor:
-    """The sum in order; of 16 bits in float32, rounded once."""
-    first, *others = totals
-    if not others:
-        return first
-    if any(total.is_sparse for total in totals):
-        first, *others = (total.to_dense() if total.is_sparse else total for total in totals)
-    wide = torch.float32 if first.is_floating_point() and first.element_size() < 4 else first.dtype
-    result = first.to(wide, copy=True)
-    for other in others:
-        result += other.to(wide)
-    return result.to(first.dtype)
 
 
 def check_numbers(slot: Slot, rows: Tensor, held: Held) -> None:

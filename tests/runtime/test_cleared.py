@@ -15,9 +15,11 @@ from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime import clearance, graph
+from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.graph import EAGER_STEPS
 from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
 from ridgeline.runtime.hybrid.compiling import CompiledForms
+from ridgeline.runtime.perturbed_runs import ONE_SHIFT, SHIFTS
 from ridgeline.runtime.step import TrainStep
 
 
@@ -98,6 +100,19 @@ def decay(model: Net, optimizer: Any) -> None:
     optimizer.param_groups[0]["weight_decay"] = 0.1
 
 
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The perturbations under which captures were compared."""
+    found: list[Any] = []
+
+    def noted(*args: Any, **how: Any) -> None:
+        found.append(how["shifts"])
+        check_replay(*args, **how)
+
+    monkeypatch.setattr(graph, "check_replay", noted)
+    return found
+
+
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 @pytest.mark.parametrize("execution", ["graph", "compiled+graph"])
 @pytest.mark.parametrize(
@@ -112,7 +127,7 @@ def decay(model: Net, optimizer: Any) -> None:
     ],
 )
 def test_what_a_trial_has_found_out_holds_until_something_changes(
-    looked: list[str], execution: Execution, change: Any, is_another: bool
+    looked: list[str], compared: list[Any], execution: Execution, change: Any, is_another: bool
 ) -> None:
     """The kept step trains as the plain loop does in both cases."""
     plan, forms, found = Plan(execution=execution), CompiledForms(), []
@@ -125,11 +140,13 @@ def test_what_a_trial_has_found_out_holds_until_something_changes(
         optimizer.state.clear()
         change(model, optimizer)
         looked.clear()
+        compared.clear()
         steps(model, optimizer, mine, None if is_plain else forms, EAGER_STEPS + 2)
         found.append([p.detach() for p in model.parameters()])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
     wanted = ["lint", "check"] if execution == "compiled+graph" else ["lint"]
     assert looked == (wanted if is_another else [])
+    assert compared == [SHIFTS if is_another else ONE_SHIFT]
 
 
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")

@@ -29,10 +29,13 @@ class Runs:
         self.body = SimpleNamespace(plan=plan, model=nn.Linear(size, 1, bias=False))
         self.world = World(0, 1, 0, CPU)
         self.first, self.nearby, self.num_rounded, self.size = first, nearby, 0, size
-        self.again: list[float] = []  # how much further repeated eager steps go
+        self.further: list[float] = []  # how much further repeated eager steps go
 
     def eager(self, shift: int) -> Outcome:
-        return moved(self.first + (self.again.pop(0) if self.again else 0.0), size=self.size)
+        return moved(self.first + (self.further.pop(0) if self.further else 0.0), size=self.size)
+
+    def again(self, shift: int) -> Outcome:
+        return self.eager(shift)
 
     def exact(self, shift: int) -> Outcome:
         return moved(0.0, size=self.size)
@@ -74,7 +77,7 @@ def test_a_step_that_adds_in_no_fixed_order(nearby: float, passes: bool) -> None
     """Two eager steps may by chance be nearer to each other than rounding takes either from the exact one."""
     runs: Any = Runs(0.05, [nearby] * MOST_ROUNDINGS)
     before, eager = Outcome(0.0, [torch.zeros(SIZE)], [[]]), runs.eager(0)
-    runs.again = [0.0085, 0.0]
+    runs.further = [0.0085, 0.0]
     gap = _Trial(runs, [])._update_gap(before, eager, moved(0.088), 0)
     assert (gap.size <= gap.allowed) is passes
     assert runs.num_rounded == (1 if passes else MOST_ROUNDINGS)

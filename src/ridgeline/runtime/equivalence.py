@@ -20,8 +20,9 @@ from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.gradient_gaps import EXACT, ROUNDED, gradient_gaps, worst
+from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.perturbation import perturb_inputs
-from ridgeline.runtime.perturbed_runs import LEARNING_RATE_FACTORS, PerturbedRuns, Start, Step
+from ridgeline.runtime.perturbed_runs import SHIFTS, PerturbedRuns, Start, Step
 from ridgeline.runtime.step_difference import (
     MOST_MOVED,
     SENSITIVITY_FACTOR,
@@ -43,8 +44,7 @@ NARROW_TOLERANCE = 0.25
 """The same for parameters of 16 bits, whose every update is rounded."""
 ROUNDING_FACTOR = 1.5
 """Under 16-bit autocast a compiled or captured step may be this much further from the float32 step than the
-eager one is: fused kernels round at other places, and libraries choose other kernels where a capture gives
-them other workspaces, neither less nor more exact on purpose."""
+eager one is: fused kernels round elsewhere, and in a capture libraries may choose other kernels."""
 MOST_ROUNDINGS = 4
 """Places nearby, at most, at which the eager step is rounded anew, where one distance alone is too small."""
 DRAWS_FACTOR = 1.5
@@ -76,40 +76,41 @@ def check_replay(
     notes: list[str],
     stream: "torch.cuda.Stream | None" = None,
     runs_python: bool = False,
+    shifts: Sequence[int] = SHIFTS,
 ) -> None:
     """Run both ways from the present state under perturbations, then go back to that state.
 
-    That includes what the code of model and loss keeps elsewhere: counters, caches, hidden states.
+    That includes what the code of model and loss keeps elsewhere: counters, caches.
 
     Args:
         body: The step; its plain eager form is the reference.
-        batch: What the eager step runs on; its tensors are `inputs`.
-        inputs: Changed between steps, within the range of their values; restored afterwards.
+        batch: What the eager step runs on.
+        inputs: Its tensors, changed between steps within the range of their values; restored afterwards.
         rates: Scaled between steps; restored afterwards.
         replay: Runs the step in the mode to check, on `inputs`, and returns its loss.
         world: The workers check together and all take the largest difference.
         notes: Receives the largest difference.
         stream: The stream on which the eager step runs; None for the current one.
-        runs_python: Whether `replay` does in Python what the eager step does there, so that all runs may
-            begin with the same counters and hidden states. For a program or a graph they must not: what it
-            baked in would look right.
+        runs_python: Whether `replay` does in Python what the eager step does, so that all runs may begin with
+            the same counters. With a program or a graph they must not: what it baked in would look right.
+        shifts: Numbers of the perturbations.
 
     Raises:
         EquivalenceError: they differ by more than the tolerance.
         SideEffectError: the step draws from an iterator or writes to files, which nobody can take back.
 
-    Cost: Six steps (nine when compiled in 16 bits, or where rounding may explain a difference; there a few
-        more where it hardly does) and
-    three copies of parameters, buffers and optimizer state (one of other networks that the loss reads).
+    Cost: Two steps a perturbation, up to a dozen where rounding may explain a difference; `KeptRuns` and
+        three copies of what is trained and written.
     """
     refuse_streams(body.model, body.loss_fn, body.optimizer)
     originals = [tensor.detach().clone() for tensor in inputs]
     start = Start(body, inputs, repeats_python=runs_python)
-    runs = PerturbedRuns(body, batch, start, rates, replay, stream, world)
+    runs = PerturbedRuns(body, batch, start, rates, replay, stream, world, KeptRuns(world))
     trial = _Trial(runs, notes)
     try:
         gaps: list[_Gap] = []
-        for shift in range(len(LEARNING_RATE_FACTORS)):
+        for shift in shifts:
+            runs.kept.forget()
             perturb_inputs(inputs, originals, shift)
             with refusing_writes():
                 gaps += trial.gaps(shift)
@@ -121,14 +122,14 @@ def check_replay(
         raise EquivalenceError(
             f"wanted execution={body.plan.execution!r} to equal the eager step within "
             f"{widest.allowed:.2g} of {widest.of}, got a difference of {widest.size:.3g} over "
-            f"{len(LEARNING_RATE_FACTORS)} perturbed steps; something in the step is baked in (a Python "
+            f"{len(shifts)} perturbed steps; something in the step is baked in (a Python "
             "number, host randomness), or random numbers are drawn in another order (those of a transposed "
             "tensor): use execution='eager'"
         )
     told = max((gap for gap in gaps if gap.of == UPDATE), key=_Gap.excess)
     notes.append(
         f"{body.plan.execution} equals {told.reference} within {told.size:.1e} of the update "
-        f"({len(LEARNING_RATE_FACTORS)} steps; inputs, parameters, learning rate and random state perturbed)"
+        f"({len(shifts)} steps; inputs, parameters, learning rate and random state perturbed)"
     )
 
 
@@ -184,7 +185,7 @@ class _Trial(NamedTuple):
                 return drawn
         noise, others = None, list[Outcome]()
         if size > allowed:
-            repeated = self.runs.eager(shift)
+            repeated = self.runs.again(shift)
             again = self._difference(before, eager, repeated)
             losses = abs(eager.loss - repeated.loss) / max(abs(eager.loss), 1e-12)
             if again > allowed and (narrow or self._largest(losses) > DRAWN):
@@ -274,7 +275,7 @@ class _Trial(NamedTuple):
         name = max(found, key=found.__getitem__, default="nothing")
         if size <= allowed:
             return _Gap(size, allowed, "the eager step", f"the change of {name}")
-        others = [self.runs.eager(shift), *self.runs.nudged(before, shift)]
+        others = [self.runs.again(shift), *self.runs.nudged(before, shift)]
         others += self.runs.narrowly_moved(before, shift)
         others += [self.runs.exact(shift)] if self._casts() else []
         moves = [written_apart(eager, other) for other in others]

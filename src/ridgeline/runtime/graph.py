@@ -41,6 +41,7 @@ from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
 from ridgeline.runtime.hybrid.steps.reads import StepReads
+from ridgeline.runtime.perturbed_runs import ONE_SHIFT, SHIFTS
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step_hooks import replaced_methods, step_hooks
 from ridgeline.runtime.usual_shapes import UsualShapes
@@ -89,6 +90,7 @@ class GraphRunner:
         self._watch: CaptureWatch | None = None
         self._let_go: Callable[[], None] | None = None
         self._clearance = Clearance()
+        self._is_compared = False
         self._make_capturable()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -207,7 +209,8 @@ class GraphRunner:
         """Find out what must be known before the first step, but for what a trial has found out.
 
         Raises:
-            CaptureError: see `clear_for_capture` and `_check_compiled`.
+            CaptureError: see `clear_for_capture`, or the compiler fails.
+            EquivalenceError: what was compiled, and would train before the capture, differs.
         """
         check_gradient_hooks(self._body)
         known = cleared_before(self._body, batch, self._world) if self._has_optimizer else None
@@ -215,19 +218,12 @@ class GraphRunner:
             self._clearance = known.clearance
         elif not cleared_earlier(self._body, batch, self._world):
             self._clearance = clear_for_capture(self._body, batch, self._world, self._notes)
-        is_checked = known is not None and known.form is self._body.form
+        is_compiled = MODES[self._body.plan.execution].is_compiled
+        # What is captured of code as written is the same whoever captures it.
+        is_checked = known is not None and (known.form is self._body.form or not is_compiled)
+        self._is_compared = is_checked
         # Of steps that are undone the check of the replay, which covers what is compiled, will do.
-        if not (is_checked or self._body.is_undone):
-            self._check_compiled(batch)
-
-    def _check_compiled(self, batch: Any) -> None:
-        """See that what is compiled equals the eager step before it trains, and not only once it is captured.
-
-        Raises:
-            CaptureError: the compiler fails.
-            EquivalenceError: they differ.
-        """
-        if MODES[self._body.plan.execution].is_compiled:
+        if is_compiled and not (is_checked or self._body.is_undone):
             check_compiled(self._body, batch, self._rates, self._world, self._notes, self._stream)
 
     def _run_as_written(self, batch: Any) -> Tensor:
@@ -314,6 +310,7 @@ class GraphRunner:
         self._body.optimizer.zero_grad(set_to_none=True)
         with unchanged_if_it_fails(self._body):
             step = self._checked_and_read(signature, batch)
+        self._is_compared = False  # what is captured later is of another shape, or has changed
         # Each check leaves the optimizer's state in other dictionaries.
         self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
         return step
@@ -388,8 +385,10 @@ class GraphRunner:
                 world=self._world,
                 notes=self._notes if has_stamps else [],  # the first check has said it
                 stream=self._stream,
+                shifts=ONE_SHIFT if self._is_compared else SHIFTS,
             )
         except RidgelineError:
             self.close()
             raise
+        self._is_compared = True
         return step

@@ -18,6 +18,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.capturing import on_stream
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.narrow_rounding import NarrowTypes, move_within_rounding
 from ridgeline.runtime.random_state import seed_all
 from ridgeline.runtime.recorder import Recorder
@@ -27,6 +28,11 @@ from ridgeline.runtime.world import World
 
 LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0)
 PARAMETER_FACTORS = (1.0, 1.01, 0.99)
+SHIFTS = tuple(range(len(LEARNING_RATE_FACTORS)))
+"""All perturbations: of a step that nobody has compared yet."""
+ONE_SHIFT = SHIFTS[-1:]
+"""Of another capture of a step that was compared in this process: learning rate, inputs, parameters and
+random numbers differ from those of the capture all at once."""
 NARROW_DRAWS = 2
 """Runs that show what rounding to 16 bits does where the user's own code casts."""
 NUDGES = (1.0, -2.0)
@@ -88,7 +94,8 @@ class Start:
 class PerturbedRuns(NamedTuple):
     """Both ways of running one step; `shift` is the number of a perturbation.
 
-    Every method is collective where there are several workers: all of them run the same.
+    Every method is collective where there are several workers: all of them run the same. What comparisons
+    ask for more than once is kept until the next perturbation.
     """
 
     body: StepBody
@@ -98,6 +105,7 @@ class PerturbedRuns(NamedTuple):
     replay: Step
     stream: "torch.cuda.Stream | None"
     world: World
+    kept: KeptRuns
 
     def begun(self, shift: int, *, moved: Callable[[Any], None] | None = None) -> Outcome:
         """Where the runs begin."""
@@ -115,6 +123,10 @@ class PerturbedRuns(NamedTuple):
         with self.body.as_written():
             return self._run(self._eager, shift)
 
+    def again(self, shift: int) -> Outcome:
+        """The step as written, once more."""
+        return self.kept.get(("again", shift), lambda: [self.eager(shift)])[0]
+
     def tried(self, shift: int) -> Outcome:
         """The step in the mode to check, after it ran as written.
 
@@ -125,13 +137,21 @@ class PerturbedRuns(NamedTuple):
 
     def with_other_draws(self, shift: int, number: int = 0) -> Outcome:
         """The step as written, with other random numbers; other ones for each `number`."""
-        with self.body.as_written():
-            return self._run(self._eager, shift, seed=(1 + number) * _OTHER_DRAWS)
+
+        def run() -> list[Outcome]:
+            with self.body.as_written():
+                return [self._run(self._eager, shift, seed=(1 + number) * _OTHER_DRAWS)]
+
+        return self.kept.get(("draws", shift, number), run)[0]
 
     def exact(self, shift: int) -> Outcome:
         """The step as written, without the plan's lower precision."""
-        with self.body.as_written(precision="as-is"):
-            return self._run(self._eager, shift)
+
+        def run() -> list[Outcome]:
+            with self.body.as_written(precision="as-is"):
+                return [self._run(self._eager, shift)]
+
+        return self.kept.get(("exact", shift), run)[0]
 
     def rounded(self, shift: int, number: int) -> tuple[Outcome, Outcome, Outcome]:
         """A start nearby, and what the step leaves from there without and with the plan's lower precision.
@@ -140,38 +160,24 @@ class PerturbedRuns(NamedTuple):
         chance, and one may be small.
         """
         nudge = 1.0 + (1 + number) * ROUNDED_APART
-        begun = self._perturb(shift, nudge=nudge)
-        with self.body.as_written(precision="as-is"):
-            exact = self._run(self._eager, shift, nudge=nudge)
-        with self.body.as_written():
-            return begun, exact, self._run(self._eager, shift, nudge=nudge)
+
+        def run() -> list[Outcome]:
+            begun = self._perturb(shift, nudge=nudge)
+            with self.body.as_written(precision="as-is"):
+                exact = self._run(self._eager, shift, nudge=nudge)
+            with self.body.as_written():
+                return [begun, exact, self._run(self._eager, shift, nudge=nudge)]
+
+        begun, exact, eager = self.kept.get(("rounded", shift, number), run)
+        return begun, exact, eager
 
     def nudged(self, before: Outcome, shift: int) -> list[Outcome]:
         """The step as written from parameters with other last bits, as if it had begun at `before`."""
-        found: list[Outcome] = []
-        for bits in NUDGES:
-            nudge = 1.0 + bits * LAST_BIT
-            begun = self._perturb(shift, nudge=nudge)
-            with self.body.as_written():
-                got = self._run(self._eager, shift, nudge=nudge)
-            found.append(moved_to(before, begun, got))
-        return found
+        return self.kept.get(("nudged", shift), lambda: self._nudged(before, shift))
 
     def narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
         """Eager steps from parameters that the user's own casts make equal; none where nothing is cast."""
-        watch = NarrowTypes()
-        with self.body.as_written(), watch:
-            self._run(self._eager, shift)
-        half_step = largest_of_workers(watch.half_step, self.world)
-        if not half_step:
-            return []
-        found = []
-        for seed in range(NARROW_DRAWS):
-            moved = partial(move_within_rounding, half_step=half_step, seed=seed)
-            with self.body.as_written():
-                other = self._run(self._eager, shift, moved=moved)
-            found.append(moved_to(before, self.begun(shift, moved=moved), other))
-        return found
+        return self.kept.get(("moved", shift), lambda: self._narrowly_moved(before, shift))
 
     def by_chance(
         self, before: Outcome, eager: Outcome, shift: int, *, num_draws: int, num_roundings: int
@@ -185,7 +191,7 @@ class PerturbedRuns(NamedTuple):
             num_draws: Steps with other random numbers.
             num_roundings: Places nearby at which the plan's precision is set beside single precision.
         """
-        yield before, eager, self.eager(shift)
+        yield before, eager, self.again(shift)
         for number in range(num_draws):
             yield before, eager, self.with_other_draws(shift, number)
         for other in (*self.nudged(before, shift), *self.narrowly_moved(before, shift)):
@@ -194,6 +200,31 @@ class PerturbedRuns(NamedTuple):
             yield before, eager, self.exact(shift)
         for number in range(num_roundings):
             yield self.rounded(shift, number)
+
+    def _nudged(self, before: Outcome, shift: int) -> list[Outcome]:
+        found: list[Outcome] = []
+        for bits in NUDGES:
+            nudge = 1.0 + bits * LAST_BIT
+            begun = self._perturb(shift, nudge=nudge)
+            with self.body.as_written():
+                got = self._run(self._eager, shift, nudge=nudge)
+            found.append(moved_to(before, begun, got))
+        return found
+
+    def _narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
+        watch = NarrowTypes()
+        with self.body.as_written(), watch:
+            self._run(self._eager, shift)
+        half_step = largest_of_workers(watch.half_step, self.world)
+        if not half_step:
+            return []
+        found = []
+        for seed in range(NARROW_DRAWS):
+            moved = partial(move_within_rounding, half_step=half_step, seed=seed)
+            with self.body.as_written():
+                other = self._run(self._eager, shift, moved=moved)
+            found.append(moved_to(before, self.begun(shift, moved=moved), other))
+        return found
 
     def _tried(self) -> Tensor:
         try:

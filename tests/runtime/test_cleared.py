@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime import clearance, graph
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.graph import EAGER_STEPS
@@ -147,6 +148,39 @@ def test_what_a_trial_has_found_out_holds_until_something_changes(
     wanted = ["lint", "check"] if execution == "compiled+graph" else ["lint"]
     assert looked == (wanted if is_another else [])
     assert compared == [SHIFTS if is_another else ONE_SHIFT]
+
+
+class MakesLate(Net):
+    """Makes what it needs when it is first called, as transformers install hooks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "factor"):
+            self.factor = 2.0
+        return super().forward(x) * self.factor
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+@pytest.mark.parametrize("execution", ["graph", "compiled+graph"])
+def test_what_a_trial_has_found_out_of_code_that_makes_what_it_needs_late(
+    looked: list[str], compared: list[Any], execution: Execution
+) -> None:
+    """The trial is undone, so that it is made again in the first step that counts, which runs as written."""
+    plan, forms, found = Plan(execution=execution), CompiledForms(), []
+    for is_plain in (True, False):
+        torch.manual_seed(0)
+        model = MakesLate()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        if not is_plain:
+            before = Undo(model, squared, optimizer)
+            steps(model, optimizer, plan, forms, EAGER_STEPS + 2, is_undone=True)
+            before.restore()
+            optimizer.state.clear()
+        looked.clear()
+        compared.clear()
+        steps(model, optimizer, Plan() if is_plain else plan, forms, EAGER_STEPS + 3)
+        found.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    assert (looked, compared) == ([], [ONE_SHIFT])
 
 
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")

@@ -58,6 +58,20 @@ def cleared_before(body: StepBody, batch: Any, world: World) -> Cleared | None:
     return None if largest_of_workers(float(found is None), world) else found
 
 
+def may_hold_later(body: StepBody, batch: Any, world: World) -> bool:
+    """Whether what was found out may hold once the code has run: some modules make what they need then.
+
+    Several workers do not wait for that: they send gradients as they will.
+
+    Args:
+        body: A step that `cleared_before` knows nothing of.
+        batch: Its first.
+        world: This worker's place.
+    """
+    key = key_of(body, batch)
+    return world.size == 1 and any(one.key == key for one in body.findings.cleared)
+
+
 def keep(body: StepBody, batch: Any, reads: StepReads, clearance: Clearance) -> None:
     """Remember a step that was captured, in place of what was remembered before."""
     found = body.findings

@@ -3,10 +3,9 @@
 An optimizer that no graph can hold (its learning rate is a Python number, it counts on the host) steps after
 each replay instead, while the graph still runs.
 
-The first calls run eagerly on the capture stream: they are real steps, and they warm up libraries,
-communicators, compiled blocks and the bucket order. What is compiled in them is checked before the first.
-Then one call captures, checks the replay against the eager step from the same state, and from there on a step
-costs the host one launch.
+The first calls run eagerly on the capture stream: they are real steps that warm up libraries, communicators,
+compiled blocks and the bucket order. What is compiled is checked before. Then one call captures, checks the
+replay against the eager step from the same state, and from there on a step costs the host one launch.
 """
 
 import gc
@@ -24,6 +23,7 @@ from ridgeline.reach.renewals import letting_go
 from ridgeline.reach.sparse import strides_of
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime import batch as batches
+from ridgeline.runtime import cleared
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import (
     LearningRates,
@@ -36,7 +36,6 @@ from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watches_autograd
 from ridgeline.runtime.checked import check_compiled
 from ridgeline.runtime.clearance import Clearance, check_gradient_hooks, clear_for_capture
-from ridgeline.runtime.cleared import cleared_before, cleared_earlier, keep
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
@@ -91,6 +90,7 @@ class GraphRunner:
         self._let_go: Callable[[], None] | None = None
         self._clearance = Clearance()
         self._is_compared = False
+        self._has_waited = False
         self._make_capturable()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -146,20 +146,29 @@ class GraphRunner:
         """One of the steps before the capture, and before the first all that must be known for it."""
         before = None
         if self._num_eager == 0:
-            self._clear(batch)
+            known = (
+                cleared.cleared_before(self._body, batch, self._world)
+                if self._has_optimizer
+                else None
+            )
+            if known is None and not self._has_waited:
+                self._has_waited = True
+                if cleared.may_hold_later(self._body, batch, self._world):
+                    return self._run_as_written(batch)
+            self._clear(batch, known)
             before = Undo(self._body.model, self._body.loss_fn, values=False)
         elif self._let_go is not None:
             self._let_go()
             self._let_go = None
         self._num_eager += 1
-        cleared = time.perf_counter_ns()
+        looked = time.perf_counter_ns()
         loss = self._run_as_captured(batch)
         self._let_go = None if before is None else letting_go(before)
         if self._num_eager == EAGER_STEPS:
             self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
         # Where nothing is compiled in them, these are steps as every run begins with.
         is_compiled = MODES[self._body.plan.execution].is_compiled
-        self._prepare_ns += (time.perf_counter_ns() if is_compiled else cleared) - begin
+        self._prepare_ns += (time.perf_counter_ns() if is_compiled else looked) - begin
         return loss
 
     def _step_for(self, batch: Any, begin: int) -> CapturedStep | None:
@@ -205,7 +214,7 @@ class GraphRunner:
         with refused_if_not_compiled(self._body):
             return self._run_eagerly(batch)
 
-    def _clear(self, batch: Any) -> None:
+    def _clear(self, batch: Any, known: cleared.Cleared | None) -> None:
         """Find out what must be known before the first step, but for what a trial has found out.
 
         Raises:
@@ -213,10 +222,9 @@ class GraphRunner:
             EquivalenceError: what was compiled, and would train before the capture, differs.
         """
         check_gradient_hooks(self._body)
-        known = cleared_before(self._body, batch, self._world) if self._has_optimizer else None
         if known is not None:
             self._clearance = known.clearance
-        elif not cleared_earlier(self._body, batch, self._world):
+        elif not cleared.cleared_earlier(self._body, batch, self._world):
             self._clearance = clear_for_capture(self._body, batch, self._world, self._notes)
         is_compiled = MODES[self._body.plan.execution].is_compiled
         # What is captured of code as written is the same whoever captures it.
@@ -350,15 +358,13 @@ class GraphRunner:
             self.close()
             raise
         if self._has_optimizer:
-            keep(self._body, step.batch, self._reads, self._clearance)
+            cleared.keep(self._body, step.batch, self._reads, self._clearance)
 
     def _checked(
         self, signature: batches.Signature, batch: Any, pool: Any, *, has_stamps: bool
     ) -> CapturedStep:
         """A capture that was found to equal the eager step."""
-        random_state = (
-            torch.get_rng_state()
-        )  # of the host, which a capture draws from as a step does
+        random_state = torch.get_rng_state()  # the host's: a capture draws from it as a step does
         try:
             step = CapturedStep(
                 self._body,

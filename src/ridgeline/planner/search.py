@@ -28,6 +28,7 @@ from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.readings import as_read
 from ridgeline.planner.reasons import make_choices, why
+from ridgeline.planner.rhythms import rhythm_notes
 from ridgeline.planner.run_off import NUM_TRIALS, run_off
 from ridgeline.planner.trial_loop import Allowance, Trial, since_now, tried_in_turn
 from ridgeline.planner.trials import (
@@ -37,6 +38,7 @@ from ridgeline.planner.trials import (
 )
 from ridgeline.planner.untimed import ASSUMED_ERROR, with_doubt
 from ridgeline.simulator.step import simulate
+from ridgeline.synchronisation import LEAST_GAIN
 from ridgeline.verdict import step_spread, verify
 from ridgeline.workload import Workload
 
@@ -72,8 +74,8 @@ def choose(
         fixed: Knobs that the user sets: `workers`, `threads`, `execution`, `precision`, `accumulate`,
             `bucket_bytes`, `depth`, and of `Sync` `algorithm`, `compression`, `options`, `every`.
         allow: Changes of the maths that may be chosen: `tf32`, `bf16`, `random` (compiled programs draw
-            random numbers of their own), `compression` (gradients are sent with losses). Nothing inexact is
-            otherwise.
+            random numbers of their own), `compression` (gradients are sent with losses), `local-steps`
+            (workers train alone between exchanges of their parameters). Nothing inexact is otherwise.
         steps: Steps of the run, if known: then the whole run counts, preparation (compiling) included, and
             trials are limited to a quarter of it. Otherwise preparation is stated but not weighed.
         trial: Runs a plan for some steps and returns the measured timeline; None ranks by prediction.
@@ -235,7 +237,11 @@ def _ranked(
     fastest = usable[0]
     rivals = [c for c in usable if (c.measured is None) == (fastest.measured is None)]
     margins = {id(c): _margin(c, fastest, error) for c in rivals}
-    close = [c for c in rivals if c.cost_s(steps) <= fastest.cost_s(steps) * (1.0 + margins[id(c)])]
+    close = [
+        c
+        for c in rivals
+        if c.cost_s(steps) <= fastest.cost_s(steps) * (1.0 + max(margins[id(c)], _lead(c, fastest)))
+    ]
     best = min(close, key=lambda c: (num_changes(c.plan), c.cost_s(steps)))
     margin = margins[id(best)]
     order = [best, *(c for c in usable if c is not best), *doubtful, *failed]
@@ -253,7 +259,7 @@ def _ranked(
     return Ranking(
         candidates=tuple(explained),
         error=error,
-        notes=tuple(dict.fromkeys((*notes, *_assumed(best, order)))),
+        notes=tuple(dict.fromkeys((*rhythm_notes(best.plan), *notes, *_assumed(best, order)))),
         steps=steps,
     )
 
@@ -274,6 +280,11 @@ def _margin(rival: Candidate, fastest: Candidate, error: float) -> float:
         for measured in (rival.measured, fastest.measured)
     ]
     return min(MOST_MARGIN, 2.0 * math.hypot(*errors))
+
+
+def _lead(rival: Candidate, fastest: Candidate) -> float:
+    """By what fraction the fastest must lead, where its workers train alone for longer than the rival's."""
+    return LEAST_GAIN if fastest.plan.sync.every > rival.plan.sync.every else 0.0
 
 
 def _assumed(best: Candidate, order: Sequence[Candidate]) -> list[str]:

@@ -15,7 +15,7 @@ from ridgeline.codec import Value
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan, Sync
-from ridgeline.planner.exchanges import LOCAL_STEPS, PERMISSION, UNKNOWN_LOSS
+from ridgeline.planner.exchanges import APART_PERMISSION, PERMISSION, UNKNOWN_LOSS
 from ridgeline.planner.rhythms import known_rhythms
 from ridgeline.simulator.step import simulate
 from ridgeline.simulator.synchronising import sent_bytes
@@ -152,7 +152,7 @@ def _judged(
     if shards_update(Sync(algorithm=row.algorithm)):
         words.append(f"a worker keeps 1/{plan.workers} of the optimizer's state")
     if not row.is_exact:
-        wanted = LOCAL_STEPS if row.every > 1 else PERMISSION
+        wanted = APART_PERMISSION if row.every > 1 else PERMISSION
         words.append(UNKNOWN_LOSS if wanted in allow else f"wants allow={wanted!r}: {UNKNOWN_LOSS}")
     return msgspec.structs.replace(row, verdict="; ".join(words))
 

@@ -21,7 +21,7 @@ from ridgeline.synchronisation import (
 
 PERMISSION = "compression"
 """What `allow` names so that gradients may be sent with losses."""
-LOCAL_STEPS = "local-steps"
+APART_PERMISSION = "local-steps"
 """What `allow` names so that workers may train alone between exchanges of their parameters."""
 UNKNOWN_LOSS = "what it does to accuracy is unknown until measured"
 SEARCHED = ("algorithm", "compression", "every")

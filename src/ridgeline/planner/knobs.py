@@ -23,7 +23,7 @@ from ridgeline.plan import (
 )
 from ridgeline.planner.exchanges import (
     GIVEN,
-    LOCAL_STEPS,
+    APART_PERMISSION,
     PERMISSION,
     SEARCHED,
     check_exchanges,
@@ -59,7 +59,7 @@ EXECUTIONS: dict[str, tuple[Execution, ...]] = {
 fixed; regions pay on a CPU no less host time than they save."""
 MODEL_GRAPHS: tuple[Execution, ...] = ("model-graph", "compiled+model-graph")
 """Modes that are searched where a GPU cannot replay the whole step."""
-NO_PRECISION = ("random", PERMISSION, LOCAL_STEPS)
+NO_PRECISION = ("random", PERMISSION, APART_PERMISSION)
 """Changes of the maths that are no precisions: random numbers that compiled programs draw, gradients that are
 sent with losses, and workers that train alone between exchanges."""
 INEXACT = ("tf32", "bf16", *NO_PRECISION)

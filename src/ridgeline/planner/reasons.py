@@ -6,7 +6,7 @@ from typing import Any
 from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Alternative, Choice, Origin
-from ridgeline.planner.exchanges import GIVEN, LOCAL_STEPS, PERMISSION, SEARCHED
+from ridgeline.planner.exchanges import GIVEN, APART_PERMISSION, PERMISSION, SEARCHED
 from ridgeline.planner.knobs import INEXACT, KNOBS, NO_PRECISION, value_of
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import (
@@ -208,7 +208,7 @@ def _default_reason(knob: str, best: Candidate) -> str:
         "every": "no gradients are exchanged"
         if plan.workers == 1
         else "exact: workers were not allowed to train alone in between, or cannot here "
-        f"(possible: {LOCAL_STEPS})",
+        f"(possible: {APART_PERMISSION})",
         "options": "they go with the interval"
         if plan.sync.every > 1
         else "they go with the algorithm, or the compression",

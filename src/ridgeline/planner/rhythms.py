@@ -5,7 +5,7 @@ from typing import Any
 
 from ridgeline.execution import runs_uncaptured
 from ridgeline.plan import Plan, Sync
-from ridgeline.planner.exchanges import LOCAL_STEPS, UNKNOWN_LOSS, refusal
+from ridgeline.planner.exchanges import APART_PERMISSION, UNKNOWN_LOSS, refusal
 from ridgeline.planner.pruning import Pruned
 from ridgeline.synchronisation import (
     DEFAULT_ALGORITHM,
@@ -40,7 +40,7 @@ def rhythms(
         plan: Its workers and its execution count.
         steps: Of the run, if known.
     """
-    if LOCAL_STEPS not in allow or any(field in fixed for field in DECIDING):
+    if APART_PERMISSION not in allow or any(field in fixed for field in DECIDING):
         return [], []
     if plan.workers == 1 or not runs_uncaptured(plan.execution, workload.device):
         return [], []

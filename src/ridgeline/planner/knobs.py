@@ -22,8 +22,8 @@ from ridgeline.plan import (
     is_whole,
 )
 from ridgeline.planner.exchanges import (
-    GIVEN,
     APART_PERMISSION,
+    GIVEN,
     PERMISSION,
     SEARCHED,
     check_exchanges,

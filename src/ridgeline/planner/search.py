@@ -234,17 +234,16 @@ def _ranked(
             f"wanted a plan that runs, got {len(failed)} that failed; the first, "
             f"{label(failed[0].plan)}: {failed[0].failure}"
         )
-    fastest = usable[0]
-    rivals = [c for c in usable if (c.measured is None) == (fastest.measured is None)]
+    rivals = _mild(
+        [c for c in usable if (c.measured is None) == (usable[0].measured is None)], steps
+    )
+    fastest = rivals[0]
     margins = {id(c): _margin(c, fastest, error) for c in rivals}
-    close = [
-        c
-        for c in rivals
-        if c.cost_s(steps) <= fastest.cost_s(steps) * (1.0 + max(margins[id(c)], _lead(c, fastest)))
-    ]
+    close = [c for c in rivals if c.cost_s(steps) <= fastest.cost_s(steps) * (1.0 + margins[id(c)])]
     best = min(close, key=lambda c: (num_changes(c.plan), c.cost_s(steps)))
     margin = margins[id(best)]
     order = [best, *(c for c in usable if c is not best), *doubtful, *failed]
+    fastest = usable[0] if best is fastest else fastest
     workload = request.workloads[best.plan.workers]
     plan = msgspec.structs.replace(
         best.plan, choices=make_choices(best, order, request.fixed, margin, steps)
@@ -282,9 +281,16 @@ def _margin(rival: Candidate, fastest: Candidate, error: float) -> float:
     return min(MOST_MARGIN, 2.0 * math.hypot(*errors))
 
 
-def _lead(rival: Candidate, fastest: Candidate) -> float:
-    """By what fraction the fastest must lead, where its workers train alone for longer than the rival's."""
-    return LEAST_GAIN if fastest.plan.sync.every > rival.plan.sync.every else 0.0
+def _mild(rivals: Sequence[Candidate], steps: int | None) -> list[Candidate]:
+    """Those with no longer intervals than it takes, the fastest first; longer ones must lead by `LEAST_GAIN`.
+
+    Args:
+        rivals: The fastest first; all tried, or none.
+        steps: Of the run, if known.
+    """
+    enough_s = rivals[0].cost_s(steps) * (1.0 + LEAST_GAIN)
+    longest = min(c.plan.sync.every for c in rivals if c.cost_s(steps) <= enough_s)
+    return [c for c in rivals if c.plan.sync.every <= longest]
 
 
 def _assumed(best: Candidate, order: Sequence[Candidate]) -> list[str]:

@@ -20,6 +20,9 @@ MEASURED_S = 1.0
 """Seconds of steps that are measured where they are short; a GPU's clock settles meanwhile."""
 LONGEST_S = 20.0
 """Of longer steps so many are measured as fit into this, but `FEWEST_STEPS` at least."""
+LONGEST_PERIODS_S = 60.0
+"""Whole periods are measured where they take no longer: over a link for which they are made, an exact step
+takes seconds, and its trial half as long."""
 CHECK_STEPS = 6
 """A compiled step is compared with the eager one under three perturbations, see `runtime/equivalence.py`."""
 
@@ -44,7 +47,7 @@ def measured_steps(step_s: float, sync: Sync) -> int:
         steps = max(FEWEST_STEPS, min(LEAST_STEPS, math.floor(LONGEST_S / step_s)))
     else:
         steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(MEASURED_S / max(step_s, 1e-9))))
-    return period_steps(sync, steps, step_s, LONGEST_S)
+    return period_steps(sync, steps, step_s, LONGEST_PERIODS_S)
 
 
 def trial_steps(plan: Plan, step_s: float) -> int:

@@ -15,7 +15,7 @@ import msgspec
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.periods import over_periods, period_steps
-from ridgeline.planner.trial_steps import LONGEST_S
+from ridgeline.planner.trial_steps import LONGEST_PERIODS_S
 from ridgeline.runtime import random_state, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
@@ -106,7 +106,7 @@ def _further_steps(sync: Sync, step_ns: int, world: World) -> int:
     """Steps still to be measured; worker 0's word, so that all take as many."""
     step_s = max(1, int(share_bytes(str(step_ns).encode(), world))) * 1e-9
     wanted = max(TRIAL_STEPS, min(math.ceil(TRIAL_S / step_s), WINDOW))
-    return max(0, period_steps(sync, wanted, step_s, LONGEST_S) - TRIAL_STEPS)
+    return max(0, period_steps(sync, wanted, step_s, LONGEST_PERIODS_S) - TRIAL_STEPS)
 
 
 class _Batches:

@@ -149,6 +149,27 @@ def test_medians_without_exchange_do_not_decide() -> None:
     assert len(tried) > 1
 
 
+def test_what_a_trial_did_not_see_is_told() -> None:
+    """In the notes of the choice, behind what the rhythm changes."""
+    machine = make_machine(latency_s=1e-4, bandwidth=1e6)
+    workload = make_workload(forward=[10**9] * 4, gradient_bytes=[8 * MIB] * 4)
+
+    def trial(plan: Plan) -> Timeline:
+        told = simulate(machine, workload, plan, details=False)
+        alone_ns = told.step_ns - told.total_ns("wait")
+        return msgspec.structs.replace(told, origin="measured", steps_ns=(alone_ns,) * 3)
+
+    settings = {"world_size": 2, "allow": ("local-steps",), "fixed": {"execution": "eager"}}
+    found = choose(machine, workload, trial=trial, **settings)
+    every = found.best.plan.sync.every
+    assert every > 1
+    assert found.notes[0].startswith("workers train alone and exchange parameters")
+    assert found.notes[1].startswith(f"no whole period of {every} steps was tried: each measured")
+    share_s = found.best.timeline.total_ns("all_reduce") * 1e-9
+    assert found.best.step_s == pytest.approx(found.best.timeline.step_ns * 1e-9, rel=1e-6)
+    assert share_s > 0.0
+
+
 @pytest.mark.parametrize(("factor", "tried"), [(1.1, True), (1.5, False)])
 def test_what_is_milder_is_tried_while_it_may_be_taken(factor: float, tried: bool) -> None:
     """A longer interval needs a lead, so that what is slower by less gets its trial."""

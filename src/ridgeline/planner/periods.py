@@ -17,6 +17,8 @@ from ridgeline.timeline import Span, Timeline
 
 PERIODS = "whole_periods"
 """The counter of a timeline whose steps are means over periods: over how many."""
+PRICED_APART = "no whole period of "
+"""How the note begins of a trial that tells nothing of an exchange."""
 MOST_KEPT = 200
 """Steps that a trial can tell of: as many as the runtime's recorder keeps."""
 
@@ -74,8 +76,8 @@ def with_share(measured: Timeline, predicted: Timeline, sync: Sync) -> Timeline:
         return measured
     share = sum(span.duration_ns for span in predicted.frames if is_exchange_frame(span.name))
     note = (
-        f"no whole period of {sync.every} steps was tried: each measured step is given the predicted share "
-        f"of an exchange, {units.nanoseconds(share)}"
+        f"{PRICED_APART}{sync.every} steps was tried: each measured step is given the predicted share of an "
+        f"exchange, {units.nanoseconds(share)}"
     )
     return _lengthened(measured, [step + share for step in measured.steps_ns], {}, note)
 

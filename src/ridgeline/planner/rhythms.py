@@ -6,7 +6,9 @@ from typing import Any
 from ridgeline.execution import runs_uncaptured
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.exchanges import APART_PERMISSION, UNKNOWN_LOSS, refusal
+from ridgeline.planner.periods import PRICED_APART
 from ridgeline.planner.pruning import Pruned
+from ridgeline.planner.ranking import Candidate
 from ridgeline.synchronisation import (
     DEFAULT_ALGORITHM,
     LEAST_EXCHANGES,
@@ -83,8 +85,11 @@ def is_adaptive(workload: Workload) -> bool:
     return any("addcdiv" in name or "adam" in name for name in names)
 
 
-def rhythm_notes(plan: Plan) -> list[str]:
-    """What a plan changes whose workers train alone; nothing for another."""
+def rhythm_notes(candidate: Candidate) -> list[str]:
+    """What a plan changes whose workers train alone, and what its trial did not see; nothing for another."""
+    plan, measured = candidate.plan, candidate.measured
     if plan.workers == 1 or not trains_apart(plan.sync):
         return []
-    return [f"{changed_words(plan.sync)}; {UNKNOWN_LOSS}"]
+    told = () if measured is None else measured.notes
+    priced = [note for note in told if note.startswith(PRICED_APART)]
+    return [f"{changed_words(plan.sync)}; {UNKNOWN_LOSS}", *priced]

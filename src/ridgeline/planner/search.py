@@ -258,7 +258,7 @@ def _ranked(
     return Ranking(
         candidates=tuple(explained),
         error=error,
-        notes=tuple(dict.fromkeys((*rhythm_notes(best.plan), *notes, *_assumed(best, order)))),
+        notes=tuple(dict.fromkeys((*rhythm_notes(best), *notes, *_assumed(best, order)))),
         steps=steps,
     )
 

@@ -7,7 +7,7 @@ from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Alternative, Choice, Origin
 from ridgeline.planner.exchanges import APART_PERMISSION, GIVEN, PERMISSION, SEARCHED
-from ridgeline.planner.knobs import INEXACT, KNOBS, NO_PRECISION, value_of
+from ridgeline.planner.knobs import INEXACT, KNOBS, value_of
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import (
     COMPILED_ERROR,
@@ -18,6 +18,9 @@ from ridgeline.planner.preparation import (
 )
 from ridgeline.planner.ranking import Candidate, ratio
 from ridgeline.synchronisation import LEAST_GAIN
+
+EXCHANGED = (PERMISSION, APART_PERMISSION)
+"""Permissions that are told of with the knobs of exchanges."""
 
 
 def make_choices(
@@ -189,7 +192,7 @@ def _default_reason(knob: str, best: Candidate) -> str:
         else "left as it is: the GPU computes",
         "execution": "no other mode was compared",
         "precision": "exact: nothing that changes the maths was allowed "
-        f"(possible: {', '.join(name for name in INEXACT if name not in NO_PRECISION[1:])})",
+        f"(possible: {', '.join(name for name in INEXACT if name not in EXCHANGED)})",
         "memory_format": "no images are convolved, or random numbers would land elsewhere in them",
         "optimizer": "a captured step takes its fused form by itself"
         if MODES[plan.execution].is_replayed

@@ -54,6 +54,7 @@ from ridgeline.synchronisation.payloads import (
     update_shard_elements,
 )
 from ridgeline.synchronisation.rhythm import (
+    cut_fragments,
     delay_of,
     due_fragment,
     fragments_on_their_way,
@@ -110,6 +111,7 @@ __all__ = [
     "check_sync",
     "check_words",
     "codec_bytes",
+    "cut_fragments",
     "delay_of",
     "due_fragment",
     "factor_rank",

@@ -66,7 +66,7 @@ RHYTHMS = (
 Source: 8, local SGD: Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020. 50,
 the shortest of those compared for DiLoCo (500 in its main runs): Douillard et al., 2023. 100: INTELLECT-1,
 Jaghouar et al., 2024. Fragments and delay: Douillard et al., "Streaming DiLoCo", 2025; here as many as were
-measured to keep the accuracy of ResNet-18 (`benchmarks/results/convergence_2-workers_CPU_20261126.json`).
+measured to keep the accuracy of ResNet-18, with AdamW and with SGD (`benchmarks/results/convergence_*.json`).
 """
 
 

@@ -107,7 +107,7 @@ def test_a_gain_decides_from_a_bound_on() -> None:
         exact = min(c.step_s for c in found.candidates if c.plan.sync.every == 1)
         fastest = min(c.step_s for c in found.candidates)
         leaves = found.best.plan.sync.every > 1
-        assert leaves == (exact > fastest * (1.0 + LEAST_GAIN))
+        assert leaves == (exact > fastest / (1.0 - LEAST_GAIN))
         seen.add(leaves)
     assert seen == {True, False}
 

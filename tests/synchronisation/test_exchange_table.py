@@ -83,6 +83,17 @@ def test_rhythms_send_their_share_and_ask_for_a_permission_of_their_own() -> Non
     assert marked == {"every 50 late"}
 
 
+def test_a_gain_that_is_not_worth_another_algorithm_is_told_as_that() -> None:
+    """More than the uncertainty, and less than what training alone must gain."""
+    machine = make_machine(latency_s=1e-4, bandwidth=2.5e7)
+    long = {"forward": [30 * MS] * 4, "backward": [60 * MS] * 4}
+    workload = make_workload(**long, gradient_bytes=[MIB] * 4)  # type: ignore[arg-type]
+    rows = exchange_table(machine, {2: workload}, planned(), allow=("local-steps",), error=0.02)
+    (verdict,) = [row.verdict for row in rows if row.every == 8]
+    assert verdict.startswith("gains ")
+    assert verdict.endswith(f", less than the 20% that training alone must gain; {UNKNOWN_LOSS}")
+
+
 def test_a_divided_update_says_what_it_saves() -> None:
     """It hands over the gradients and its part of the parameters, in no less time than all-reduces."""
     row = rows_of(1e9)["sharded"]

@@ -23,6 +23,7 @@ from ridgeline.synchronisation import (
     ALGORITHMS,
     COMPRESSIONS,
     DEFAULT_ALGORITHM,
+    LEAST_GAIN,
     UNCOMPRESSED,
     check_sync,
     is_exact,
@@ -143,6 +144,10 @@ def _judged(
     gain = 1.0 - row.step_s / plainest.step_s
     if row is plainest:
         words.append("the default")
+    elif row.every > 1 and max(error, 0.0) < gain < LEAST_GAIN:
+        words.append(
+            f"gains {gain:.1%}, less than the {LEAST_GAIN:.0%} that training alone must gain"
+        )
     elif gain > max(error, 0.0):
         words.append(f"{gain:.1%} faster than the default")
     elif gain < 0.0:

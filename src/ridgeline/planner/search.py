@@ -288,7 +288,7 @@ def _mild(rivals: Sequence[Candidate], steps: int | None) -> list[Candidate]:
         rivals: The fastest first; all tried, or none.
         steps: Of the run, if known.
     """
-    enough_s = rivals[0].cost_s(steps) * (1.0 + LEAST_GAIN)
+    enough_s = rivals[0].cost_s(steps) / (1.0 - LEAST_GAIN)
     longest = min(c.plan.sync.every for c in rivals if c.cost_s(steps) <= enough_s)
     return [c for c in rivals if c.plan.sync.every <= longest]
 

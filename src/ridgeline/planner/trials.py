@@ -168,9 +168,8 @@ def could_win(
         return False
     fastest = min(tried, key=lambda c: c.cost_s(steps))
     is_milder = candidate.plan.sync.every < fastest.plan.sync.every
-    margin = LEAST_GAIN if is_milder else -SAME_PLAN_MARGIN
-    at_best_s = _at_best_s(candidate, tried, device, steps)
-    return at_best_s < fastest.cost_s(steps) * (1.0 + margin)
+    enough = 1.0 / (1.0 - LEAST_GAIN) if is_milder else 1.0 - SAME_PLAN_MARGIN
+    return _at_best_s(candidate, tried, device, steps) < fastest.cost_s(steps) * enough
 
 
 def _at_best_s(

@@ -17,7 +17,7 @@ LEAST_EXCHANGES = 20
 Source: measured, `docs/guide.md`: what 20 exchanges leave of a run depends on the outer optimizer.
 """
 LEAST_GAIN = 0.2
-"""By what fraction of a step workers that train alone (for longer) must be faster than those that do not.
+"""What fraction of a step must be saved by workers that train alone, or for longer, over those that do not.
 
 Source: assumed; another optimisation algorithm is worth more than the noise of a trial.
 """

@@ -79,6 +79,9 @@ WAYS = {
     "topk 1 %": Way(rl.Sync(compression="topk", options={"density": 0.01})),
     "sign": Way(rl.Sync(compression="sign")),
     "average every 8": Way(rl.Sync(every=8)),
+    "average every 50, 4 fragments, 10 late": Way(
+        rl.Sync(every=50, options={"fragments": 4, "delay": 10})
+    ),
     "all, AdamW": Way(rl.Sync(), adamw, "all, AdamW"),
     "DiLoCo every 50, AdamW": Way(rl.Sync(every=50, options=OUTER), adamw, "all, AdamW"),
     "DiLoCo every 50, AdamW, 4 fragments": Way(

@@ -13,9 +13,11 @@ from chained_workloads import make_chain
 from ridgeline import units
 from ridgeline.decision import compile_times, remembered
 from ridgeline.decision.compile_times import CompileTime, CompileTimes
+from ridgeline.decision.heartbeat import Heartbeat
+from ridgeline.decision.recalling import tried_again
 from ridgeline.planner import choose
 from ridgeline.simulator.compile_time import compile_seconds
-from strategies import make_machine
+from strategies import make_machine, make_workload
 
 
 def test_a_choice_is_found_again(tmp_path: Path) -> None:
@@ -31,6 +33,29 @@ def test_a_choice_is_found_again(tmp_path: Path) -> None:
     assert found.best.timeline.frames == ranking.best.timeline.frames
     assert not any(span.detail for span in found.best.timeline.spans)
     assert remembered.recall(tmp_path, "other") is None
+
+
+def test_a_rhythm_is_found_again_and_tried_over_its_period(tmp_path: Path) -> None:
+    """A run that is started again goes on with the interval, the fragments and the delay of the first choice."""
+    machine = make_machine(latency_s=1e-4, bandwidth=2e6)
+    workload = make_workload(forward=[10**8] * 4)
+    ranking = choose(machine, workload, world_size=2, allow=("local-steps",))
+    chosen = ranking.best.plan.sync
+    assert chosen.every > 1
+    assert chosen.options
+    assert remembered.keep(tmp_path, "key", ranking) == ""
+    kept = remembered.recall(tmp_path, "key")
+    assert kept is not None
+    assert kept.ranking.best.plan.sync == chosen
+    # In a step without exchange nothing was waited for: its share comes on top.
+    step = ranking.best.timeline
+    alone = msgspec.structs.replace(
+        step, origin="measured", steps_ns=(step.step_ns - step.total_ns("wait"),) * 8
+    )
+    again = tried_again(kept.ranking, lambda plan: alone, Heartbeat(None), lambda line: None)
+    assert again is not None
+    assert again.best.plan.sync == chosen
+    assert again.best.step_s == pytest.approx(step.step_ns * 1e-9)
 
 
 def test_a_damaged_choice_is_made_again(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A run of unknown length begins without a compiler, and tries it when it has lasted as long as compiling takes."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 import ridgeline as rl
 from planned_candidates import make_candidate
 from ridgeline.decision import choice
+from ridgeline.decision.revisions import Revisions
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
+from ridgeline.planner import Candidate, Ranking, choose
 from ridgeline.planner.deferred_compiling import REASON
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.timeline import Timeline
-from strategies import make_machine
+from strategies import make_machine, make_workload
 
 EAGER_S = 1.0
 """What trials find, so that a few steps are as long as compiling."""
@@ -114,6 +117,27 @@ def test_it_goes_on_as_it_was_where_that_is_slower_or_fails(monkeypatch, compile
     assert set(executions) == {"eager"}
     assert REASON not in step.notes
     assert tried.count("compiled") == 1
+
+
+def test_workers_that_train_alone_are_not_asked_again() -> None:
+    """They hold different parameters, from which no other plan goes on."""
+    machine = make_machine(latency_s=1e-4, bandwidth=2e6)
+    workload = make_workload(forward=[10**8] * 4)
+    world = SimpleNamespace(kind="cpu")
+    is_over = []
+    for allow in ((), ("local-steps",)):
+        ranking = choose(machine, workload, world_size=2, fixed={"threads": 1}, allow=allow)
+        ranking = msgspec.structs.replace(ranking, candidates=_eager_tried(ranking))
+        made = SimpleNamespace(steps=None, seconds=None, world=world)
+        is_over.append(Revisions(made, ranking).is_over)  # type: ignore[arg-type]
+    assert is_over == [False, True]
+
+
+def _eager_tried(ranking: Ranking) -> tuple[Candidate, ...]:
+    """The candidates, of which the best that compiles nothing was tried and stands first."""
+    best = next(c for c in ranking.candidates if not is_compiled(c.plan))
+    tried = msgspec.structs.replace(best, measured=best.timeline)
+    return (tried, *(c for c in ranking.candidates if c is not best))
 
 
 @pytest.mark.parametrize("settings", [{"steps": MANY}, {"seconds": 1.0}], ids=["steps", "seconds"])

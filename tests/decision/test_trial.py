@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from ridgeline.decision import trial
 from ridgeline.errors import OutOfTimeError
-from ridgeline.plan import Execution, Plan
+from ridgeline.plan import Execution, Plan, Sync
+from ridgeline.planner.periods import MOST_KEPT, PERIODS
 from ridgeline.planner.trial_steps import first_steps, least_steps, trial_steps
 from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.recorder import Recorder
+from ridgeline.runtime.recorder import WINDOW, Recorder
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
@@ -88,6 +89,23 @@ def test_long_steps_are_few(step_s: float, num_warm: int, num_measured: int) -> 
     assert step.num_steps == num_warm + num_measured == trial_steps(Plan(), step_s)
 
 
+@pytest.mark.parametrize(
+    ("step_s", "num_measured", "periods"),
+    [(0.25, 60, 1), (2**-7, 110, 2), (0.5, 60, 1), (2.0, 8, None)],
+)
+def test_workers_that_train_alone_are_tried_over_whole_periods(
+    step_s: float, num_measured: int, periods: int | None
+) -> None:
+    """After as many steps as their exchanges are late; or as others are, where a period takes too long."""
+    sync = Sync(every=50, options={"fragments": 4, "delay": 10})
+    step = Step(Plan(workers=2, sync=sync), lambda number: step_s)
+    found = attempt(step)
+    assert found.counters.get(PERIODS) == periods
+    assert len(found.steps_ns) == (periods or num_measured)
+    assert step.num_steps == trial_steps(step.plan, step_s)
+    assert step.recorder.num_steps == num_measured
+
+
 @pytest.mark.parametrize(("given_s", "num_warm"), [(math.inf, 4), (100.0, 1)])
 def test_steps_that_become_faster_still_warm_up(given_s: float, num_warm: int) -> None:
     """Until one takes as long as the one before; with little time they count."""
@@ -108,6 +126,11 @@ def test_what_prepares_a_plan_tells_nothing_of_its_steps(
     step = Step(plan, lambda number: 0.5 if number >= num_first - 1 else 100.0)
     assert first_steps(plan) == num_first
     assert len(attempt(step).steps_ns) == 8
+
+
+def test_a_trial_keeps_all_the_steps_of_its_periods() -> None:
+    """The recorder has room for as many as the planner counts on."""
+    assert MOST_KEPT == WINDOW
 
 
 @given(st.floats(1e-3, 10.0), st.floats(0.1, 100.0), st.floats(1.0, 3.0))

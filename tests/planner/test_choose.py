@@ -60,7 +60,7 @@ def test_every_knob_has_a_choice() -> None:
     choices = {choice.knob: choice for choice in ranking.best.plan.choices}
     assert tuple(choices) == (
         "workers", "threads", "execution", "precision", "memory_format", "optimizer", "kernels", "random",
-        "accumulate", "algorithm", "compression", "bucket_bytes", "depth",
+        "accumulate", "algorithm", "compression", "every", "bucket_bytes", "depth",
     )  # fmt: skip
     origins = {knob: choice.origin for knob, choice in choices.items()}
     assert origins["workers"] == "search"
@@ -286,5 +286,5 @@ def test_explain() -> None:
         ranking.explain("colour")
     assert str(error.value) == (
         "wanted a knob out of workers, threads, execution, precision, memory_format, optimizer, kernels, "
-        "random, accumulate, algorithm, compression, bucket_bytes, depth, got 'colour'; name one of them"
+        "random, accumulate, algorithm, compression, every, bucket_bytes, depth, got 'colour'; name one of them"
     )

@@ -21,8 +21,8 @@ def _refused(message: str, **arguments: object) -> object:
     [
         _refused(
             "wanted fixed knobs out of workers, threads, execution, precision, memory_format, "
-            "optimizer, kernels, random, accumulate, algorithm, compression, bucket_bytes, depth, options, "
-            "every, got 'worker'; correct its name",
+            "optimizer, kernels, random, accumulate, algorithm, compression, every, bucket_bytes, depth, "
+            "options, got 'worker'; correct its name",
             fixed={"worker": 2},
         ),
         _refused(
@@ -62,8 +62,8 @@ def _refused(message: str, **arguments: object) -> object:
             fixed={"precision": "tf32"},
         ),
         _refused(
-            "wanted allow to name changes of the maths out of tf32, bf16, random, compression, got 'magic'; "
-            "leave it out",
+            "wanted allow to name changes of the maths out of tf32, bf16, random, compression, local-steps, got "
+            "'magic'; leave it out",
             allow=("magic",),
         ),
         _refused("wanted steps as a whole number >= 1, got 0; correct it", steps=0),

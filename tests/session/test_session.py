@@ -120,6 +120,31 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     assert names == ["-2-hosts.json"]
 
 
+def test_workers_train_alone_where_that_is_allowed_and_pays(tmp_path: Path) -> None:
+    """By a profile with a slow link: tried over a period, undone, and then the rhythm in force; else it is not.
+
+    At the end of a period's exchanges nothing but the outer parameters is common, so that workers differ.
+    """
+    settings = [rl.machine.Setting(device="cpu", workers=n, threads=1) for n in (1, 2)]
+    slow = make_machine(settings=settings, bandwidth=1e2, rate=1e12)
+    slow.save(tmp_path / "machine.json")
+    first, second = run_workers(2, "rhythm_worker.py", tmp_path)
+    alone, other = first["allowed"], second["allowed"]
+    assert alone["plan"] == other["plan"]
+    assert alone["every"] > 1
+    assert alone["options"]["outer"] == "nesterov"  # they train with AdamW
+    assert alone["periods"] >= 1
+    assert alone["undone"]
+    assert other["undone"]
+    assert alone["notes"][0].startswith(
+        f"workers train alone and exchange parameters every {alone['every']} steps, which is another"
+    )
+    assert all(a != b for a, b in zip(alone["sums"], other["sums"], strict=True))
+    exact, again = (found["not allowed"] for found in (first, second))
+    assert exact["every"] == 1
+    assert exact["sums"] == again["sums"]
+
+
 def test_what_one_of_two_workers_does_not_bear_all_leave_out(tmp_path: Path) -> None:
     """A memory format that the code does not allow fails its plans; a log that one worker writes ends all trials."""
     results = run_workers(2, "stranger_worker.py", tmp_path)

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.plan import Sync
-from ridgeline.runtime.sync.local_steps import cut_fragments
 from ridgeline.simulator.frames import step_frames
-from ridgeline.synchronisation import offered_compressions
+from ridgeline.synchronisation import cut_fragments, offered_compressions
 from torchrun import torchrun
 
 HERE = Path(__file__).parent

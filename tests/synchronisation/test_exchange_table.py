@@ -6,28 +6,47 @@ import pytest
 from toy_entries import MIB, MS, planned
 
 from ridgeline.errors import PlanError
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
 from ridgeline.planner.exchange_table import UNKNOWN_LOSS, ExchangeRow, exchange_table
 from ridgeline.reporting.text import console
 from ridgeline.reporting.text_exchanges import exchanges_text
-from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS
+from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, RHYTHMS
 from strategies import make_machine, make_workload
 
 pytestmark = pytest.mark.usefixtures("toys")
 
 
-def rows_of(bandwidth: float, allow: tuple[str, ...] = ()) -> dict[str, ExchangeRow]:
+def rows_of(
+    bandwidth: float, allow: tuple[str, ...] = (), plan: Plan | None = None
+) -> dict[str, ExchangeRow]:
     machine = make_machine(latency_s=1e-4, bandwidth=bandwidth)
     workload = make_workload(backward=[MS] * 4, gradient_bytes=[MIB] * 4)
-    rows = exchange_table(machine, {2: workload}, planned(), allow=allow, error=0.02)
-    return {row.compression if row.compression != "none" else row.algorithm: row for row in rows}
+    rows = exchange_table(machine, {2: workload}, plan or planned(), allow=allow, error=0.02)
+    return {word_of(row): row for row in rows}
+
+
+def word_of(row: ExchangeRow) -> str:
+    """The word by which a way differs from the default."""
+    if row.every > 1:
+        return f"every {row.every}{' late' if 'delay' in row.options else ''}"
+    return row.compression if row.compression != "none" else row.algorithm
 
 
 def test_all_words_have_a_row() -> None:
     """In the order of the tables; those that do not run say so and have no figures."""
     rows = rows_of(1e9)
-    assert list(rows) == [*ALGORITHMS, *(name for name in COMPRESSIONS if name != "none")]
-    for name, row in rows.items():
+    lossy = [name for name in COMPRESSIONS if name != "none"]
+    assert list(rows) == [
+        *ALGORITHMS,
+        *lossy,
+        "every 8",
+        "every 50",
+        "every 50 late",
+        "every 100 late",
+    ]
+    assert len(rows) == len(ALGORITHMS) + len(lossy) + len(RHYTHMS)
+    for name in (*ALGORITHMS, *lossy):
+        row = rows[name]
         entry = COMPRESSIONS.get(name) or ALGORITHMS[name]
         takes_two = getattr(entry, "least_workers", 2) <= 2
         assert (row.step_s is not None) == (entry.runs and takes_two and "cpu" in entry.devices), (
@@ -44,6 +63,35 @@ def test_a_slow_link_pays_for_a_codec_and_a_fast_one_does_not() -> None:
     assert fast.verdict.startswith("loses: ")
     assert fast.verdict.endswith(f"; {UNKNOWN_LOSS}")
     assert not slow.is_exact
+
+
+def test_rhythms_send_their_share_and_ask_for_a_permission_of_their_own() -> None:
+    """Bytes are those of an exchange, divided by the steps between two; the rhythm in force is marked."""
+    rows = rows_of(1e8)
+    assert rows["every 8"].sent_bytes == 4 * MIB // 8
+    assert rows["every 50 late"].sent_bytes == round(4 * MIB / 50)
+    for name in ("every 8", "every 50", "every 50 late", "every 100 late"):
+        assert not rows[name].is_exact
+        assert rows[name].verdict.endswith(
+            f"faster than the default; wants allow='local-steps': {UNKNOWN_LOSS}"
+        )
+    allowed = rows_of(1e8, allow=("local-steps",))["every 50"].verdict
+    assert allowed.endswith(f"faster than the default; {UNKNOWN_LOSS}")
+    assert "wants allow='local-steps'" in rows_of(1e8, allow=("compression",))["every 50"].verdict
+    late = Plan(workers=2, threads=1, sync=Sync(every=50, options={"fragments": 4, "delay": 10}))
+    marked = {name for name, row in rows_of(1e8, plan=late).items() if "chosen" in row.verdict}
+    assert marked == {"every 50 late"}
+
+
+def test_a_gain_that_is_not_worth_another_algorithm_is_told_as_that() -> None:
+    """More than the uncertainty, and less than what training alone must gain."""
+    machine = make_machine(latency_s=1e-4, bandwidth=2.5e7)
+    long = {"forward": [30 * MS] * 4, "backward": [60 * MS] * 4}
+    workload = make_workload(**long, gradient_bytes=[MIB] * 4)  # type: ignore[arg-type]
+    rows = exchange_table(machine, {2: workload}, planned(), allow=("local-steps",), error=0.02)
+    (verdict,) = [row.verdict for row in rows if row.every == 8]
+    assert verdict.startswith("gains ")
+    assert verdict.endswith(f", less than the 20% that training alone must gain; {UNKNOWN_LOSS}")
 
 
 def test_a_divided_update_says_what_it_saves() -> None:
@@ -80,4 +128,6 @@ def test_the_terminal_shows_them() -> None:
     text = buffer.getvalue()
     assert "gossip protocol" in text
     assert "halved" in text
+    assert "every 50 steps" in text
+    assert "delay 10" in text
     assert "this release does not run it" in text

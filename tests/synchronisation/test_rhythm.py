@@ -12,9 +12,10 @@ from ridgeline.plan import Plan, Sync
 from ridgeline.planner.labels import label
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.memory import peak_memory_bytes
+from ridgeline.simulator.pieces import cut_workload
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.step import scaling_curve, simulate
-from ridgeline.simulator.synchronising import sent_bytes
+from ridgeline.simulator.synchronising import fragment_shares, sent_bytes
 from ridgeline.synchronisation import (
     check_sync,
     due_fragment,
@@ -222,6 +223,23 @@ def test_steps_of_a_delay_hide_what_travels() -> None:
     parts = simulate(machine, workload, planned(10, delay=1, fragments=2), details=False)
     assert parts.step_ns == two
     assert any("hide behind the 1 steps of the delay" in note for note in parts.notes)
+
+
+def test_a_delay_hides_no_more_of_a_fragment_than_itself() -> None:
+    """A large fragment waits though the steps of the small ones' delays are not used up."""
+    machine = make_machine(latency_s=1e-6, bandwidth=6e8)
+    whole = {"forward": [MS] * 4, "backward": [MS] * 4}
+    plan = planned(10, delay=1, fragments=2)
+    even, uneven = (
+        simulate(machine, make_workload(**whole, gradient_bytes=sizes), plan, details=False)
+        for sizes in (
+            [2 * MIB] * 2 + [2 * MIB] * 2,
+            [MIB // 2, MIB // 2, MIB // 2, 6 * MIB + MIB // 2],
+        )
+    )
+    shares = fragment_shares(plan.sync, cut_workload(make_workload(**whole), (MIB,)))
+    assert shares == [0.5, 0.5]
+    assert uneven.total_ns("all_reduce") > even.total_ns("all_reduce")
 
 
 @pytest.mark.parametrize("options", [{}, NESTEROV, {"delay": 3}])

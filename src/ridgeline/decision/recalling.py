@@ -11,6 +11,7 @@ from ridgeline.decision.told_trials import doing_words
 from ridgeline.errors import AbsentWorkerError, DeviceLostError, OutOfTimeError, RidgelineError
 from ridgeline.planner import Ranking
 from ridgeline.planner.labels import label
+from ridgeline.planner.periods import with_share
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.trial_loop import Trial
 
@@ -39,7 +40,7 @@ def tried_again(
     tell(f"trying {label(best.plan)}, which an earlier start chose for this step")
     try:
         with heartbeat.during(doing_words(best.plan)):
-            measured = trial(best.plan)
+            measured = with_share(trial(best.plan), best.timeline, best.plan.sync)
     except OutOfTimeError as error:
         if is_compiled(best.plan):
             tell(f"it does not get ready in time ({error}): choosing anew")

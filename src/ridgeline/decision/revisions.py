@@ -8,10 +8,13 @@ from ridgeline.planner import Ranking
 from ridgeline.planner.deferred_compiling import steps_before_compiling
 from ridgeline.runtime import attendance
 from ridgeline.runtime.agree import largest_of_workers
+from ridgeline.synchronisation import trains_apart
 
 
 class Revisions:
     """Looks at each batch before it is trained on, and chooses again when that is due.
+
+    Never where workers train alone between exchanges.
 
     Args:
         choice: How the plan in force was chosen; it holds a batch until this is over.
@@ -21,8 +24,11 @@ class Revisions:
     def __init__(self, choice: PlanChoice, ranking: Ranking) -> None:
         self.choice = choice
         self._ranking = ranking
-        self._shapes = _watch(ranking)
+        self._shapes: ShapeWatch | None = None
         self._steps_left: int | None = None
+        if trains_apart(ranking.best.plan.sync):
+            return  # no other plan goes on from parameters that differ
+        self._shapes = _watch(ranking)
         if choice.steps is None and choice.seconds is None:
             self._steps_left = steps_before_compiling(ranking, device=choice.world.kind)
 
@@ -51,7 +57,8 @@ class Revisions:
                 self._steps_left = None
                 with attendance.phase("the choice of a plan", world):
                     found = self.choice.rank_with_compiled(self._ranking, batch)
-                self._ranking, self._shapes = found, _watch(found)
+                self._ranking = found
+                self._shapes = None if trains_apart(found.best.plan.sync) else _watch(found)
                 return found
         return None
 

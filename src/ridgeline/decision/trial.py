@@ -14,6 +14,7 @@ from ridgeline.errors import OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
+from ridgeline.planner.periods import over_periods
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.trial_steps import (
     FEWEST_STEPS,
@@ -98,7 +99,7 @@ def run_trial(
             except OutOfTimeError:
                 if not step.recorder.num_steps:
                     raise
-            measured = step.timeline()
+            measured = over_periods(step.timeline(), plan.sync)
         finally:
             step.close()
     finally:
@@ -148,7 +149,7 @@ def _run(
     with _programs_tried_first(step, world):
         step_s = _warmed_up(step, batches, world, is_limited, least)
     step.end_warm_up()
-    wanted = measured_steps(step_s)
+    wanted = measured_steps(step_s, step.plan.sync)
     if is_limited and step_s < LOOKED_AFTER_S:
         wanted = min(wanted, int(left() / step_s))
     for _ in range(wanted):

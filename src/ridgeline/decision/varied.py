@@ -17,6 +17,7 @@ from ridgeline.execution import CALLED, MODES
 from ridgeline.plan import Choice, Execution, Plan
 from ridgeline.planner import Candidate, Ranking
 from ridgeline.planner.labels import label
+from ridgeline.planner.periods import with_share
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.trial_loop import Trial
 from ridgeline.runtime.batch import Signature, signature
@@ -80,7 +81,9 @@ def for_many_shapes(
         tell(f"trying {label(candidate.plan)} on {MANY_SHAPES} shapes")
         try:
             with heartbeat.during(doing_words(candidate.plan)):
-                measured = trial(candidate.plan)
+                measured = with_share(
+                    trial(candidate.plan), candidate.timeline, candidate.plan.sync
+                )
         except (AbsentWorkerError, SideEffectError):
             raise
         except RidgelineError as error:
@@ -106,6 +109,8 @@ def _best_of_each(ranking: Ranking) -> list[Candidate]:
         execution = candidate.plan.execution
         is_known = candidate.measured is not None or execution == "eager"
         if execution not in CALLED or candidate.failure:
+            continue
+        if candidate.plan.sync.every > ranking.best.plan.sync.every:  # the choice was against it
             continue
         if MODES[execution].is_compiled and not (
             compiles and (is_known or execution == "compiled")

@@ -1,4 +1,4 @@
-"""Every known way to exchange gradients: what it would send and cost, and why it is not taken.
+"""Every known way to exchange gradients, or parameters: what it would send and cost, and why it is not taken.
 
 Sending less pays where the link is slow and the codec is not: in 6 of some 200 set-ups of data centres. So
 each way is held against the machine's numbers, also those that are not allowed or do not run.
@@ -15,34 +15,37 @@ from ridgeline.codec import Value
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan, Sync
-from ridgeline.planner.exchanges import PERMISSION
+from ridgeline.planner.exchanges import APART_PERMISSION, PERMISSION, UNKNOWN_LOSS
+from ridgeline.planner.rhythms import known_rhythms
 from ridgeline.simulator.step import simulate
 from ridgeline.simulator.synchronising import sent_bytes
 from ridgeline.synchronisation import (
     ALGORITHMS,
     COMPRESSIONS,
     DEFAULT_ALGORITHM,
+    LEAST_GAIN,
     UNCOMPRESSED,
     check_sync,
     is_exact,
     is_exchange_frame,
     shards_update,
-    trains_apart,
 )
 from ridgeline.workload import Workload
 
 NOTHING_EXCHANGED = "a worker alone exchanges nothing"
-UNKNOWN_LOSS = "what it does to accuracy is unknown until measured"
 
 
 class ExchangeRow(Value, frozen=True, kw_only=True):
-    """One way to exchange gradients, as it would do in a plan.
+    """One way to exchange gradients, or parameters, as it would do in a plan.
 
     Attributes:
         algorithm: Its word.
         compression: Its word.
-        sent_bytes: That a worker hands to the collectives in a step.
-        exchange_s: Seconds of all buckets' exchanges, hidden behind backward or not.
+        every: Steps between two exchanges.
+        options: Of its rhythm.
+        sent_bytes: That a worker hands to the collectives in a step; of exchanges now and then the mean.
+        exchange_s: Seconds of all buckets' exchanges, hidden behind backward or not; of exchanges now and
+            then a step's share, as far as it is not hidden.
         step_s: The predicted step; None where it cannot be predicted.
         is_exact: Whether the maths is that of the plain mean.
         verdict: Whether the planner takes it, and why not.
@@ -50,6 +53,8 @@ class ExchangeRow(Value, frozen=True, kw_only=True):
 
     algorithm: str
     compression: str
+    every: int = 1
+    options: dict[str, bool | int | float | str] = {}
     sent_bytes: int | None = None
     exchange_s: float | None = None
     step_s: float | None = None
@@ -66,6 +71,8 @@ def exchange_table(
     error: float = 0.0,
 ) -> tuple[ExchangeRow, ...]:
     """The rows of all words: each algorithm without compression, each compression by the default algorithm.
+
+    Then the rhythms that a search compares.
 
     Args:
         machine: Its size tables price the exchanges.
@@ -89,16 +96,19 @@ def exchange_table(
         for name in COMPRESSIONS
         if name != UNCOMPRESSED
     ]
+    ways += known_rhythms(workload)
     rows = [_row(machine, workload, plan, sync) for sync in ways]
-    plainest = next(
-        row for row in rows if (row.algorithm, row.compression) == (DEFAULT_ALGORITHM, UNCOMPRESSED)
-    )
+    plainest = rows[list(ALGORITHMS).index(DEFAULT_ALGORITHM)]
     return tuple(_judged(row, plainest, plan, allow, error) for row in rows)
 
 
 def _row(machine: Machine, workload: Workload, plan: Plan, sync: Sync) -> ExchangeRow:
     row = ExchangeRow(
-        algorithm=sync.algorithm, compression=sync.compression, is_exact=is_exact(sync)
+        algorithm=sync.algorithm,
+        compression=sync.compression,
+        every=sync.every,
+        options=sync.options,
+        is_exact=is_exact(sync),
     )
     there = msgspec.structs.replace(plan, sync=sync)
     try:
@@ -109,7 +119,7 @@ def _row(machine: Machine, workload: Workload, plan: Plan, sync: Sync) -> Exchan
     exchange_ns = sum(span.duration_ns for span in timeline.frames if is_exchange_frame(span.name))
     return msgspec.structs.replace(
         row,
-        sent_bytes=sum(sent_bytes(workload, there)),
+        sent_bytes=round(sum(sent_bytes(workload, there)) / sync.every),
         exchange_s=exchange_ns * 1e-9,
         step_s=timeline.step_ns * 1e-9,
     )
@@ -129,12 +139,15 @@ def _judged(
     if row.step_s is None or plainest.step_s is None:
         return row
     words = []
-    is_same = (row.algorithm, row.compression) == (plan.sync.algorithm, plan.sync.compression)
-    if is_same and not trains_apart(plan.sync):  # the rows exchange in every step
+    if _is_of(row, plan.sync):
         words.append("chosen")
     gain = 1.0 - row.step_s / plainest.step_s
     if row is plainest:
         words.append("the default")
+    elif row.every > 1 and max(error, 0.0) < gain < LEAST_GAIN:
+        words.append(
+            f"gains {gain:.1%}, less than the {LEAST_GAIN:.0%} that training alone must gain"
+        )
     elif gain > max(error, 0.0):
         words.append(f"{gain:.1%} faster than the default")
     elif gain < 0.0:
@@ -144,6 +157,13 @@ def _judged(
     if shards_update(Sync(algorithm=row.algorithm)):
         words.append(f"a worker keeps 1/{plan.workers} of the optimizer's state")
     if not row.is_exact:
-        allowed = PERMISSION in allow
-        words.append(UNKNOWN_LOSS if allowed else f"wants allow={PERMISSION!r}: {UNKNOWN_LOSS}")
+        wanted = APART_PERMISSION if row.every > 1 else PERMISSION
+        words.append(UNKNOWN_LOSS if wanted in allow else f"wants allow={wanted!r}: {UNKNOWN_LOSS}")
     return msgspec.structs.replace(row, verdict="; ".join(words))
+
+
+def _is_of(row: ExchangeRow, sync: Sync) -> bool:
+    """Whether a row is that of a plan's way, whatever options its algorithm and its compression have."""
+    way = (row.algorithm, row.compression, row.every)
+    is_alike = way == (sync.algorithm, sync.compression, sync.every)
+    return is_alike and (row.every == 1 or row.options == sync.options)

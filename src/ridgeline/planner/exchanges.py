@@ -21,16 +21,22 @@ from ridgeline.synchronisation import (
 
 PERMISSION = "compression"
 """What `allow` names so that gradients may be sent with losses."""
-SEARCHED = ("algorithm", "compression")
-"""Fields of `Sync` that are searched; users may fix them."""
-GIVEN = ("options", "every")
-"""Fields of `Sync` that are never searched: they are as the user fixes them, or at their defaults."""
+APART_PERMISSION = "local-steps"
+"""What `allow` names so that workers may train alone between exchanges of their parameters."""
+UNKNOWN_LOSS = "what it does to accuracy is unknown until measured"
+SEARCHED = ("algorithm", "compression", "every")
+"""Fields of `Sync` that are searched; users may fix them. See `rhythms` for intervals."""
+GIVEN = ("options",)
+"""Fields of `Sync` that follow from others, unless the user fixes them."""
+LONGER = (1, 1, 10, 50)
+"""A longer interval is a larger change: it counts once for each of these that it exceeds, and more than a
+compression in any case."""
 
 
 def exchanges(
     fixed: Mapping[str, Any], allow: Collection[str], device: str, workers: int
 ) -> list[Sync]:
-    """Every way to exchange gradients worth simulating, the default before others; buckets are left open.
+    """Every way to exchange in every step, or as often as is fixed, the default first; buckets are left open.
 
     Algorithms are compared that are offered and exact and may be faster here (see `uncompared`), and
     compressions that are offered and exact, or allowed. What the user fixed stands alone. Left out is what
@@ -47,7 +53,7 @@ def exchanges(
     found = [
         sync
         for sync in _named(fixed, allow, device)
-        if sync.algorithm not in slower and not _refusal(sync, workers, device)
+        if sync.algorithm not in slower and not refusal(sync, workers, device)
     ]
     return found[:1] if workers == 1 else found
 
@@ -74,7 +80,7 @@ def check_exchanges(
     Raises:
         PlanError: why the first way is refused.
     """
-    refusals = [_refusal(sync, workers, device) for sync in _named(fixed, allow, device)]
+    refusals = [refusal(sync, workers, device) for sync in _named(fixed, allow, device)]
     if all(refusals):
         raise PlanError(refusals[0])
 
@@ -98,7 +104,7 @@ def exchange_changes(plan: Plan) -> int:
             sync.algorithm != DEFAULT_ALGORITHM,
             sync.compression != UNCOMPRESSED,
             bool(sync.options),
-            sync.every > 1,
+            *(sync.every > steps for steps in LONGER),
         )
     )
 
@@ -115,15 +121,21 @@ def _named(fixed: Mapping[str, Any], allow: Collection[str], device: str) -> lis
         algorithms = [fixed["algorithm"]]
     if "compression" in fixed:
         compressions = [fixed["compression"]]
-    given = {name: fixed[name] for name in GIVEN if name in fixed}
+    given = {name: fixed[name] for name in ("options", "every") if name in fixed}
     return [
         Sync(algorithm=algorithm, compression=compression, **given)
         for algorithm, compression in itertools.product(algorithms, compressions)
     ]
 
 
-def _refusal(sync: Sync, workers: int, device: str) -> str:
-    """Why a way to exchange gradients is not taken; empty where it is."""
+def refusal(sync: Sync, workers: int, device: str) -> str:
+    """Why a way to exchange gradients or parameters is not taken; empty where it is.
+
+    Args:
+        sync: The way.
+        workers: Data-parallel workers.
+        device: `cpu` or `cuda`.
+    """
     try:
         check_words(sync)
         check_sync(sync, workers, device)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from ridgeline.errors import MachineError, PlanError
+from ridgeline.errors import PlanError
 from ridgeline.execution import MODES, PRECISIONS, check_alone, check_offered, runs_uncaptured
 from ridgeline.machine import Machine
 from ridgeline.plan import (
@@ -21,19 +21,18 @@ from ridgeline.plan import (
     RandomNumbers,
     is_whole,
 )
-from ridgeline.planner.buckets import searched_bucket_bytes
 from ridgeline.planner.exchanges import (
+    APART_PERMISSION,
     GIVEN,
     PERMISSION,
     SEARCHED,
     check_exchanges,
     exchange_changes,
-    exchanges,
     exchanges_in,
 )
-from ridgeline.planner.pruning import Pruned, exchanging, fitting, losing
+from ridgeline.planner.pruning import Pruned, exchanging, fitting
+from ridgeline.planner.ways import exchanging_plans
 from ridgeline.simulator.fusion import blocks_of
-from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.workload import Workload
 
 KNOBS = (
@@ -60,9 +59,9 @@ EXECUTIONS: dict[str, tuple[Execution, ...]] = {
 fixed; regions pay on a CPU no less host time than they save."""
 MODEL_GRAPHS: tuple[Execution, ...] = ("model-graph", "compiled+model-graph")
 """Modes that are searched where a GPU cannot replay the whole step."""
-NO_PRECISION = ("random", PERMISSION)
-"""Changes of the maths that are no precisions: random numbers that compiled programs draw, and gradients that
-are sent with losses."""
+NO_PRECISION = ("random", PERMISSION, APART_PERMISSION)
+"""Changes of the maths that are no precisions: random numbers that compiled programs draw, gradients that are
+sent with losses, and workers that train alone between exchanges."""
 INEXACT = ("tf32", "bf16", *NO_PRECISION)
 """Changes of the maths that may be allowed."""
 WORDS: dict[str, tuple[str, ...]] = {
@@ -75,13 +74,14 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 
 class Request(NamedTuple):
-    """What is to be planned for, with everything checked; `compile_factor` is that of `choose`."""
+    """What is to be planned for, with everything checked; `steps`, `compile_factor` are those of `choose`."""
 
     machine: Machine
     workloads: Mapping[int, Workload]
     device: str
     fixed: Mapping[str, Any]
     allow: tuple[str, ...]
+    steps: int | None = None
     compile_factor: float = 1.0
 
 
@@ -137,7 +137,7 @@ def make_request(
     if execution is not None and MODES[execution].is_one_program:
         check_alone(execution, min(workloads))
         workloads = {1: workloads[1]}
-    return Request(machine, workloads, device, checked, tuple(allow))
+    return Request(machine, workloads, device, checked, tuple(allow), steps)
 
 
 def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
@@ -167,17 +167,9 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
         if isinstance(found, Pruned):
             pruned.append(found)
             continue
-        ways = exchanges(request.fixed, request.allow, request.device, plan.workers)
-        if not ways:
-            reason = "has fewer workers than the exchange that is fixed takes"
-            pruned.append(Pruned(found, reason, "use more workers, or fix another exchange"))
-        lost = losing(workload, plan, request.fixed, request.allow)
-        pruned += [one for one in lost.values() if one not in pruned]
-        for sync in (way for way in ways if way.compression not in lost):
-            way = msgspec.structs.replace(found, sync=sync)
-            for bucket_bytes in _bucket_choices(request, workload, way):
-                cut = msgspec.structs.replace(sync, bucket_bytes=bucket_bytes)
-                plans.append(msgspec.structs.replace(way, sync=cut))
+        ways, without = exchanging_plans(request, found)
+        plans += ways
+        pruned += [one for one in without if one not in pruned]
     return plans, pruned
 
 
@@ -336,24 +328,6 @@ def _threads(request: Request, workers: int) -> tuple[int, ...]:
     return (max(1, request.machine.host.cores // workers),)
 
 
-def _bucket_choices(request: Request, workload: Workload, plan: Plan) -> list[tuple[int, ...]]:
-    if "bucket_bytes" in request.fixed:
-        return [request.fixed["bucket_bytes"]]
-    if plan.workers == 1 or plan.sync.every > 1:  # no backward pass to hide behind
-        return [DEFAULT_BUCKET_BYTES]
-    total = sum(p.num_bytes for p in bucket_gradients(workload))
-    choices: list[tuple[int, ...]] = [DEFAULT_BUCKET_BYTES]
-    if total > DEFAULT_BUCKET_BYTES[0]:
-        choices.append((total,))
-    try:
-        searched = searched_bucket_bytes(request.machine, workload, plan)
-    except MachineError:
-        searched = None  # simulating the plan will say what is missing
-    if searched is not None:
-        choices.append(searched)
-    return list(dict.fromkeys(choices))
-
-
 def _check_device(device: str, fixed: Mapping[str, Any], allow: Collection[str]) -> None:
     if "execution" in fixed:
         check_offered(fixed["execution"], "step", device)
@@ -374,7 +348,7 @@ def _checked(name: str, value: object) -> Any:
         raise PlanError(
             f"wanted fixed knobs out of {', '.join(known)}, got {name!r}; correct its name"
         )
-    if name in ("execution", "precision", "options", *SEARCHED):
+    if name in ("execution", "precision", "options", "algorithm", "compression"):
         return value
     if name in WORDS:
         if value in WORDS[name]:

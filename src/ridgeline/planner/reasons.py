@@ -6,7 +6,7 @@ from typing import Any
 from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Alternative, Choice, Origin
-from ridgeline.planner.exchanges import GIVEN, PERMISSION, SEARCHED
+from ridgeline.planner.exchanges import APART_PERMISSION, GIVEN, PERMISSION, SEARCHED
 from ridgeline.planner.knobs import INEXACT, KNOBS, value_of
 from ridgeline.planner.labels import label
 from ridgeline.planner.preparation import (
@@ -17,6 +17,10 @@ from ridgeline.planner.preparation import (
     sum_words,
 )
 from ridgeline.planner.ranking import Candidate, ratio
+from ridgeline.synchronisation import LEAST_GAIN
+
+EXCHANGED = (PERMISSION, APART_PERMISSION)
+"""Permissions that are told of with the knobs of exchanges."""
 
 
 def make_choices(
@@ -26,7 +30,7 @@ def make_choices(
     error: float,
     steps: int | None = None,
 ) -> tuple[Choice, ...]:
-    """One choice a knob, in the order of `KNOBS`; then those that are not searched and the user set.
+    """One choice a knob, in the order of `KNOBS`; then those that follow from others, where they are set.
 
     Args:
         best: The chosen candidate.
@@ -35,7 +39,8 @@ def make_choices(
         error: Fraction below which differences decide nothing.
         steps: Steps of the run, if known: then whole runs are compared.
     """
-    knobs = (*KNOBS, *(knob for knob in GIVEN if knob in fixed))
+    set_ = [knob for knob in GIVEN if knob in fixed or getattr(best.plan.sync, knob)]
+    knobs = (*KNOBS, *set_)
     return tuple(_choice(knob, best, candidates, fixed, error, steps) for knob in knobs)
 
 
@@ -67,8 +72,8 @@ def why(
         gain = 1.0 - fastest.cost_s(steps) / best.cost_s(steps)
         return (
             f"{how} {units.seconds(best.step_s)} a step{run}; {label(fastest.plan)} would be "
-            f"{units.percent(gain)} faster, which is within the uncertainty of {units.percent(margin)}, so "
-            "the simpler plan is kept"
+            f"{units.percent(gain)} faster, which is {_too_little(best, fastest, margin)}, so the simpler "
+            "plan is kept"
         )
     times = units.digits3(ratio(candidate, best))
     if candidate.measured is None and best.measured is not None:
@@ -126,7 +131,7 @@ def _choice(
 
 def _is_comparable(knob: str, best: Candidate, other: Candidate) -> bool:
     """Whether another value of the knob means the same thing: an exchange belongs to a number of workers."""
-    if knob in SEARCHED:
+    if knob in (*SEARCHED, *GIVEN):
         return best.plan.workers == other.plan.workers
     if knob != "bucket_bytes":
         return True
@@ -155,13 +160,23 @@ def _compared(
         if best.measured and not other.measured:
             return f"the best plan with {short} is predicted {gain} faster, but was not tried"
         return (
-            f"the best plan with {short} is {how} {gain} faster, which is within the "
-            f"uncertainty of {units.percent(error)}: the simpler plan is kept"
+            f"the best plan with {short} is {how} {gain} faster, which is "
+            f"{_too_little(best, other, error)}: the simpler plan is kept"
         )
     return (
         f"no difference to {short} beyond the uncertainty of {units.percent(error)} "
         f"({how} {units.percent(times - 1)} slower)"
     )
+
+
+def _too_little(best: Candidate, other: Candidate, error: float) -> str:
+    """Why a gain does not decide, to follow `which is`."""
+    if other.plan.sync.every > best.plan.sync.every and error < LEAST_GAIN:
+        return (
+            f"less than the {units.percent(LEAST_GAIN)} by which workers that train alone for longer must be "
+            "faster"
+        )
+    return f"within the uncertainty of {units.percent(error)}"
 
 
 def _default_reason(knob: str, best: Candidate) -> str:
@@ -177,7 +192,7 @@ def _default_reason(knob: str, best: Candidate) -> str:
         else "left as it is: the GPU computes",
         "execution": "no other mode was compared",
         "precision": "exact: nothing that changes the maths was allowed "
-        f"(possible: {', '.join(name for name in INEXACT if name != PERMISSION)})",
+        f"(possible: {', '.join(name for name in INEXACT if name not in EXCHANGED)})",
         "memory_format": "no images are convolved, or random numbers would land elsewhere in them",
         "optimizer": "a captured step takes its fused form by itself"
         if MODES[plan.execution].is_replayed
@@ -193,6 +208,13 @@ def _default_reason(knob: str, best: Candidate) -> str:
         if plan.workers == 1
         else "exact: no loss was allowed, or no compression is offered here "
         f"(possible: {PERMISSION})",
+        "every": "no gradients are exchanged"
+        if plan.workers == 1
+        else "exact: workers were not allowed to train alone in between, or cannot here "
+        f"(possible: {APART_PERMISSION})",
+        "options": "they go with the interval"
+        if plan.sync.every > 1
+        else "they go with the algorithm, or the compression",
         "bucket_bytes": "no gradients are exchanged"
         if plan.workers == 1
         else "no other cut makes sense for these gradients",

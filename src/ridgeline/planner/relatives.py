@@ -41,6 +41,8 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
     nearest = min(tried, key=lambda c: _distance(candidate, c))
     expected_s, told_s = _predicted(candidate, nearest)
     ratio = nearest.step_s / told_s
+    if candidate.plan.sync.every != nearest.plan.sync.every:
+        ratio = _ratio_alone(nearest)
     different = differences(candidate.plan, nearest.plan)
     if different & SHARING:
         ratio = 1.0
@@ -51,6 +53,19 @@ def _corrected(candidate: Candidate, tried: Sequence[Candidate]) -> Candidate:
         corrected_s=expected_s * ratio,
         kin_compile_s=_preparing_s(candidate, tried),
     )
+
+
+def _ratio_alone(tried: Candidate) -> float:
+    """What a step took over its prediction, both without what they wait for exchanges.
+
+    A plan that exchanges in other steps waits for something else, of which a miss tells nothing.
+    """
+    assert tried.measured is not None
+    measured, predicted = (
+        timeline.step_ns - timeline.total_ns("wait")
+        for timeline in (tried.measured, tried.timeline)
+    )
+    return measured / predicted if measured > 0 and predicted > 0 else 1.0
 
 
 def _predicted(candidate: Candidate, other: Candidate) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from ridgeline.planner.pruning import Pruned
 from ridgeline.planner.ranking import Candidate, Ranking
 from ridgeline.planner.readings import as_read
 from ridgeline.planner.reasons import make_choices, why
+from ridgeline.planner.rhythms import rhythm_notes
 from ridgeline.planner.run_off import NUM_TRIALS, run_off
 from ridgeline.planner.trial_loop import Allowance, Trial, since_now, tried_in_turn
 from ridgeline.planner.trials import (
@@ -37,6 +38,7 @@ from ridgeline.planner.trials import (
 )
 from ridgeline.planner.untimed import ASSUMED_ERROR, with_doubt
 from ridgeline.simulator.step import simulate
+from ridgeline.synchronisation import LEAST_GAIN
 from ridgeline.verdict import step_spread, verify
 from ridgeline.workload import Workload
 
@@ -72,8 +74,8 @@ def choose(
         fixed: Knobs that the user sets: `workers`, `threads`, `execution`, `precision`, `accumulate`,
             `bucket_bytes`, `depth`, and of `Sync` `algorithm`, `compression`, `options`, `every`.
         allow: Changes of the maths that may be chosen: `tf32`, `bf16`, `random` (compiled programs draw
-            random numbers of their own), `compression` (gradients are sent with losses). Nothing inexact is
-            otherwise.
+            random numbers of their own), `compression` (gradients are sent with losses), `local-steps`
+            (workers train alone between exchanges of their parameters). Nothing inexact is otherwise.
         steps: Steps of the run, if known: then the whole run counts, preparation (compiling) included, and
             trials are limited to a quarter of it. Otherwise preparation is stated but not weighed.
         trial: Runs a plan for some steps and returns the measured timeline; None ranks by prediction.
@@ -232,13 +234,16 @@ def _ranked(
             f"wanted a plan that runs, got {len(failed)} that failed; the first, "
             f"{label(failed[0].plan)}: {failed[0].failure}"
         )
-    fastest = usable[0]
-    rivals = [c for c in usable if (c.measured is None) == (fastest.measured is None)]
+    rivals = _mild(
+        [c for c in usable if (c.measured is None) == (usable[0].measured is None)], steps
+    )
+    fastest = rivals[0]
     margins = {id(c): _margin(c, fastest, error) for c in rivals}
     close = [c for c in rivals if c.cost_s(steps) <= fastest.cost_s(steps) * (1.0 + margins[id(c)])]
     best = min(close, key=lambda c: (num_changes(c.plan), c.cost_s(steps)))
     margin = margins[id(best)]
     order = [best, *(c for c in usable if c is not best), *doubtful, *failed]
+    fastest = usable[0] if best is fastest else fastest
     workload = request.workloads[best.plan.workers]
     plan = msgspec.structs.replace(
         best.plan, choices=make_choices(best, order, request.fixed, margin, steps)
@@ -253,7 +258,7 @@ def _ranked(
     return Ranking(
         candidates=tuple(explained),
         error=error,
-        notes=tuple(dict.fromkeys((*notes, *_assumed(best, order)))),
+        notes=tuple(dict.fromkeys((*rhythm_notes(best), *notes, *_assumed(best, order)))),
         steps=steps,
     )
 
@@ -274,6 +279,18 @@ def _margin(rival: Candidate, fastest: Candidate, error: float) -> float:
         for measured in (rival.measured, fastest.measured)
     ]
     return min(MOST_MARGIN, 2.0 * math.hypot(*errors))
+
+
+def _mild(rivals: Sequence[Candidate], steps: int | None) -> list[Candidate]:
+    """Those with no longer intervals than it takes, the fastest first; longer ones must lead by `LEAST_GAIN`.
+
+    Args:
+        rivals: The fastest first; all tried, or none.
+        steps: Of the run, if known.
+    """
+    enough_s = rivals[0].cost_s(steps) / (1.0 - LEAST_GAIN)
+    longest = min(c.plan.sync.every for c in rivals if c.cost_s(steps) <= enough_s)
+    return [c for c in rivals if c.plan.sync.every <= longest]
 
 
 def _assumed(best: Candidate, order: Sequence[Candidate]) -> list[str]:

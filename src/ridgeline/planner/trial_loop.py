@@ -19,6 +19,7 @@ from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import Request
 from ridgeline.planner.labels import label
+from ridgeline.planner.periods import with_share
 from ridgeline.planner.preparation import allowed_s, is_compiled
 from ridgeline.planner.ranking import Candidate
 from ridgeline.planner.readings import read_again
@@ -175,7 +176,7 @@ def attempted(
     """
     plan = candidate.plan
     try:
-        measured = trial(plan)
+        measured = with_share(trial(plan), candidate.timeline, plan.sync)
         verify(candidate.timeline, measured)
     except (OutOfTimeError, AbsentWorkerError, SideEffectError, DeviceLostError):
         raise

@@ -19,6 +19,7 @@ from ridgeline.planner.knobs import num_changes
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.ranking import Candidate
 from ridgeline.planner.trial_steps import least_steps
+from ridgeline.synchronisation import LEAST_GAIN
 
 SAME_PLAN_MARGIN = 0.02
 """Plans alike but for their buckets are both tried only when predicted to differ by more than this."""
@@ -156,15 +157,19 @@ def _due(
 def could_win(
     candidate: Candidate, candidates: Sequence[Candidate], *, device: str, steps: int | None = None
 ) -> bool:
-    """Whether a candidate that was not tried may be faster than all that were, for all that is known."""
+    """Whether a candidate that was not tried may be faster than all that were, for all that is known.
+
+    Or, where the fastest is of workers that train alone for longer, fast enough to be taken before it.
+    """
     tried = [c for c in candidates if c.measured is not None]
     if not tried:
         return True
     if candidate.plan.kernels == "combined" and not _has_small_steps(candidate, tried):
         return False
-    best_s = min(c.cost_s(steps) for c in tried)
-    at_best_s = _at_best_s(candidate, tried, device, steps)
-    return at_best_s < best_s * (1.0 - SAME_PLAN_MARGIN)
+    fastest = min(tried, key=lambda c: c.cost_s(steps))
+    is_milder = candidate.plan.sync.every < fastest.plan.sync.every
+    enough = 1.0 / (1.0 - LEAST_GAIN) if is_milder else 1.0 - SAME_PLAN_MARGIN
+    return _at_best_s(candidate, tried, device, steps) < fastest.cost_s(steps) * enough
 
 
 def _at_best_s(

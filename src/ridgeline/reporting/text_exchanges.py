@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 
 from ridgeline import units
+from ridgeline.plan import Sync
 from ridgeline.planner.exchange_table import ExchangeRow
 from ridgeline.reporting.text import table, title
-from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, UNCOMPRESSED
+from ridgeline.synchronisation import ALGORITHMS, COMPRESSIONS, UNCOMPRESSED, words_of
 
 
 def exchanges_text(rows: Sequence[ExchangeRow], heading: str) -> RenderableType:
@@ -22,6 +23,8 @@ def exchanges_text(rows: Sequence[ExchangeRow], heading: str) -> RenderableType:
         way = ALGORITHMS[row.algorithm].label
         if row.compression != UNCOMPRESSED:
             way = COMPRESSIONS[row.compression].label
+        if row.every > 1:
+            way = words_of(Sync(every=row.every, options=row.options))["interval"]
         found.add_row(
             way,
             "" if row.sent_bytes is None else units.num_bytes(row.sent_bytes),

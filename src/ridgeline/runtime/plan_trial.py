@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from ridgeline.execution import MODES
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
+from ridgeline.planner.periods import over_periods, period_steps
+from ridgeline.planner.trial_steps import LONGEST_PERIODS_S
 from ridgeline.runtime import random_state, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
@@ -87,10 +89,10 @@ def try_plan(
 
             first = WARMUP_STEPS + TRIAL_STEPS
             run(1, first)
-            more = _further_steps(step.timeline().step_ns, world)
+            more = _further_steps(plan.sync, step.timeline().step_ns, world)
             if more:
                 run(first + 1, more)
-            measured = step.timeline()
+            measured = over_periods(step.timeline(), plan.sync)
         box.close()
     if MODES[plan.execution].is_compiled:
         measured = watch.noted(measured)
@@ -100,11 +102,11 @@ def try_plan(
     return msgspec.structs.replace(measured, steps_ns=slowest)
 
 
-def _further_steps(step_ns: int, world: World) -> int:
+def _further_steps(sync: Sync, step_ns: int, world: World) -> int:
     """Steps still to be measured; worker 0's word, so that all take as many."""
-    word = share_bytes(str(step_ns).encode(), world)
-    wanted = math.ceil(TRIAL_S * 1e9 / max(1, int(word)))
-    return max(0, min(wanted, WINDOW) - TRIAL_STEPS)
+    step_s = max(1, int(share_bytes(str(step_ns).encode(), world))) * 1e-9
+    wanted = max(TRIAL_STEPS, min(math.ceil(TRIAL_S / step_s), WINDOW))
+    return max(0, period_steps(sync, wanted, step_s, LONGEST_PERIODS_S) - TRIAL_STEPS)
 
 
 class _Batches:

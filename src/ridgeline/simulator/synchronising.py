@@ -25,6 +25,7 @@ from ridgeline.synchronisation import (
     GATHERING,
     CollectiveTraffic,
     codec_bytes,
+    cut_fragments,
     delay_of,
     flags_of,
     frame_names,
@@ -182,9 +183,10 @@ def local_steps_seconds(
     )
     if delay:
         travelling_s = sum(seconds[name] for name in frame_names(plan, len(cuts)))
-        fragments = int(values_of(plan.sync)["fragments"])
         slowdown, told = overlap_slowdown(machine, setting, kernels_s)
-        beside = hidden_behind(travelling_s, fragments * delay * computing_s, slowdown)
+        shares = [travelling_s * share for share in fragment_shares(plan.sync, cuts)]
+        parts = [hidden_behind(share_s, delay * computing_s, slowdown) for share_s in shares]
+        beside = Beside(sum(p.hidden_s for p in parts), sum(p.lost_s for p in parts))
         notes.append(told)
         note = (
             f"{note}, and {units.seconds(beside.hidden_s)} of it hide behind the {delay} steps of the delay, "
@@ -192,6 +194,14 @@ def local_steps_seconds(
         )
         whole_s += beside.lost_s - beside.hidden_s
     return {name: whole_s / every}, (*filter(None, notes), note)
+
+
+def fragment_shares(sync: Sync, cuts: Sequence[BucketCut]) -> list[float]:
+    """Which part of all bytes each fragment of the parameters has, in the order of their exchanges."""
+    sizes = [size for cut in cuts for _, size in cut.members]
+    fragments = cut_fragments(sizes, int(values_of(sync)["fragments"]))
+    total = max(1, sum(sizes))
+    return [sum(sizes[place] for place in places) / total for places in fragments]
 
 
 class Beside(NamedTuple):

@@ -54,6 +54,7 @@ from ridgeline.synchronisation.payloads import (
     update_shard_elements,
 )
 from ridgeline.synchronisation.rhythm import (
+    cut_fragments,
     delay_of,
     due_fragment,
     fragments_on_their_way,
@@ -61,6 +62,14 @@ from ridgeline.synchronisation.rhythm import (
     outer_bytes,
     outer_values,
     trains_apart,
+)
+from ridgeline.synchronisation.searched_rhythms import (
+    LEAST_EXCHANGES,
+    LEAST_GAIN,
+    RHYTHMS,
+    Rhythm,
+    changed_words,
+    rhythm_words,
 )
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
@@ -81,7 +90,10 @@ __all__ = [
     "COMPRESSIONS",
     "DEFAULT_ALGORITHM",
     "GATHERING",
+    "LEAST_EXCHANGES",
+    "LEAST_GAIN",
     "REHEARSAL",
+    "RHYTHMS",
     "UNCOMPRESSED",
     "Algorithm",
     "CollectiveTraffic",
@@ -90,13 +102,16 @@ __all__ = [
     "MemoryPasses",
     "Option",
     "OptionValue",
+    "Rhythm",
     "algorithm_of",
     "bucket_of",
     "bucket_operations",
+    "changed_words",
     "changing_options",
     "check_sync",
     "check_words",
     "codec_bytes",
+    "cut_fragments",
     "delay_of",
     "due_fragment",
     "factor_rank",
@@ -118,6 +133,7 @@ __all__ = [
     "operations",
     "outer_bytes",
     "outer_values",
+    "rhythm_words",
     "shards_update",
     "share_elements",
     "state_bytes",

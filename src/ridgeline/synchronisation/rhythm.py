@@ -8,7 +8,7 @@ Source: local SGD, Stich, ICLR 2019; DiLoCo, Douillard et al., 2023 (an inner op
 Nesterov momentum outside: 0.7 and 0.9); fragments, Douillard et al., "Streaming DiLoCo", 2025.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ridgeline.errors import PlanError
@@ -99,6 +99,23 @@ def check_rhythm(sync: "Sync", workers: int) -> None:
             f"wanted sync.options[{DELAY.name!r}] < sync.every={sync.every}, got {delay_of(sync)} in the "
             "plan; an exchange must be over before the next one of the same parameters: lower it"
         )
+
+
+def cut_fragments(sizes: Sequence[int], num_fragments: int) -> tuple[tuple[int, ...], ...]:
+    """Which tensors make each fragment: neighbours, of about as many bytes in each.
+
+    Args:
+        sizes: Bytes of each tensor.
+        num_fragments: Some are empty where there are fewer tensors.
+    """
+    fragments: list[list[int]] = [[] for _ in range(num_fragments)]
+    total, before = sum(sizes), 0
+    for place, size in enumerate(sizes):
+        middle = before + size / 2
+        number = int(middle * num_fragments / total) if total else 0
+        fragments[min(number, num_fragments - 1)].append(place)
+        before += size
+    return tuple(map(tuple, fragments))
 
 
 def due_fragment(step: int, every: int, fragments: int = 1) -> int | None:

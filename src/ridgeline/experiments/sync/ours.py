@@ -12,7 +12,7 @@ from ridgeline.experiments.sync.training import CHECKED_STEPS, Step, Training, m
 from ridgeline.experiments.ways.case import Runner, Way
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
-from ridgeline.planner.exchanges import PERMISSION
+from ridgeline.planner.exchanges import APART_PERMISSION, PERMISSION
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.step import TrainStep
 from ridgeline.simulator.step import simulate
@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
 
 WANTED = {
     "exact": Wanted({}),
-    "lossy allowed": Wanted({}, (PERMISSION,)),
+    "lossy allowed": Wanted({}, (PERMISSION, APART_PERMISSION)),
     f"powersgd, rank {RANK}": Wanted({"compression": "powersgd"}, (PERMISSION,)),
     **{
         name: Wanted({"compression": name}, (PERMISSION,))

@@ -35,6 +35,7 @@ from ridgeline.runtime.sync.outer import OuterOptimizer
 from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import (
+    cut_fragments,
     delay_of,
     due_fragment,
     fragments_on_their_way,
@@ -250,20 +251,3 @@ def _cut(
 
 def _kind(parameter: nn.Parameter) -> str:
     return f"{parameter.dtype} {parameter.device}"
-
-
-def cut_fragments(sizes: Sequence[int], num_fragments: int) -> tuple[tuple[int, ...], ...]:
-    """Which tensors make each fragment: neighbours, of about as many bytes in each.
-
-    Args:
-        sizes: Bytes of each tensor.
-        num_fragments: Some are empty where there are fewer tensors.
-    """
-    fragments: list[list[int]] = [[] for _ in range(num_fragments)]
-    total, before = sum(sizes), 0
-    for place, size in enumerate(sizes):
-        middle = before + size / 2
-        number = int(middle * num_fragments / total) if total else 0
-        fragments[min(number, num_fragments - 1)].append(place)
-        before += size
-    return tuple(map(tuple, fragments))

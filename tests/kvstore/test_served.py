@@ -18,6 +18,7 @@ from ridgeline.errors import EngineError, KVStoreError
 from ridgeline.runtime.kvstore import KVStore
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.serving import segment, wire
+from ridgeline.runtime.kvstore.serving.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.channel import Asked, Channel
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.server import Server
@@ -113,7 +114,7 @@ def test_a_worker_alone_has_a_server(tmp_path: Path) -> None:
     ):
         rl.kvstore.create("dist_async", staleness=-1)
     with pytest.raises(
-        KVStoreError, match=r"^wanted staleness, servers and server_module for 'dist_async'"
+        KVStoreError, match=r"^wanted staleness, servers, server_module, address and keys for 'dist"
     ):
         rl.kvstore.create("local", staleness=1)
 
@@ -154,21 +155,28 @@ GARBAGE: dict[str, list[bytes]] = {
 
 
 def test_garbage_of_one_client_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """One line of the log for each message; a worker beside it goes on."""
+    """It is answered with an error; the log has a line and a count; a worker beside it goes on."""
     shard = Shard(1, None)
     with serving(shard) as server, zmq.Context() as context, caplog.at_level(logging.WARNING):
         with context.socket(zmq.DEALER) as socket:
             socket.connect(server.address)
             shelf = RemoteShelf([server.address], 0, 1)
             shelf.init({"w": torch.zeros(2)})
+            out = torch.empty(2)
             for frames in GARBAGE.values():
                 socket.send_multipart(frames)
-            out = torch.empty(2)
-            while caplog.text.count("a message that is none was dropped") < len(GARBAGE):
                 shelf.read("w", [out], None)
+                refused = wire.decode_answer(socket.recv())
+                assert refused.number == 0
+                assert refused.error.startswith("wanted a ")
             socket.close(linger=0)
         shelf.close()
     assert not shard.slots.knows(wire.Slot("x", 0))
+    first, last = (one for one in caplog.messages if one.startswith("a message that is none"))
+    assert first.startswith("a message that is none was dropped: wanted a call of a worker, got ")
+    assert first.endswith("; it came from 127.0.0.1")
+    told = "a message that is none was dropped (3 more since the last line about this)"
+    assert last == told
 
 
 def test_a_server_that_says_nothing_is_named() -> None:
@@ -246,10 +254,11 @@ def test_places_in_memory_that_is_not_shared_are_refused() -> None:
     """Of a connection that shares none, beyond the end of what it shares, and names of other files."""
     with serving(Shard(1, None)) as server, connected(server.address) as channel:
         memory = segment.Segment.make(4096)
-        channel.ask(wire.Share(memory.name))
+        assert not channel.ask(wire.Share(memory.name, "another")).answer.is_shared
+        assert channel.ask(wire.Share(memory.name, host_identity())).answer.is_shared
         memory.forget_name()
         for place, length, room in ((4000, 97, 0), (0, 0, 4097), (-5, 8, 0), (0, -1, 0)):
-            call = wire.Call(0, 1, 2, wire.Beat(), place, length, room)
+            call = wire.Call(0, 1, 3, wire.Beat(), place, length, room)
             with pytest.raises(
                 KVStoreError, match=r"^wanted bytes within 4096 of shared memory, got "
             ):

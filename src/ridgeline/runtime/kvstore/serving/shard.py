@@ -104,7 +104,7 @@ class Shard:
         failed = self._failed.get((sender, call.number))
         if failed is not None:
             return [Reply(sender, Answer(call.number, failed))]
-        reads = wire.Pull | wire.Know | wire.States | wire.Barrier
+        reads = wire.Pull | wire.Know | wire.States | wire.Barrier | wire.Share
         if isinstance(call.body, reads):
             return [self._done_or_parked(sender, call, frames)._replace(call=None)]
         return [Reply(sender, Answer(call.number))]
@@ -137,7 +137,7 @@ class Shard:
         except (TypeError, ValueError, RuntimeError, IndexError) as error:  # of an updater
             return self._refused(sender, call, error)
         shape = wire.shape_of(done.tensor) if done.tensor is not None else None
-        answer = Answer(call.number, shape=shape, versions=done.versions)
+        answer = Answer(call.number, shape=shape, is_shared=done.is_shared, versions=done.versions)
         return Reply(sender, answer, done.tensor, call)
 
     def _refused(self, sender: Sender, call: Call, error: Exception) -> Reply:

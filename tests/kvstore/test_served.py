@@ -1,15 +1,14 @@
 """Stores with servers: several workers push and pull as they like, and lose nothing when one is gone."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import store_worker
 import torch
 import zmq
+from served_here import connected, serving
 from torch import Tensor
 
 import ridgeline as rl
@@ -19,9 +18,8 @@ from ridgeline.runtime.kvstore import KVStore
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.serving import segment, wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
-from ridgeline.runtime.kvstore.serving.channel import Asked, Channel
+from ridgeline.runtime.kvstore.serving.channel import Asked
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.serving.server import Server
 from ridgeline.runtime.kvstore.serving.shard import Sender, Shard
 
 
@@ -30,31 +28,6 @@ def workers() -> Iterator[Workers]:
     """One start for all that is asked here."""
     with Workers(Path(store_worker.__file__)) as started:
         yield started
-
-
-@contextmanager
-def serving(shard: Shard, lease_s: float = 60.0) -> Iterator[Server]:
-    """A server in a thread."""
-    server = Server(shard, "tcp://127.0.0.1:*", lease_s)
-    ends = threading.Event()
-    thread = threading.Thread(target=server.serve, args=(ends.is_set,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        ends.set()
-        thread.join()
-        server.close()
-
-
-@contextmanager
-def connected(address: str, **seconds: float) -> Iterator[Channel]:
-    """A connection of worker 0."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        yield Channel(context, address, 0, 1, **seconds)
-    finally:
-        context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(("staleness", "servers"), [(None, 0), (0, 2), (2, 1)])

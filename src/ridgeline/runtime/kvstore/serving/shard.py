@@ -15,6 +15,9 @@ from ridgeline.runtime.kvstore.serving.actions import Actions, Frames
 from ridgeline.runtime.kvstore.serving.slots import Slots
 from ridgeline.runtime.kvstore.serving.wire import Answer, Call
 
+MOST_PARKED = 64
+"""Calls of a connection that may wait for other workers: four times its window."""
+
 
 class Sender(NamedTuple):
     """A connection of a worker."""
@@ -115,7 +118,17 @@ class Shard:
                 return self._answered(sender, call, frames)
         except KVStoreError as error:
             return self._refused(sender, call, error)
-        self._parked.setdefault(sender, {}).setdefault(call.number, Parked(call, frames))
+        parked = self._parked.setdefault(sender, {})
+        if call.number not in parked and len(parked) >= MOST_PARKED:
+            return self._refused(
+                sender,
+                call,
+                KVStoreError(
+                    f"wanted at most {MOST_PARKED} calls of a connection that wait for other workers, got "
+                    "another one"
+                ),
+            )
+        parked.setdefault(call.number, Parked(call, frames))
         return Reply(sender, Answer(call.number, is_parked=True))
 
     def _may_answer(self, sender: Sender, call: Call) -> bool:

@@ -35,10 +35,10 @@ def serving(
 
 
 @contextmanager
-def connected(address: str, **settings: Any) -> Iterator[Channel]:
-    """A connection of worker 0."""
+def connected(address: str, number: int = 1, **settings: Any) -> Iterator[Channel]:
+    """A connection of worker 0, which may have others of other numbers."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel = Channel(context, address, 0, 1, **settings)
+    channel = Channel(context, address, 0, number, **settings)
     try:
         yield channel
     finally:

@@ -71,7 +71,9 @@ class RemoteShelf:
         """
         self._place(values)
         try:
-            self._servers.ask(self._first_calls(values))
+            inits, knows = self._first_calls(values)
+            self._servers.ask(inits)  # one that is refused would be waited for
+            self._servers.ask(knows)
         except KVStoreError:
             for key in values:  # what comes next is placed as on workers that never asked for these
                 del self._held[key], self._parts[key]
@@ -166,8 +168,10 @@ class RemoteShelf:
             if self._beside is not None:
                 self._beside.close()
 
-    def _first_calls(self, values: Mapping[Key, Tensor]) -> list[Located]:
-        calls: list[Located] = []
+    def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Located], list[Located]]:
+        """Those that give first values, on worker 0, and those that wait for them."""
+        inits: list[Located] = []
+        knows: list[Located] = []
         for key, value in values.items():
             wire.check_key(key)
             flat = value.to(CPU).contiguous()
@@ -176,9 +180,9 @@ class RemoteShelf:
                 slot, shape = Slot(key, part.start), wire.shape_of(piece)
                 wire.check_shape(shape)
                 if self.rank == 0:
-                    calls.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
-                calls.append(Located(part.place, Asked(wire.Know(slot, shape))))
-        return calls
+                    inits.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
+                knows.append(Located(part.place, Asked(wire.Know(slot, shape))))
+        return inits, knows
 
     def _pushes(self, key: Key, total: Tensor) -> list[Located]:
         return slices.pushes(key, total, self._parts[key], self.compression)

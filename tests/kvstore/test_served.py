@@ -1,14 +1,16 @@
 """Stores with servers: several workers push and pull as they like, and lose nothing when one is gone."""
 
 import logging
-from collections.abc import Callable, Iterator
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import store_worker
 import torch
 import zmq
-from served_here import connected, serving
+from served_here import connected, serving, until
 from torch import Tensor
 
 import ridgeline as rl
@@ -16,11 +18,13 @@ from asked_workers import Workers
 from ridgeline.errors import EngineError, KVStoreError
 from ridgeline.runtime.kvstore import KVStore
 from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.serving import channel as channel_module
 from ridgeline.runtime.kvstore.serving import segment, wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.channel import Asked
+from ridgeline.runtime.kvstore.serving.connections import Connections
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.serving.shard import Sender, Shard
+from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +117,73 @@ def test_a_worker_that_is_silent_is_not_waited_for(caplog: pytest.LogCaptureFixt
         assert "worker 1 was not heard of for 0.5 s: nobody waits for it" in caplog.text
         shelf.close()
         silent.close()
+
+
+def test_a_worker_that_comes_back_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """With the memory that it shares; the log says for how long it was silent."""
+    with serving(Shard(1, None), lease_s=0.3) as server, caplog.at_level(logging.WARNING):
+        with connected(server.address) as channel:
+            slot, shape = wire.Slot("w", 0), wire.Shape("float32", (20_000,))
+            channel.ask(wire.Init(slot, shape), torch.zeros(20_000))
+            until(lambda: "worker 0 was not heard of" in caplog.text, lambda: None)
+            pulled = Asked(wire.Pull(slot), room=80_000)
+            (found,) = channel.finish(channel.start([pulled]))
+        assert found.tensor is not None
+        assert torch.equal(found.tensor, torch.zeros(20_000))
+    assert re.fullmatch(r"worker 0 is back, after \d+\.\d s without a word", caplog.messages[1])
+
+
+class Deaf(Shard):
+    """Does not hear so many calls; None: any number.
+
+    Attributes:
+        beats: One for each time that a worker has said that it is there, heard or not.
+    """
+
+    def __init__(self, num_lost: int | None = 0) -> None:
+        super().__init__(1, None)
+        self.num_lost = num_lost
+        self.beats = threading.Semaphore(0)
+
+    def handle(self, call: wire.Call, frames: Sequence[memoryview]) -> list[Reply]:
+        if isinstance(call.body, wire.Beat):
+            self.beats.release()
+        if self.num_lost is None:
+            return []
+        self.num_lost -= 1
+        return super().handle(call, frames) if self.num_lost < 0 else []
+
+
+def test_a_server_that_says_nothing_ends_no_lease_elsewhere() -> None:
+    """A worker says to each server that it is there, whatever the others do."""
+    deaf, hearing = Deaf(None), Deaf()
+    with serving(deaf) as silent, serving(hearing) as server:
+        connections = Connections([silent.address, server.address], 0, beat_s=0.05)
+        for shard in (hearing, deaf, hearing):
+            for _ in range(3):
+                shard.beats.acquire()
+        deaf.num_lost = 0
+        connections.close()
+
+
+def test_an_outage_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the worker, once it hears of the server again."""
+    monkeypatch.setattr(channel_module, "OUTAGE_S", 0.2)
+    with (
+        serving(Deaf(5)) as server,
+        connected(server.address, resend_s=0.1) as channel,
+        caplog.at_level(logging.WARNING),
+    ):
+        channel.ask(wire.Beat())
+        channel.ask(wire.Beat())
+    (told,) = caplog.messages
+    assert re.fullmatch(
+        rf"the server at {server.address} was not heard of for \d\.\d s and is again; worker 0 waited with 1 "
+        "calls",
+        told,
+    )
 
 
 GARBAGE: dict[str, list[bytes]] = {

@@ -172,6 +172,22 @@ class Channel:
         (answered,) = self.finish(self.start([Asked(body, frames)]))
         return answered
 
+    def signal(self, body: Body) -> None:
+        """A call whose answer nobody waits for; one that is not answered yet is sent again instead.
+
+        Raises:
+            KVStoreError: the server has refused it, or does not let this worker in.
+        """
+        while self._socket.poll(0):
+            self._receive()
+        self._entrance.check()
+        self._found.clear()
+        if not self._under_way:
+            self.start([Asked(body)])
+        else:
+            for number, asked in self._under_way.items():
+                self._send(number, asked)
+
     def close(self) -> None:
         """Release the connection."""
         self._entrance.close()
@@ -219,11 +235,11 @@ class Channel:
     def _tell_of_outage(self, silent_s: float) -> None:
         if silent_s > OUTAGE_S:
             _log.warning(
-                "the server at %s was not heard of for %.1f s and is again; %d calls of worker %d waited",
+                "the server at %s was not heard of for %.1f s and is again; worker %d waited with %d calls",
                 self.address,
                 silent_s,
-                len(self._under_way),
                 self._worker,
+                len(self._under_way),
             )
 
     def _receive(self) -> None:

@@ -100,7 +100,7 @@ class Connections:
         channels = self._open()
         try:
             while not self._ends.wait(self._beat_s):
-                for channel in channels:
-                    channel.ask(wire.Beat())
+                for channel in channels:  # none waits for another, whose server may be cut off
+                    channel.signal(wire.Beat())
         except KVStoreError:  # who waits for an answer of this server says so
             return

@@ -84,6 +84,8 @@ def gather(world: World, wanted: Wanted) -> Gathered:
         if world.rank < wanted.num_servers:
             address = _address(wanted.address, has_keys=keys is not None, is_several=is_several)
             directory = "" if keys is None else keys.directory
+            if directory:
+                server_keys(directory)  # that they are there
             beside = ServerBeside(world.size, wanted.staleness, wanted.module, address, directory)
     except KVStoreError as error:
         problem = error
@@ -104,7 +106,6 @@ def gather(world: World, wanted: Wanted) -> Gathered:
 
 
 def _keys(given: str, *, is_several: bool) -> Keys | None:
-    """Those of workers; and what a server would need is there."""
     directory = named_directory(given)
     if not directory:
         if is_several:
@@ -114,7 +115,6 @@ def _keys(given: str, *, is_several: bool) -> Keys | None:
                 "RIDGELINE_KVSTORE_KEYS=DIR"
             )
         return None
-    server_keys(directory)
     return worker_keys(directory)
 
 

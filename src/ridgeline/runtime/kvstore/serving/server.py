@@ -25,6 +25,8 @@ from ridgeline.runtime.kvstore.serving.wire import Answer
 
 LEASE_S = 10.0
 """How long a worker may be silent. Workers say that they are there five times as often."""
+KEPT_S = 1800.0
+"""How long memory that a worker shares is kept after its lease has ended: it may come back and use it."""
 _POLL_MS = 200
 _QUEUED = 64
 """Messages that may wait from or for one connection, four times its window. Further ones from it stay where
@@ -172,9 +174,9 @@ class Server:
         for worker, heard_s in [*self._heard_s.items()]:
             if now - heard_s > self._lease_s:
                 del self._heard_s[worker]
-                for sender in [one for one in self._segments if one.worker == worker]:
-                    del self._segments[sender]
-                if worker in self._shard.slots.present:
+                if worker not in self._shard.slots.present:
+                    self._forget_memory(worker)
+                else:
                     self._lost_s[worker] = heard_s
                     _log.warning(
                         "worker %d was not heard of for %.3g s: nobody waits for it",
@@ -182,6 +184,14 @@ class Server:
                         self._lease_s,
                     )
                     self._send(self._shard.leave(worker))
+        for worker, heard_s in [*self._lost_s.items()]:
+            if now - heard_s > KEPT_S:
+                del self._lost_s[worker]
+                self._forget_memory(worker)
+
+    def _forget_memory(self, worker: int) -> None:
+        for sender in [one for one in self._segments if one.worker == worker]:
+            del self._segments[sender]
 
 
 def _peer(frame: zmq.Frame) -> str:

@@ -138,7 +138,11 @@ class Shard:
         if isinstance(body, wire.Pull):
             return self.slots.may_pull(call.worker, body.slot)
         if isinstance(body, wire.Barrier):
-            mine = self._at_barrier[sender][call.number]
+            mine = self._at_barrier.get(sender, {}).get(call.number)
+            if mine is None:
+                raise KVStoreError(
+                    f"wanted the call again that was call {call.number} of this connection, got a barrier"
+                )
             return all(self._barriers.get(other, 0) >= mine for other in self.slots.present)
         return True
 

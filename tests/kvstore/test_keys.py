@@ -9,6 +9,7 @@ import pytest
 import torch
 from served_here import connected, new_keys, serving, until
 
+from ridgeline.cli.main import main
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.keys import (
@@ -196,3 +197,23 @@ def test_keys_for_a_server_without_are_told_of(tmp_path: Path) -> None:
         ),
     ):
         channel.ask(wire.Beat())
+
+
+def test_the_command_line_makes_keys_and_wants_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--new-keys` writes them and serves nobody; a server that others reach does not start without."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    directory = tmp_path / "keys"
+    assert main(["kvserver", "--new-keys", str(directory)]) == 0
+    assert sorted(path.name for path in directory.iterdir()) == sorted(FILES)
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.startswith("wrote the keys of servers and of workers to ")
+    assert main(["kvserver", "--new-keys", str(directory)]) == 1
+    assert "wanted a new or empty directory for keys" in capsys.readouterr().err
+    assert main(["kvserver", "--workers", "1", "--listen", "tcp://0.0.0.0:*"]) == 1
+    assert "wanted keys to listen at 'tcp://0.0.0.0:*', which" in capsys.readouterr().err
+    assert main(["kvserver", "--workers", "1", "--keys", str(tmp_path / "none")]) == 1
+    assert "wanted a key in " in capsys.readouterr().err
+    assert main(["kvserver"]) == 1
+    assert "wanted --workers from 1 and --staleness from 0 on" in capsys.readouterr().err

@@ -1,15 +1,16 @@
 """Stores with servers: several workers push and pull as they like, and lose nothing when one is gone."""
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import store_worker
 import torch
 import zmq
+from served_here import connected, serving, until
 from torch import Tensor
 
 import ridgeline as rl
@@ -17,11 +18,13 @@ from asked_workers import Workers
 from ridgeline.errors import EngineError, KVStoreError
 from ridgeline.runtime.kvstore import KVStore
 from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.serving import channel as channel_module
 from ridgeline.runtime.kvstore.serving import segment, wire
-from ridgeline.runtime.kvstore.serving.channel import Asked, Channel
+from ridgeline.runtime.kvstore.serving.addresses import host_identity
+from ridgeline.runtime.kvstore.serving.channel import Asked
+from ridgeline.runtime.kvstore.serving.connections import Connections
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
-from ridgeline.runtime.kvstore.serving.server import Server
-from ridgeline.runtime.kvstore.serving.shard import Sender, Shard
+from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
 
 
 @pytest.fixture(scope="module")
@@ -29,31 +32,6 @@ def workers() -> Iterator[Workers]:
     """One start for all that is asked here."""
     with Workers(Path(store_worker.__file__)) as started:
         yield started
-
-
-@contextmanager
-def serving(shard: Shard, lease_s: float = 60.0) -> Iterator[Server]:
-    """A server in a thread."""
-    server = Server(shard, "tcp://127.0.0.1:*", lease_s)
-    ends = threading.Event()
-    thread = threading.Thread(target=server.serve, args=(ends.is_set,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        ends.set()
-        thread.join()
-        server.close()
-
-
-@contextmanager
-def connected(address: str, **seconds: float) -> Iterator[Channel]:
-    """A connection of worker 0."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        yield Channel(context, address, 0, 1, **seconds)
-    finally:
-        context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(("staleness", "servers"), [(None, 0), (0, 2), (2, 1)])
@@ -113,7 +91,7 @@ def test_a_worker_alone_has_a_server(tmp_path: Path) -> None:
     ):
         rl.kvstore.create("dist_async", staleness=-1)
     with pytest.raises(
-        KVStoreError, match=r"^wanted staleness, servers and server_module for 'dist_async'"
+        KVStoreError, match=r"^wanted staleness, servers, server_module, address and keys for 'dist"
     ):
         rl.kvstore.create("local", staleness=1)
 
@@ -141,6 +119,73 @@ def test_a_worker_that_is_silent_is_not_waited_for(caplog: pytest.LogCaptureFixt
         silent.close()
 
 
+def test_a_worker_that_comes_back_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """With the memory that it shares; the log says for how long it was silent."""
+    with serving(Shard(1, None), lease_s=0.3) as server, caplog.at_level(logging.WARNING):
+        with connected(server.address) as channel:
+            slot, shape = wire.Slot("w", 0), wire.Shape("float32", (20_000,))
+            channel.ask(wire.Init(slot, shape), torch.zeros(20_000))
+            until(lambda: "worker 0 was not heard of" in caplog.text, lambda: None)
+            pulled = Asked(wire.Pull(slot), room=80_000)
+            (found,) = channel.finish(channel.start([pulled]))
+        assert found.tensor is not None
+        assert torch.equal(found.tensor, torch.zeros(20_000))
+    assert re.fullmatch(r"worker 0 is back, after \d+\.\d s without a word", caplog.messages[1])
+
+
+class Deaf(Shard):
+    """Does not hear so many calls; None: any number.
+
+    Attributes:
+        beats: One for each time that a worker has said that it is there, heard or not.
+    """
+
+    def __init__(self, num_lost: int | None = 0) -> None:
+        super().__init__(1, None)
+        self.num_lost = num_lost
+        self.beats = threading.Semaphore(0)
+
+    def handle(self, call: wire.Call, frames: Sequence[memoryview]) -> list[Reply]:
+        if isinstance(call.body, wire.Beat):
+            self.beats.release()
+        if self.num_lost is None:
+            return []
+        self.num_lost -= 1
+        return super().handle(call, frames) if self.num_lost < 0 else []
+
+
+def test_a_server_that_says_nothing_ends_no_lease_elsewhere() -> None:
+    """A worker says to each server that it is there, whatever the others do."""
+    deaf, hearing = Deaf(None), Deaf()
+    with serving(deaf) as silent, serving(hearing) as server:
+        connections = Connections([silent.address, server.address], 0, beat_s=0.05)
+        for shard in (hearing, deaf, hearing):
+            for _ in range(3):
+                shard.beats.acquire()
+        deaf.num_lost = 0
+        connections.close()
+
+
+def test_an_outage_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the worker, once it hears of the server again."""
+    monkeypatch.setattr(channel_module, "OUTAGE_S", 0.2)
+    with (
+        serving(Deaf(5)) as server,
+        connected(server.address, resend_s=0.1) as channel,
+        caplog.at_level(logging.WARNING),
+    ):
+        channel.ask(wire.Beat())
+        channel.ask(wire.Beat())
+    (told,) = caplog.messages
+    assert re.fullmatch(
+        rf"the server at {server.address} was not heard of for \d\.\d s and is again; worker 0 waited with 1 "
+        "calls",
+        told,
+    )
+
+
 GARBAGE: dict[str, list[bytes]] = {
     "nothing": [b""],
     "noise": [bytes(range(256))],
@@ -154,21 +199,28 @@ GARBAGE: dict[str, list[bytes]] = {
 
 
 def test_garbage_of_one_client_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """One line of the log for each message; a worker beside it goes on."""
+    """It is answered with an error; the log has a line and a count; a worker beside it goes on."""
     shard = Shard(1, None)
     with serving(shard) as server, zmq.Context() as context, caplog.at_level(logging.WARNING):
         with context.socket(zmq.DEALER) as socket:
             socket.connect(server.address)
             shelf = RemoteShelf([server.address], 0, 1)
             shelf.init({"w": torch.zeros(2)})
+            out = torch.empty(2)
             for frames in GARBAGE.values():
                 socket.send_multipart(frames)
-            out = torch.empty(2)
-            while caplog.text.count("a message that is none was dropped") < len(GARBAGE):
                 shelf.read("w", [out], None)
+                refused = wire.decode_answer(socket.recv())
+                assert refused.number == 0
+                assert refused.error.startswith("wanted a ")
             socket.close(linger=0)
         shelf.close()
     assert not shard.slots.knows(wire.Slot("x", 0))
+    first, last = (one for one in caplog.messages if one.startswith("a message that is none"))
+    assert first.startswith("a message that is none was dropped: wanted a call of a worker, got ")
+    assert first.endswith("; it came from 127.0.0.1")
+    told = "a message that is none was dropped (3 more since the last line about this)"
+    assert last == told
 
 
 def test_a_server_that_says_nothing_is_named() -> None:
@@ -246,10 +298,11 @@ def test_places_in_memory_that_is_not_shared_are_refused() -> None:
     """Of a connection that shares none, beyond the end of what it shares, and names of other files."""
     with serving(Shard(1, None)) as server, connected(server.address) as channel:
         memory = segment.Segment.make(4096)
-        channel.ask(wire.Share(memory.name))
+        assert not channel.ask(wire.Share(memory.name, "another")).answer.is_shared
+        assert channel.ask(wire.Share(memory.name, host_identity())).answer.is_shared
         memory.forget_name()
         for place, length, room in ((4000, 97, 0), (0, 0, 4097), (-5, 8, 0), (0, -1, 0)):
-            call = wire.Call(0, 1, 2, wire.Beat(), place, length, room)
+            call = wire.Call(0, 1, 3, wire.Beat(), place, length, room)
             with pytest.raises(
                 KVStoreError, match=r"^wanted bytes within 4096 of shared memory, got "
             ):

@@ -31,6 +31,7 @@ BODIES = st.one_of(
     st.builds(wire.States),
     st.builds(wire.LoadStates, st.integers(0, 99)),
     st.builds(wire.Barrier),
+    st.builds(wire.Share, st.text(max_size=50), st.text(max_size=90)),
     st.builds(wire.Beat),
     st.builds(wire.Leave),
 )

@@ -50,6 +50,9 @@ EXPERIMENTS = {
             "server-1MiB",
             "server-16MiB",
             "server-64MiB",
+            "shards-adam",
+            "shards-rprop",
+            "straggler",
         ),
     ),
     "networks": Experiment(

@@ -14,11 +14,14 @@ class Command:
 
     The address is the first line of the output. The server ends once its standard input has ended and all
     workers have left or have been silent for their lease.
+
+    It listens on the loopback. Across hosts workers and servers need keys: `--new-keys DIR` makes them, once
+    for a job, and DIR is copied to all hosts.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of this verb."""
-        parser.add_argument("--workers", type=int, required=True, metavar="N", help="who will call")
+        parser.add_argument("--workers", type=int, default=None, metavar="N", help="who will call")
         parser.add_argument(
             "--staleness",
             type=int,
@@ -33,21 +36,54 @@ class Command:
             metavar="MODULE",
             help="imported first, to register updaters",
         )
+        parser.add_argument(
+            "--listen",
+            default="tcp://127.0.0.1:*",
+            metavar="ADDRESS",
+            help="where (default: a free port of the loopback; elsewhere it takes keys)",
+        )
+        parser.add_argument(
+            "--keys",
+            default="",
+            metavar="DIR",
+            help="keys of those who are let in (default: those of RIDGELINE_KVSTORE_KEYS)",
+        )
+        parser.add_argument(
+            "--new-keys",
+            type=Path,
+            default=None,
+            metavar="DIR",
+            help="write new keys into a new directory instead of serving",
+        )
         parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Serve until it is over."""
+        from ridgeline.runtime.kvstore.serving.keys import make_keys, named_directory, server_keys
         from ridgeline.runtime.kvstore.serving.server import Server, serve_beside
         from ridgeline.runtime.kvstore.serving.shard import Shard
 
-        if args.workers < 1 or (args.staleness is not None and args.staleness < 0):
+        if args.new_keys is not None:
+            make_keys(args.new_keys)
+            output.progress(
+                f"wrote the keys of servers and of workers to {args.new_keys}; copy it to all hosts, and "
+                "keep it secret"
+            )
+            return FINE
+        if (
+            args.workers is None
+            or args.workers < 1
+            or (args.staleness is not None and args.staleness < 0)
+        ):
             raise KVStoreError(
                 f"wanted --workers from 1 and --staleness from 0 on, got {args.workers} and {args.staleness}"
             )
         if args.module:
             sys.path.insert(0, str(Path.cwd()))
             importlib.import_module(args.module)
-        server = Server(Shard(args.workers, args.staleness), "tcp://127.0.0.1:*")
+        directory = named_directory(args.keys)
+        keys = server_keys(directory) if directory else None
+        server = Server(Shard(args.workers, args.staleness), args.listen, keys=keys)
         try:
             serve_beside(server)
         finally:

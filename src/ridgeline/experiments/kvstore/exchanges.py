@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline import units
+from ridgeline.experiments.kvstore import shards, straggler
 from ridgeline.experiments.ways.case import Case, Contest, Runner, Way, nothing
 from ridgeline.experiments.ways.together import Asked
 from ridgeline.runtime import kvstore
@@ -21,7 +22,7 @@ from ridgeline.runtime.world import World
 SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "64MiB": 1 << 26}
 ONE = "server-"
 """Head of the cases in which the last worker pushes to a server beside the first, and nobody else does."""
-CASES = (*SIZES, *(f"{ONE}{name}" for name in SIZES))
+CASES = (*SIZES, *(f"{ONE}{name}" for name in SIZES), *shards.CASES, straggler.NAME)
 RAY = "actors of Ray are not compared: it is no dependency"
 ROW = 1024
 """Elements of a row; values are divided by rows."""
@@ -44,8 +45,8 @@ class _Exchange(NamedTuple):
 
 
 def group_cases(world: World, asked: Asked) -> Sequence[Case]:
-    """A case a size for all workers, and one for a worker and a server."""
-    return [
+    """Cases by size for all workers and for one; then one and two servers, and a worker that is slow."""
+    by_size = [
         Case(
             name=f"{head}{name}",
             title=f"{units.num_bytes(size)} of float32, {who} over the loopback",
@@ -57,6 +58,7 @@ def group_cases(world: World, asked: Asked) -> Sequence[Case]:
         for head, who in (("", f"{world.size} workers"), (ONE, "one worker and one server"))
         for name, size in SIZES.items()
     ]
+    return [*by_size, *shards.shards_cases(world), straggler.straggler_case(world)]
 
 
 def _contest(world: World, num_bytes: int, is_one: bool) -> Contest:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.collective import CollectiveShelf
 from ridgeline.runtime.kvstore.local import LocalShelf
-from ridgeline.runtime.kvstore.serving.beside import ServerBeside, addresses_of_all
+from ridgeline.runtime.kvstore.serving.gathering import Wanted, gather
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.shelf import Shelf
 from ridgeline.runtime.kvstore.store import KVStore
@@ -50,6 +50,8 @@ def create(
     staleness: int | None = None,
     servers: int = 0,
     server_module: str = "",
+    address: str = "",
+    keys: str | os.PathLike[str] = "",
 ) -> KVStore:
     """A key-value store.
 
@@ -66,10 +68,16 @@ def create(
             this worker. 0 adds up the pushes of a round and is synchronous; None never waits.
         servers: Of `dist_async`: the first so many workers start one beside themselves; 0: all do.
         server_module: Of `dist_async`: imported in servers, to register updaters.
+        address: Of `dist_async`: where the server of this worker listens, such as `tcp://10.0.0.3:*`. Without
+            it: on the loopback where all workers are on one host, else where this host reaches MASTER_ADDR.
+        keys: Of `dist_async`: the directory of keys that let workers and servers in, which
+            `ridgeline kvserver --new-keys DIR` makes; without it that of RIDGELINE_KVSTORE_KEYS. Workers on
+            several hosts need one.
 
     Raises:
         KVStoreError: no such kind, a group of another backend, an argument that is not for this kind or
-            makes no sense, workers on several hosts for `dist_async`, or a server that does not start.
+            makes no sense, workers on several hosts without keys, keys that cannot be read, or a server that
+            does not start; what goes wrong for one worker is told to all.
         PlanError: this worker is not in the group.
 
     Cost: With several workers waits until all have called it, and takes a process group of its own, or
@@ -89,10 +97,12 @@ def create(
     if kind.has_servers:
         if process_group is not None:
             raise KVStoreError(f"wanted no process_group for {name!r}, got one; servers need none")
-        return KVStore(name, _served(staleness, servers, server_module), threads=threads)
-    if staleness is not None or servers or server_module:
+        wanted = Wanted(servers, staleness, server_module, address, os.fspath(keys))
+        return KVStore(name, _served(wanted), threads=threads)
+    if staleness is not None or servers or server_module or address or keys:
         raise KVStoreError(
-            f"wanted staleness, servers and server_module for 'dist_async' alone, got one for {name!r}"
+            "wanted staleness, servers, server_module, address and keys for 'dist_async' alone, got one for "
+            f"{name!r}"
         )
     shelf = _workers(kind, process_group) if kind.spans_workers else None
     if shelf is None:
@@ -101,22 +111,16 @@ def create(
     return KVStore(name, shelf, threads=1)
 
 
-def _served(staleness: int | None, servers: int, module: str) -> Shelf:
+def _served(wanted: Wanted) -> Shelf:
     """The shelf of a worker whose values are in servers, one of which it may start."""
     world = World.join()
+    staleness, servers = wanted.staleness, wanted.num_servers
     if staleness is not None and (not isinstance(staleness, int) or staleness < 0):
         raise KVStoreError(f"wanted staleness as a number from 0 on, or None, got {staleness!r}")
-    num_servers = servers or world.size
-    if not isinstance(servers, int) or not 0 < num_servers <= world.size:
+    if not isinstance(servers, int) or not 0 <= servers <= world.size:
         raise KVStoreError(f"wanted servers from 1 to {world.size}, one a worker, got {servers!r}")
-    if int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size:
-        raise KVStoreError(
-            "wanted all workers of 'dist_async' on one host, since servers listen on its loopback alone, got "
-            "several hosts; use 'dist_sync'"
-        )
-    beside = ServerBeside(world.size, staleness, module) if world.rank < num_servers else None
-    addresses = addresses_of_all(world, beside.address if beside else "", num_servers)
-    return RemoteShelf(addresses, world.rank, world.size, beside)
+    found = gather(world, wanted._replace(num_servers=servers or world.size))
+    return RemoteShelf(found.addresses, world.rank, world.size, found.beside, keys=found.keys)
 
 
 def _workers(kind: Kind, process_group: dist.ProcessGroup | None) -> Shelf | None:

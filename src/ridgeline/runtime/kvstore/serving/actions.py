@@ -14,6 +14,7 @@ from ridgeline.runtime.kvstore.arguments import Held
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.merging import rows_tensor
 from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.slots import Slots, check_numbers
 from ridgeline.runtime.kvstore.serving.wire import Shape, Slot
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater
@@ -27,10 +28,12 @@ class Done(NamedTuple):
     Attributes:
         tensor: Sent with the answer.
         versions: Of a value, how many pushes of each worker it holds.
+        is_shared: The memory that was named is this host's.
     """
 
     tensor: Tensor | None = None
     versions: Mapping[int, int] = {}
+    is_shared: bool = False
 
 
 class Actions:
@@ -72,7 +75,9 @@ class Actions:
                 return self._states()
             case wire.LoadStates():
                 self._load_states(body, frames)
-            case wire.Barrier() | wire.Share() | wire.Beat() | wire.Leave():
+            case wire.Share():
+                return Done(is_shared=body.host == host_identity())
+            case wire.Barrier() | wire.Beat() | wire.Leave():
                 pass
         return Done()
 
@@ -116,7 +121,9 @@ class Actions:
                 for name, tensor in state.items()
             }
         )
-        return Done(wire.tensor_of(memoryview(bytearray(packed)), Shape("uint8", (len(packed),))))
+        shape = Shape("uint8", (len(packed),))
+        wire.check_shape(shape)
+        return Done(wire.tensor_of(memoryview(bytearray(packed)), shape))
 
     def _load_states(self, body: wire.LoadStates, frames: Frames) -> None:
         shape = Shape("uint8", (body.num_bytes,))

@@ -1,16 +1,11 @@
-"""Server processes that a worker starts beside itself, and how workers find the servers of all."""
+"""Server processes that a worker starts beside itself."""
 
-import itertools
 import subprocess
 import sys
 
-import torch.distributed as dist
-
 from ridgeline.errors import KVStoreError
-from ridgeline.runtime.world import World
+from ridgeline.runtime.kvstore.serving.addresses import LOOPBACK
 
-_numbers = itertools.count()
-"""Of the stores that this process has made: all workers make theirs in the same order."""
 END_S = 60.0
 """How long a server may take to end once all workers have left it."""
 
@@ -22,6 +17,8 @@ class ServerBeside:
         num_workers: Who will call.
         staleness: See `Slots`; None for any.
         module: Imported there, to register updaters; empty for none.
+        address: Where it is to listen.
+        keys: Directory of the keys of those whom it lets in; empty for none.
 
     Attributes:
         address: Where it is found.
@@ -30,10 +27,19 @@ class ServerBeside:
         KVStoreError: it did not start; its standard error has gone to that of this process.
     """
 
-    def __init__(self, num_workers: int, staleness: int | None, module: str) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        staleness: int | None,
+        module: str,
+        address: str = LOOPBACK,
+        keys: str = "",
+    ) -> None:
         words = ["-m", "ridgeline", "kvserver", "--beside", "--workers", str(num_workers)]
         words += [] if staleness is None else ["--staleness", str(staleness)]
         words += ["--import", module] if module else []
+        words += ["--listen", address]
+        words += ["--keys", keys] if keys else []
         self._process = subprocess.Popen(
             [sys.executable, *words],
             stdin=subprocess.PIPE,
@@ -60,18 +66,3 @@ class ServerBeside:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def addresses_of_all(world: World, mine: str, num_servers: int) -> list[str]:
-    """Where the servers of all workers are; those of the first so many workers have one.
-
-    Cost: Waits for these workers.
-    """
-    number = next(_numbers)
-    if world.size == 1:
-        return [mine]
-    job = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public name
-    store = dist.PrefixStore(f"server addresses {number}", job)
-    if mine:
-        store.set(str(world.rank), mine)
-    return [store.get(str(rank)).decode() for rank in range(num_servers)]

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.addresses import host_identity
+from ridgeline.runtime.kvstore.serving.entry import Entrance
+from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
 
@@ -24,6 +27,11 @@ SILENCE_S = 30.0
 """How long a server may say nothing at all."""
 PARKED_S = 1800.0
 """How long a call may wait for other workers. Source: torch.distributed, the default of gloo."""
+OUTAGE_S = 5.0
+"""How long a server may say nothing before the log tells of it, once it is heard of again."""
+ALIVE_S = 2.0
+"""How often ZeroMQ asks whether the other end is there; five times in vain, and it connects anew. TCP alone
+would notice after minutes that a host was cut off."""
 WINDOW = 16
 """Calls that may be under way on one connection."""
 LEAST_SHARED, MOST_SHARED = 1 << 14, 1 << 20
@@ -70,6 +78,7 @@ class Channel:
         silence_s: How long the server may say nothing at all.
         resend_s: How long an answer may take before calls are sent again.
         parked_s: How long a call may wait for other workers.
+        keys: Of workers; None for servers that ask for none.
     """
 
     def __init__(
@@ -81,6 +90,7 @@ class Channel:
         silence_s: float = SILENCE_S,
         resend_s: float = RESEND_S,
         parked_s: float = PARKED_S,
+        keys: Keys | None = None,
     ) -> None:
         self.address = address
         self._worker = worker
@@ -92,6 +102,9 @@ class Channel:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MOST_BYTES)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * ALIVE_S))
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(5000 * ALIVE_S))
+        self._entrance = Entrance(self._socket, address, keys)
         self._socket.connect(address)
         self._segment: Segment | None = None
         self._free: list[int] = []
@@ -115,15 +128,18 @@ class Channel:
         """The answers to calls that were started.
 
         Raises:
-            KVStoreError: the server refused one (the others are done all the same), or says nothing, or other
-                workers that a call waits for do not come.
+            KVStoreError: the server refused one (the others are done all the same), does not let this worker
+                in, or says nothing, or other workers that a call waits for do not come.
         """
         heard_s = sent_s = begun_s = time.monotonic()
         while not all(number in self._found for number in numbers):
             if self._socket.poll(int(1000 * min(self._resend_s, self._silence_s))):
+                self._tell_of_outage(time.monotonic() - heard_s)
                 heard_s = time.monotonic()
                 self._receive()
                 self._send_some()
+            else:
+                self._entrance.check()
             now = time.monotonic()
             if now - heard_s > self._silence_s:
                 raise KVStoreError(
@@ -156,8 +172,25 @@ class Channel:
         (answered,) = self.finish(self.start([Asked(body, frames)]))
         return answered
 
+    def signal(self, body: Body) -> None:
+        """A call whose answer nobody waits for; one that is not answered yet is sent again instead.
+
+        Raises:
+            KVStoreError: the server has refused it, or does not let this worker in.
+        """
+        while self._socket.poll(0):
+            self._receive()
+        self._entrance.check()
+        self._found.clear()
+        if not self._under_way:
+            self.start([Asked(body)])
+        else:
+            for number, asked in self._under_way.items():
+                self._send(number, asked)
+
     def close(self) -> None:
         """Release the connection."""
+        self._entrance.close()
         self._socket.close(linger=0)
 
     def _send_some(self) -> None:
@@ -190,15 +223,30 @@ class Channel:
             _log.info("tensors go through sockets, since memory cannot be shared: %s", error)
             return
         try:
-            self.ask(wire.Share(segment.name))
+            is_shared = self.ask(wire.Share(segment.name, host_identity())).answer.is_shared
         finally:
             segment.forget_name()
+        if not is_shared:
+            _log.info("tensors go through sockets, since %s is on another host", self.address)
+            return
         self._segment = segment
         self._free = [MOST_SHARED * place for place in range(WINDOW)]
+
+    def _tell_of_outage(self, silent_s: float) -> None:
+        if silent_s > OUTAGE_S:
+            _log.warning(
+                "the server at %s was not heard of for %.1f s and is again; worker %d waited with %d calls",
+                self.address,
+                silent_s,
+                self._worker,
+                len(self._under_way),
+            )
 
     def _receive(self) -> None:
         frames = self._socket.recv_multipart(copy=False)
         answer = wire.decode_answer(frames[0].buffer)
+        if not answer.number:
+            raise KVStoreError(f"the server at {self.address} refused a message: {answer.error}")
         if answer.number not in self._under_way or answer.is_parked:
             return
         asked = self._under_way[answer.number]

@@ -8,6 +8,7 @@ import zmq
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.channel import Answered, Asked, Channel
+from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.slices import Located
 
 
@@ -18,12 +19,16 @@ class Connections:
         addresses: Of the servers.
         worker: This worker's number.
         beat_s: How often it says that it is there.
+        keys: Of workers; None for servers that ask for none.
     """
 
-    def __init__(self, addresses: Sequence[str], worker: int, beat_s: float) -> None:
+    def __init__(
+        self, addresses: Sequence[str], worker: int, beat_s: float, keys: Keys | None = None
+    ) -> None:
         self.num_servers = len(addresses)
         self._addresses = [*addresses]
         self._worker = worker
+        self._keys = keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._local = threading.local()
         self._lock = threading.Lock()
@@ -85,7 +90,7 @@ class Connections:
         with self._lock:
             self._num_channels += 1
             made = [
-                Channel(self._context, one, self._worker, self._num_channels)
+                Channel(self._context, one, self._worker, self._num_channels, keys=self._keys)
                 for one in self._addresses
             ]
             self._opened += made
@@ -95,7 +100,7 @@ class Connections:
         channels = self._open()
         try:
             while not self._ends.wait(self._beat_s):
-                for channel in channels:
-                    channel.ask(wire.Beat())
+                for channel in channels:  # none waits for another, whose server may be cut off
+                    channel.signal(wire.Beat())
         except KVStoreError:  # who waits for an answer of this server says so
             return

@@ -17,6 +17,7 @@ from ridgeline.runtime.kvstore.serving import slices, wire
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.channel import Asked
 from ridgeline.runtime.kvstore.serving.connections import Connections
+from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.server import LEASE_S
 from ridgeline.runtime.kvstore.serving.slices import Located
 from ridgeline.runtime.kvstore.serving.wire import Slot
@@ -34,6 +35,7 @@ class RemoteShelf:
         num_workers: How many there are.
         beside: The server that this worker has started, which is left last.
         lease_s: How long servers wait for a worker that is silent.
+        keys: Of workers; None for servers that ask for none.
 
     Attributes:
         is_collective: Workers need not make the same calls.
@@ -50,6 +52,7 @@ class RemoteShelf:
         num_workers: int,
         beside: ServerBeside | None = None,
         lease_s: float = LEASE_S,
+        keys: Keys | None = None,
     ) -> None:
         self.rank = rank
         self.num_workers = num_workers
@@ -58,26 +61,19 @@ class RemoteShelf:
         self._beside = beside
         self._parts: dict[Key, tuple[Part, ...]] = {}
         self._held: dict[Key, Held] = {}
-        self._servers = Connections(addresses, rank, lease_s / 5)
+        self._servers = Connections(addresses, rank, lease_s / 5, keys)
 
     def init(self, values: Mapping[Key, Tensor]) -> None:
         """Worker 0 gives first values; the others wait for them.
 
         Raises:
-            KVStoreError: a value is of another shape or type than worker 0 gave.
+            KVStoreError: a value is of another shape or type than worker 0 gave, or too large to be sent.
         """
         self._place(values)
-        calls: list[Located] = []
-        for key, value in values.items():
-            flat = value.to(CPU).contiguous()
-            for part in self._parts[key]:
-                piece = part_of(flat, part)
-                slot, shape = Slot(key, part.start), wire.shape_of(piece)
-                if self.rank == 0:
-                    calls.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
-                calls.append(Located(part.place, Asked(wire.Know(slot, shape))))
         try:
-            self._servers.ask(calls)
+            inits, knows = self._first_calls(values)
+            self._servers.ask(inits)  # one that is refused would be waited for
+            self._servers.ask(knows)
         except KVStoreError:
             for key in values:  # what comes next is placed as on workers that never asked for these
                 del self._held[key], self._parts[key]
@@ -171,6 +167,22 @@ class RemoteShelf:
         finally:
             if self._beside is not None:
                 self._beside.close()
+
+    def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Located], list[Located]]:
+        """Those that give first values, on worker 0, and those that wait for them."""
+        inits: list[Located] = []
+        knows: list[Located] = []
+        for key, value in values.items():
+            wire.check_key(key)
+            flat = value.to(CPU).contiguous()
+            for part in self._parts[key]:
+                piece = part_of(flat, part)
+                slot, shape = Slot(key, part.start), wire.shape_of(piece)
+                wire.check_shape(shape)
+                if self.rank == 0:
+                    inits.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
+                knows.append(Located(part.place, Asked(wire.Know(slot, shape))))
+        return inits, knows
 
     def _pushes(self, key: Key, total: Tensor) -> list[Located]:
         return slices.pushes(key, total, self._parts[key], self.compression)

@@ -16,14 +16,24 @@ import zmq
 from ridgeline.errors import KVStoreError
 from ridgeline.host_memory import keep_freed_memory
 from ridgeline.runtime.kvstore.serving import wire
+from ridgeline.runtime.kvstore.serving.addresses import check_listening, host_identity
+from ridgeline.runtime.kvstore.serving.entry import Door
+from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
+from ridgeline.runtime.kvstore.serving.wire import Answer
 
 LEASE_S = 10.0
 """How long a worker may be silent. Workers say that they are there five times as often."""
+KEPT_S = 1800.0
+"""How long memory that a worker shares is kept after its lease has ended: it may come back and use it."""
 _POLL_MS = 200
-_QUEUED = 1000
-"""Messages that may wait for one worker before further ones are dropped; it asks again."""
+_QUEUED = 64
+"""Messages that may wait from or for one connection, four times its window. Further ones from it stay where
+they are; further ones for it are dropped, and it asks again."""
+MOST_CONNECTIONS = 1 << 16
+"""Of workers, over the life of a server; it remembers a little of each."""
+_DROPPED = "a message that is none was dropped"
 
 _log = logging.getLogger(__name__)
 
@@ -35,26 +45,36 @@ class Server:
         shard: What it holds.
         address: To bind: `tcp://127.0.0.1:*` takes a free port of the loopback.
         lease_s: How long a worker may be silent.
+        keys: Who is let in; None for everybody, on the loopback alone.
 
     Attributes:
         address: Where it is found.
+
+    Raises:
+        KVStoreError: the address is none, is taken, or is one that other hosts reach and there are no keys.
     """
 
-    def __init__(self, shard: Shard, address: str, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self, shard: Shard, address: str, lease_s: float = LEASE_S, keys: Keys | None = None
+    ) -> None:
+        check_listening(address, has_keys=keys is not None)
         self._shard = shard
         self._lease_s = lease_s
         self._identities: dict[Sender, bytes] = {}
         self._heard_s: dict[int, float] = {}
+        self._lost_s: dict[int, float] = {}
         self._segments: dict[Sender, Segment] = {}
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, _QUEUED)
+        self._socket.setsockopt(zmq.RCVHWM, _QUEUED)
         self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MOST_BYTES)
+        self._door = Door(self._context, self._socket, address, keys)
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            self.close()
             raise KVStoreError(
                 f"wanted a free address to serve a store at, got {address!r}: {error}; for example "
                 "'tcp://127.0.0.1:*'"
@@ -66,6 +86,7 @@ class Server:
         while not stops():
             if self._socket.poll(_POLL_MS):
                 self._answer()
+            self._door.look()
             self._end_leases()
 
     @property
@@ -75,21 +96,45 @@ class Server:
 
     def close(self) -> None:
         """Release the address."""
+        self._door.close()
         self._context.destroy(linger=0)
 
     def _answer(self) -> None:
-        frames = self._socket.recv_multipart(copy=False)
+        identity, *frames = self._socket.recv_multipart(copy=False)
         try:
-            identity, header, *payload = (frame.buffer for frame in frames)
-            call = wire.decode_call(header)
+            call = wire.decode_call(frames[0].buffer if frames else b"")
             sender = Sender(call.worker, call.channel)
-            payload = self._shared(sender, call) or payload
-        except (ValueError, KVStoreError) as error:
-            _log.warning("a message that is none was dropped: %s", error)
+            self._check_room(sender)
+            payload = self._shared(sender, call) or [frame.buffer for frame in frames[1:]]
+        except KVStoreError as error:
+            self._door.refusals.tell(_DROPPED, f"{error}; it came from {_peer(identity)}")
+            refused = wire.encode(Answer(0, str(error)))
+            self._socket.send_multipart([identity.bytes, refused])
             return
-        self._identities[sender] = bytes(identity)
-        self._heard_s[call.worker] = time.monotonic()
+        self._identities[sender] = identity.bytes
+        self._hear(call.worker)
         self._send(self._shard.handle(call, payload))
+
+    def _check_room(self, sender: Sender) -> None:
+        """Refuse connections without end.
+
+        Raises:
+            KVStoreError: there are as many as may be.
+        """
+        if sender not in self._identities and len(self._identities) >= MOST_CONNECTIONS:
+            raise KVStoreError(
+                f"wanted at most {MOST_CONNECTIONS} connections over the life of a server, got another one, "
+                f"of worker {sender.worker}"
+            )
+
+    def _hear(self, worker: int) -> None:
+        self._heard_s[worker] = now = time.monotonic()
+        if worker in self._lost_s:
+            _log.warning(
+                "worker %d is back, after %.1f s without a word",
+                worker,
+                now - self._lost_s.pop(worker),
+            )
 
     def _send(self, replies: list[Reply]) -> None:
         for reply in replies:
@@ -112,8 +157,10 @@ class Server:
         Raises:
             KVStoreError: the worker shares none, or what it says of a place does not hold.
         """
-        if isinstance(call.body, wire.Share) and sender not in self._segments:
-            self._segments[sender] = Segment.open(call.body.name)
+        if sender not in self._segments:
+            match call.body:
+                case wire.Share(name, host) if host == host_identity():
+                    self._segments[sender] = Segment.open(name)
         if call.place < 0 and not call.length and not call.room:
             return []
         if sender not in self._segments:
@@ -127,15 +174,32 @@ class Server:
         for worker, heard_s in [*self._heard_s.items()]:
             if now - heard_s > self._lease_s:
                 del self._heard_s[worker]
-                for sender in [one for one in self._segments if one.worker == worker]:
-                    del self._segments[sender]
-                if worker in self._shard.slots.present:
+                if worker not in self._shard.slots.present:
+                    self._forget_memory(worker)
+                else:
+                    self._lost_s[worker] = heard_s
                     _log.warning(
                         "worker %d was not heard of for %.3g s: nobody waits for it",
                         worker,
                         self._lease_s,
                     )
                     self._send(self._shard.leave(worker))
+        for worker, heard_s in [*self._lost_s.items()]:
+            if now - heard_s > KEPT_S:
+                del self._lost_s[worker]
+                self._forget_memory(worker)
+
+    def _forget_memory(self, worker: int) -> None:
+        for sender in [one for one in self._segments if one.worker == worker]:
+            del self._segments[sender]
+
+
+def _peer(frame: zmq.Frame) -> str:
+    """Where a message came from."""
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return "nowhere that is known"
 
 
 def serve_beside(server: Server) -> None:

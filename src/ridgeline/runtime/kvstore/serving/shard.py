@@ -15,6 +15,9 @@ from ridgeline.runtime.kvstore.serving.actions import Actions, Frames
 from ridgeline.runtime.kvstore.serving.slots import Slots
 from ridgeline.runtime.kvstore.serving.wire import Answer, Call
 
+MOST_PARKED = 64
+"""Calls of a connection that may wait for other workers: four times its window."""
+
 
 class Sender(NamedTuple):
     """A connection of a worker."""
@@ -104,7 +107,7 @@ class Shard:
         failed = self._failed.get((sender, call.number))
         if failed is not None:
             return [Reply(sender, Answer(call.number, failed))]
-        reads = wire.Pull | wire.Know | wire.States | wire.Barrier
+        reads = wire.Pull | wire.Know | wire.States | wire.Barrier | wire.Share
         if isinstance(call.body, reads):
             return [self._done_or_parked(sender, call, frames)._replace(call=None)]
         return [Reply(sender, Answer(call.number))]
@@ -115,7 +118,17 @@ class Shard:
                 return self._answered(sender, call, frames)
         except KVStoreError as error:
             return self._refused(sender, call, error)
-        self._parked.setdefault(sender, {}).setdefault(call.number, Parked(call, frames))
+        parked = self._parked.setdefault(sender, {})
+        if call.number not in parked and len(parked) >= MOST_PARKED:
+            return self._refused(
+                sender,
+                call,
+                KVStoreError(
+                    f"wanted at most {MOST_PARKED} calls of a connection that wait for other workers, got "
+                    "another one"
+                ),
+            )
+        parked.setdefault(call.number, Parked(call, frames))
         return Reply(sender, Answer(call.number, is_parked=True))
 
     def _may_answer(self, sender: Sender, call: Call) -> bool:
@@ -125,7 +138,11 @@ class Shard:
         if isinstance(body, wire.Pull):
             return self.slots.may_pull(call.worker, body.slot)
         if isinstance(body, wire.Barrier):
-            mine = self._at_barrier[sender][call.number]
+            mine = self._at_barrier.get(sender, {}).get(call.number)
+            if mine is None:
+                raise KVStoreError(
+                    f"wanted the call again that was call {call.number} of this connection, got a barrier"
+                )
             return all(self._barriers.get(other, 0) >= mine for other in self.slots.present)
         return True
 
@@ -137,7 +154,7 @@ class Shard:
         except (TypeError, ValueError, RuntimeError, IndexError) as error:  # of an updater
             return self._refused(sender, call, error)
         shape = wire.shape_of(done.tensor) if done.tensor is not None else None
-        answer = Answer(call.number, shape=shape, versions=done.versions)
+        answer = Answer(call.number, shape=shape, is_shared=done.is_shared, versions=done.versions)
         return Reply(sender, answer, done.tensor, call)
 
     def _refused(self, sender: Sender, call: Call, error: Exception) -> Reply:

@@ -21,6 +21,9 @@ from ridgeline.runtime.kvstore.merging import merged
 from ridgeline.runtime.kvstore.serving.wire import Slot
 from ridgeline.runtime.kvstore.updaters import Updater
 
+MOST_SLICES = 1 << 20
+"""Of one server: a tebibyte in slices of a mebibyte."""
+
 
 class Slice:
     """A value, and who has pushed to it.
@@ -66,11 +69,16 @@ class Slots:
         """Take a first value; a slice has one already where another worker came first.
 
         Raises:
-            KVStoreError: it has one of another shape or type.
+            KVStoreError: it has one of another shape or type, or there are as many slices as may be.
         """
         if slot in self._slices:
             self.check(slot, Held(value.shape, value.dtype))
             return
+        if len(self._slices) >= MOST_SLICES:
+            raise KVStoreError(
+                f"wanted at most {MOST_SLICES} slices of values on a server, got another one, of key "
+                f"{slot.key!r}; have more servers, or fewer keys"
+            )
         updater = None if self._make_updater is None else self._make_updater()
         self._slices[slot] = Slice(value.clone(), updater)
 

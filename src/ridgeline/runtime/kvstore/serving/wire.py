@@ -18,6 +18,10 @@ from ridgeline.runtime.kvstore.arguments import Key
 T = TypeVar("T")
 MOST_BYTES = 1 << 30
 """Of a message; slices of values that may be divided are far smaller."""
+MOST_HEADER_BYTES = 1 << 16
+"""Of a call: names, shapes and settings, but no tensors."""
+MOST_KEY_BYTES = 1024
+"""Of the name of a key."""
 MOST_DIMS = 16
 DTYPES = {
     name: getattr(torch, name)
@@ -114,9 +118,13 @@ class Barrier(_Body, frozen=True, tag="barrier"):
 
 
 class Share(_Body, frozen=True, tag="share"):
-    """Tensors of this connection may lie in shared memory of this name."""
+    """Tensors of this connection may lie in shared memory of this name, if the server is on this host.
+
+    The answer is `is_shared` where it is.
+    """
 
     name: str
+    host: str
 
 
 class Beat(_Body, frozen=True, tag="beat"):
@@ -174,7 +182,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         error: Why it was not done; empty where it was.
         is_parked: It waits for other workers; the answer comes later.
         shape: What the frame holds, where there is one.
-        is_shared: The frame lies in shared memory, at the place of the call.
+        is_shared: The frame lies in shared memory, at the place of the call; to `Share`, that there is some.
         versions: For a pull, how many pushes of each worker its value holds, by worker.
     """
 
@@ -200,10 +208,16 @@ def decode_call(header: bytes | memoryview) -> Call:
     """The call of a header.
 
     Raises:
-        KVStoreError: it is none.
+        KVStoreError: it is none, or too long for one.
     """
+    if len(header) > MOST_HEADER_BYTES:
+        raise KVStoreError(
+            f"wanted a call of a worker in at most {MOST_HEADER_BYTES} bytes, got {len(header)}"
+        )
     call = _decoded(_calls, header, "a call of a worker")
     _check(getattr(call.body, "shape", None))
+    if isinstance(call.body, Init | Know | Push | PushRows | Pull):
+        check_key(call.body.slot.key)
     return call
 
 
@@ -241,6 +255,21 @@ def check_shape(shape: Shape) -> None:
         raise KVStoreError(
             f"wanted a tensor of at most {MOST_BYTES} bytes and a known type, got {shape.dtype[:32]} "
             f"{list(shape.sizes[:MOST_DIMS])}"
+        )
+
+
+def check_key(key: Key) -> None:
+    """Refuse keys that servers do not take.
+
+    Raises:
+        KVStoreError: a name too long, or a number of more than 64 bits.
+    """
+    if isinstance(key, int):
+        if not -(1 << 63) <= key < 1 << 63:
+            raise KVStoreError(f"wanted keys of at most 64 bits, got one of {key.bit_length()}")
+    elif len(key.encode(errors="surrogatepass")) > MOST_KEY_BYTES:
+        raise KVStoreError(
+            f"wanted keys of at most {MOST_KEY_BYTES} bytes, got {len(key)} characters: {key[:32]!r}..."
         )
 
 

@@ -1,0 +1,137 @@
+"""The case `straggler`: training on handwritten digits, where one worker is three times as slow.
+
+A synchronous store waits for it at every step. An asynchronous one does not: who is faster takes more of the
+steps. What is compared is whether both classify as many of the test images as they should.
+"""
+
+import time
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.experiments.ways.case import Case, Contest, Runner, Way, WayRemarks
+from ridgeline.runtime import kvstore
+from ridgeline.runtime.world import World
+from ridgeline.tasks.images import ImageData, load_images
+
+NAME = "straggler"
+SLOWER = 3
+"""Times that the last worker takes for a step."""
+STEPS = 4 * (SLOWER + 1)
+"""Of all workers in a run: as many as can be dealt out by their speed, and equally."""
+TRAINED = 30
+"""Runs before test images are classified."""
+BATCH, WIDTH, LR = 512, 1024, 0.05
+WANTED_ACCURACY = 0.95
+
+
+class _Labelled(NamedTuple):
+    """Images, and what they show."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class _Training(NamedTuple):
+    """A worker's part."""
+
+    world: World
+    train: _Labelled
+    test: _Labelled
+    store: kvstore.KVStore
+    model: nn.Module
+    generator: torch.Generator
+
+
+def straggler_case(world: World) -> Case:
+    """All workers train, the last of them slowly."""
+    return Case(
+        name=NAME,
+        title=f"handwritten digits, {world.size} workers, of whom the last is {SLOWER} times as slow, "
+        f"batch {BATCH}",
+        prepare=partial(_contest, world),
+        units=STEPS,
+        unit="step",
+        calls=1,
+    )
+
+
+def _contest(world: World) -> Contest:
+    images = load_images()
+    parts = (_labelled(images.train), _labelled(images.test))
+    return Contest(
+        ways=[
+            Way(f"ridgeline {kind}", whose, partial(_runner, world, *parts, kind))
+            for kind, whose in (("dist_sync", "peer"), ("dist_async", "ridgeline"))
+        ]
+    )
+
+
+def _labelled(data: ImageData) -> _Labelled:
+    images, labels = zip(*(data[place] for place in range(len(data))), strict=True)
+    return _Labelled(torch.stack(images), torch.stack(labels))
+
+
+def _runner(world: World, train: _Labelled, test: _Labelled, kind: str) -> Runner:
+    torch.manual_seed(0)
+    features, classes = train.images[0].numel(), int(train.labels.max()) + 1
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(features, WIDTH), nn.ReLU(), nn.Linear(WIDTH, classes)
+    )
+    store = kvstore.create(kind)
+    names, parameters = _named(model)
+    store.broadcast(names, parameters, parameters)
+    # A synchronous push is the sum of all workers; one of an asynchronous store is a worker's own.
+    rescale = 1 / world.size if kind == "dist_sync" else 1.0
+    store.set_optimizer("sgd", lr=LR, rescale_grad=rescale)
+    generator = torch.Generator().manual_seed(world.rank)
+    training = _Training(world, train, test, store, model, generator)
+    steps = _steps(world, kind)
+
+    def results() -> Tensor:
+        for _ in range(TRAINED):
+            _train(training, steps)
+        store.barrier()
+        return torch.tensor(float(_accuracy(training) >= WANTED_ACCURACY))
+
+    def remarks() -> WayRemarks:
+        return WayRemarks(notes=(f"{_accuracy(training):.1%} of the test images",))
+
+    return Runner(
+        run=partial(_train, training, steps), results=results, remarks=remarks, close=store.close
+    )
+
+
+def _steps(world: World, kind: str) -> int:
+    """Of this worker in a run."""
+    if kind == "dist_sync":
+        return STEPS // world.size
+    shares = [SLOWER] * (world.size - 1) + [1]
+    return STEPS * shares[world.rank] // sum(shares)
+
+
+def _train(training: _Training, steps: int) -> None:
+    """Take steps, each with what the servers have then."""
+    world, train, _, store, model, generator = training
+    names, parameters = _named(model)
+    for _ in range(steps):
+        begin_s = time.perf_counter()
+        chosen = torch.randint(len(train.labels), (BATCH,), generator=generator)
+        loss = nn.functional.cross_entropy(model(train.images[chosen]), train.labels[chosen])
+        gradients = torch.autograd.grad(loss, parameters)
+        if world.rank == world.size - 1:
+            time.sleep((SLOWER - 1) * (time.perf_counter() - begin_s))
+        store.pushpull(names, [*gradients], parameters)
+
+
+def _accuracy(training: _Training) -> float:
+    with torch.no_grad():
+        found = training.model(training.test.images).argmax(1)
+    return (found == training.test.labels).float().mean().item()
+
+
+def _named(model: nn.Module) -> tuple[list[str | int], list[Tensor]]:
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return [*names], [*parameters]

@@ -1,0 +1,130 @@
+"""How the workers of a job come to have servers.
+
+Some start one, and all are told where these are, or what went wrong for any of them.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import msgspec
+
+from ridgeline.errors import KVStoreError
+from ridgeline.runtime.kvstore.serving.addresses import (
+    LOOPBACK,
+    check_listening,
+    check_published,
+    host_identity,
+    is_loopback,
+    reached_by_all,
+    told_by_all,
+)
+from ridgeline.runtime.kvstore.serving.beside import ServerBeside
+from ridgeline.runtime.kvstore.serving.keys import Keys, named_directory, server_keys, worker_keys
+from ridgeline.runtime.world import World
+
+_numbers = itertools.count()
+"""Of the stores that this process has made: all workers make theirs in the same order."""
+
+
+class Wanted(NamedTuple):
+    """What a caller says of servers.
+
+    Attributes:
+        num_servers: The first so many workers start one.
+        staleness: See `Slots`; None for any.
+        module: Imported in servers, to register updaters; empty for none.
+        address: Where that of this worker is to listen; empty: on the loopback where all workers are on one
+            host, else where they reach it.
+        keys: Directory of keys; empty: that of the environment, if there is one.
+    """
+
+    num_servers: int
+    staleness: int | None = None
+    module: str = ""
+    address: str = ""
+    keys: str = ""
+
+
+class Gathered(NamedTuple):
+    """What there is then.
+
+    Attributes:
+        beside: The server of this worker, if it has started one.
+        addresses: Of all servers.
+        keys: To be let in by them; None where they ask for none.
+    """
+
+    beside: ServerBeside | None
+    addresses: list[str]
+    keys: Keys | None
+
+
+class _Told(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker tells the others: where its server is, and why it cannot take part."""
+
+    address: str
+    problem: str
+
+
+def gather(world: World, wanted: Wanted) -> Gathered:
+    """Start the server of this worker, if it is to have one, and find those of all.
+
+    Raises:
+        KVStoreError: keys are missing or not to be read, an address is not reached by all, or a server does
+            not start: on this worker or another, and then on all.
+
+    Cost: Waits for all workers.
+    """
+    topic = f"servers of store {next(_numbers)}"
+    hosts = told_by_all(world, f"{topic}: hosts", host_identity())
+    beside, keys, problem = None, None, None
+    try:
+        is_several = len({*hosts}) > 1
+        keys = _keys(wanted.keys, is_several=is_several)
+        if world.rank < wanted.num_servers:
+            address = _address(wanted.address, has_keys=keys is not None, is_several=is_several)
+            directory = "" if keys is None else keys.directory
+            if directory:
+                server_keys(directory)  # that they are there
+            beside = ServerBeside(world.size, wanted.staleness, wanted.module, address, directory)
+    except KVStoreError as error:
+        problem = error
+    mine = _Told("" if beside is None else beside.address, str(problem or ""))
+    words = told_by_all(world, f"{topic}: addresses", msgspec.json.encode(mine).decode())
+    told = [msgspec.json.decode(one, type=_Told) for one in words]
+    failed = [rank for rank, one in enumerate(told) if one.problem]
+    if failed and beside is not None:
+        beside.close()
+    if problem is not None:
+        raise problem
+    if failed:
+        raise KVStoreError(
+            f"wanted servers that all workers can use, got none from worker {failed[0]}: "
+            f"{told[failed[0]].problem}"
+        )
+    return Gathered(beside, [one.address for one in told[: wanted.num_servers]], keys)
+
+
+def _keys(given: str, *, is_several: bool) -> Keys | None:
+    directory = named_directory(given)
+    if not directory:
+        if is_several:
+            raise KVStoreError(
+                "wanted keys for workers on several hosts, got none; make some with `ridgeline kvserver "
+                "--new-keys DIR`, copy DIR to all hosts, and name it on each: keys=DIR or "
+                "RIDGELINE_KVSTORE_KEYS=DIR"
+            )
+        return None
+    return worker_keys(directory)
+
+
+def _address(given: str, *, has_keys: bool, is_several: bool) -> str:
+    """Where the server of this worker is to listen."""
+    address = given or (reached_by_all() if is_several else LOOPBACK)
+    check_listening(address, has_keys=has_keys)
+    check_published(address)
+    if is_several and is_loopback(address):
+        raise KVStoreError(
+            f"wanted an address that the workers on other hosts reach, got {address!r}; name another, or none"
+        )
+    return address

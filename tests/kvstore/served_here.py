@@ -1,0 +1,58 @@
+"""Servers in threads of a test, connections to them, and keys."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ridgeline.runtime.kvstore.serving.channel import Channel
+from ridgeline.runtime.kvstore.serving.keys import Keys, make_keys, server_keys, worker_keys
+from ridgeline.runtime.kvstore.serving.server import Server
+from ridgeline.runtime.kvstore.serving.shard import Shard
+
+
+@contextmanager
+def serving(
+    shard: Shard,
+    lease_s: float = 60.0,
+    keys: Keys | None = None,
+    address: str = "tcp://127.0.0.1:*",
+) -> Iterator[Server]:
+    """A server in a thread."""
+    server = Server(shard, address, lease_s, keys)
+    ends = threading.Event()
+    thread = threading.Thread(target=server.serve, args=(ends.is_set,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        ends.set()
+        thread.join()
+        server.close()
+
+
+@contextmanager
+def connected(address: str, number: int = 1, **settings: Any) -> Iterator[Channel]:
+    """A connection of worker 0, which may have others of other numbers."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    channel = Channel(context, address, 0, number, **settings)
+    try:
+        yield channel
+    finally:
+        channel.close()
+        context.destroy(linger=0)
+
+
+def new_keys(directory: Path) -> tuple[Keys, Keys]:
+    """Of a server and of workers."""
+    make_keys(directory)
+    return server_keys(str(directory)), worker_keys(str(directory))
+
+
+def until(is_true: Callable[[], bool], ask: Callable[[], object]) -> None:
+    """Ask for something again and again until it has led to something; the test's guard ends it otherwise."""
+    while not is_true():
+        ask()

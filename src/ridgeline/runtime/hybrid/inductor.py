@@ -5,9 +5,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._functorch import config as autograd_config
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
@@ -234,10 +234,18 @@ def _is_noted(value: Any) -> bool:
 
 
 def by_operators(graph: fx.GraphModule) -> Callable[..., Any]:
-    """Runs a graph operator by operator, not as a module: hooks of all modules are not called around it."""
-    # The code of a graph that has none yet is made by its first call, which is then one of a module.
-    _LazyGraphModule.force_recompile(graph)
-    return graph.forward
+    """Runs a graph operator by operator, not as a module: hooks of all modules are not called around it.
+
+    The very functions in it are called, whatever torch's names stand for by then, and no
+    `__torch_function__` of modes or tensors: torch's compiler has read through these, and put what they do
+    into the graph.
+    """
+
+    def run(*inputs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - torch's own means to call operators only
+            return fx.Interpreter(graph).run(*inputs)
+
+    return run
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

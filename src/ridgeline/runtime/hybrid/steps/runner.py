@@ -17,7 +17,7 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.capturing import watches_autograd
+from ridgeline.runtime.capturing import watched
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 from ridgeline.runtime.hybrid.steps.binding import BoundStep, ReplayedStep, bind
@@ -114,7 +114,7 @@ class StepGraphRunner:
         Cost: The second call traces, compiles and checks, which takes seconds to minutes.
         """
         begin = time.perf_counter_ns()
-        if why := watches_autograd():
+        if why := watched():
             self._note(why)
             self._recorder.count("eager_steps")
             return self._body(batch, self._recorder)

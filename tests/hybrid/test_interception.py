@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from ridgeline.errors import CaptureError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.autoparallel.parallelize import parallelize
 from ridgeline.runtime.hybrid.calls.reads import CallReads
@@ -173,6 +174,18 @@ def test_batches_with_functions_of_their_own(execution: Execution) -> None:
 
     wanted, got = trained("eager", batch=batch), trained(execution, batch=batch)
     torch.testing.assert_close(got[0], wanted[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("execution", ["compiled", "regional"])
+def test_weights_with_functions_of_their_own(execution: Execution) -> None:
+    """What the compiler reads wrongly is refused before anything of it has run."""
+
+    def change(model: nn.Module) -> None:
+        layer: Any = model[0].linear  # type: ignore[index]
+        layer.weight = nn.Parameter(layer.weight.data.as_subclass(Doubled))
+
+    with pytest.raises(CaptureError, match="got a Doubled with a __torch_function__ of its own"):
+        trained(execution, change=change)
 
 
 def tangent(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

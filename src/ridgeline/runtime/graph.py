@@ -36,6 +36,7 @@ from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watched
 from ridgeline.runtime.checked import check_compiled
 from ridgeline.runtime.clearance import Clearance, check_gradient_hooks, clear_for_capture
+from ridgeline.runtime.copies import repeats
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
@@ -50,7 +51,10 @@ from ridgeline.runtime.world import World
 EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
 OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
-OTHER_LAYOUTS = "batches that the code takes otherwise because of their strides ran without a graph"
+OTHER_LAYOUTS = (
+    "batches that the code takes otherwise, because of strides or a tensor that stands twice, ran without a "
+    "graph"
+)
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 
@@ -120,7 +124,7 @@ class GraphRunner:
                 return self._run_as_written(batch)
             self._last = step
             tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
-        if [*map(strides_of, tensors)] != step.strides and not self._bears_layout(batch):
+        if not self._bears_layout(step, tensors, batch):
             self._count_as_written(OTHER_LAYOUTS)
             return self._run_as_written(batch)
         step.load(tensors)
@@ -235,12 +239,15 @@ class GraphRunner:
         with self._body.as_written():
             return self._run_eagerly(batch)
 
-    def _bears_layout(self, batch: Any) -> bool:
+    def _bears_layout(self, step: CapturedStep, tensors: list[Tensor], batch: Any) -> bool:
         """Whether the step computes the same with a batch that lies otherwise in memory.
 
-        Several workers, whose batches may differ in that, go on together.
+        Several workers, whose batches may differ in strides, go on together.
         """
-        return self._world.size > 1 or self._reads is None or self._reads.serves(batch)
+        is_alike = repeats(tensors) == step.repeats
+        if self._world.size > 1 or (is_alike and [*map(strides_of, tensors)] == step.strides):
+            return is_alike
+        return self._reads is None or self._reads.serves(batch)
 
     def _count_as_written(self, why: str = OTHER_SHAPES) -> None:
         self._recorder.count("eager_steps")

@@ -39,6 +39,13 @@ def is_special(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and type(leaf) not in (Tensor, nn.Parameter)
 
 
+def has_functions(leaf: Any) -> bool:
+    """Whether it is one with a `__torch_function__` of its own; those of torch keep the class."""
+    own = getattr(type(leaf), "__torch_function__", None)
+    package = str(getattr(own, "__module__", None) or "torch").partition(".")[0]
+    return package != "torch" and is_special_to_compiler(leaf)
+
+
 def is_special_to_compiler(leaf: Any) -> bool:
     """Whether it is one, and none around others that torch's compiler can read through (as `DTensor` is)."""
     return is_special(leaf) and not is_traceable_wrapper_subclass(leaf)

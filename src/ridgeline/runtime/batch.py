@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError
+from ridgeline.runtime.copies import repeats, strided_copy
 
 Leaf = tuple[torch.Size, torch.dtype] | str
 """Shape and dtype of a tensor, or the text of a constant."""
@@ -41,6 +42,19 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def _to(device: torch.device, leaf: Any) -> Any:
     return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+
+
+def apart(batch: Any) -> Any:
+    """The batch with copies in the places where a tensor stands again."""
+    flat, structure = pytree.tree_flatten(batch)
+    seen = repeats(flat)
+    if seen == [*range(len(flat))]:
+        return batch
+    copied = [
+        strided_copy(leaf) if isinstance(leaf, Tensor) and first < place else leaf
+        for place, (leaf, first) in enumerate(zip(flat, seen, strict=True))
+    ]
+    return pytree.tree_unflatten(copied, structure)
 
 
 def num_samples(batch: Any) -> int:

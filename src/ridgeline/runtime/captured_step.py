@@ -14,7 +14,7 @@ from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturing import capturing
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
-from ridgeline.runtime.copies import copy_into
+from ridgeline.runtime.copies import copies_of, copy_into, repeats
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.optimizer_calls import update
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
@@ -50,8 +50,10 @@ class CapturedStep:
     ) -> None:
         self._idle_draws = idle_draws
         flat, structure = pytree.tree_flatten(batch)
-        self.strides = [strides_of(leaf) for leaf in flat if isinstance(leaf, Tensor)]
-        self.inputs = [leaf.clone() for leaf in flat if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
+        self.strides = [*map(strides_of, tensors)]
+        self.repeats = repeats(tensors)
+        self.inputs = copies_of(tensors)
         static = iter(self.inputs)
         self.batch = pytree.tree_unflatten(
             [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure

@@ -9,6 +9,7 @@ import torch
 
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.runtime.deadline import undisturbed
+from ridgeline.runtime.interception import intercepted
 
 ANOMALIES = (
     "steps under anomaly detection, which looks at gradients on the host, ran without a graph"
@@ -22,14 +23,24 @@ SAVED_AS_WRITTEN = (
 )
 
 
-def watches_autograd() -> str:
-    """What runs in Python inside of a backward pass, and no graph or program can hold; empty if nothing does.
+def watched() -> str:
+    """What runs in Python inside of a step, and no graph or program can hold; empty if nothing does.
 
-    Anomaly detection, which waits for each gradient to raise where one is no number; hooks on saved tensors.
+    Anomaly detection, which waits for each gradient to raise where one is no number; hooks on saved tensors;
+    what `interception` lists.
     """
+    if why := intercepted():
+        return f"steps {why}"
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         return ANOMALIES
     return SAVED_ON_THE_WAY if watches_saved_tensors() else ""
+
+
+def watched_if_compiled() -> str:
+    """What runs in Python inside of a step, and would see or do something else in a compiled one."""
+    if why := intercepted():
+        return f"steps {why}"
+    return SAVED_AS_WRITTEN if watches_saved_tensors() else ""
 
 
 def watches_saved_tensors() -> bool:

@@ -10,24 +10,22 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
 from ridgeline.execution import MODES
+from ridgeline.runtime.batch import leaves
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.capturing import (
-    SAVED_AS_WRITTEN,
-    on_stream,
-    watches_autograd,
-    watches_saved_tensors,
-)
+from ridgeline.runtime.capturing import on_stream, watched, watched_if_compiled
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import own_copy
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import compiler_refusal, is_of_compiler
 from ridgeline.runtime.hybrid.capture.child_trial import try_step_in_child
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
+from ridgeline.runtime.interception import is_special_to_compiler
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step_hooks import without_step_hooks
 from ridgeline.runtime.world import World
 
+OF_OTHER_CLASSES = "steps on batches with subclasses of Tensor ran as they were written"
 ANEW = "the step anew for what is another since its check"
 
 
@@ -54,17 +52,18 @@ class CheckedRunner:
     def __call__(self, batch: Any) -> Tensor:
         """One step; the detached loss.
 
-        What a compiled step saves for its backward pass is not what its code saves: where hooks see it or
-        give something else back, the step runs as it was written.
+        What a compiled step calls, and saves for its backward pass, is not what its code does: where modes or
+        hooks see it or give something else back, the step runs as it was written.
 
         Raises:
             EquivalenceError: the compiled step differs from the eager one.
             CaptureError: the compiler fails where the step is compiled again; nothing of it has run.
         """
         replays_model = MODES[self._body.plan.execution].replays_model
-        if watches_saved_tensors() and not replays_model:
-            return self._run_as_written(batch)
-        if not self._is_checked and not (replays_model and watches_autograd()):
+        why = watched() if replays_model else _watches_compiled(batch)
+        if why and not replays_model:
+            return self._run_as_written(batch, why)
+        if not (self._is_checked or why):
             self._check(batch)
         loss = self._run(batch)
         if _num_graphs() != self._num_graphs:
@@ -83,10 +82,10 @@ class CheckedRunner:
                 raise
             raise compiler_refusal(self._body, ANEW, error) from error
 
-    def _run_as_written(self, batch: Any) -> Tensor:
+    def _run_as_written(self, batch: Any, why: str) -> Tensor:
         self._recorder.count("eager_steps")
-        if SAVED_AS_WRITTEN not in self._notes:
-            self._notes.append(SAVED_AS_WRITTEN)
+        if why not in self._notes:
+            self._notes.append(why)
         with self._body.as_written():
             return self._body(batch, self._recorder)
 
@@ -134,6 +133,12 @@ class CheckedRunner:
         )
         if note not in self._notes:
             self._notes.append(note)
+
+
+def _watches_compiled(batch: Any) -> str:
+    """Why a compiled step would not do with this batch what its code does; empty if it does."""
+    why = watched_if_compiled()
+    return why or OF_OTHER_CLASSES * any(map(is_special_to_compiler, leaves(batch)))
 
 
 def check_compiled(

@@ -1,6 +1,7 @@
 """Copying tensors to where a replayed graph reads them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,19 @@ def is_noted(tensor: Tensor) -> bool:
 def written(tensor: Tensor) -> Tensor:
     """The tensor itself, or one whose elements are written as they count."""
     return tensor.resolve_conj().resolve_neg()
+
+
+def repeats(values: Sequence[Any]) -> list[int]:
+    """For each value where it stands first: code may ask whether two tensors are one."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(value), place) for place, value in enumerate(values)]
+
+
+def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies without gradients, of one that stands there several times one."""
+    made = {id(tensor): tensor for tensor in tensors}
+    made = {key: tensor.detach().clone() for key, tensor in made.items()}
+    return [made[id(tensor)] for tensor in tensors]
 
 
 def own_copy(tensor: Tensor) -> Tensor:

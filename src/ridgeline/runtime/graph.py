@@ -33,9 +33,10 @@ from ridgeline.runtime.capturable import (
 )
 from ridgeline.runtime.capture_watch import CaptureWatch
 from ridgeline.runtime.captured_step import CapturedStep
-from ridgeline.runtime.capturing import on_stream, watches_autograd
+from ridgeline.runtime.capturing import on_stream, watched
 from ridgeline.runtime.checked import check_compiled
 from ridgeline.runtime.clearance import Clearance, check_gradient_hooks, clear_for_capture
+from ridgeline.runtime.copies import repeats
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
@@ -43,24 +44,19 @@ from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.perturbed_runs import ONE_SHIFT, SHIFTS
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step_hooks import replaced_methods, step_hooks
+from ridgeline.runtime.unloadable import cannot_be_loaded, why_not_loaded
 from ridgeline.runtime.usual_shapes import UsualShapes
 from ridgeline.runtime.world import World
 
 EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
 OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
-OTHER_LAYOUTS = "batches that the code takes otherwise because of their strides ran without a graph"
-WITH_GRADIENTS = "batches that want gradients themselves ran without a graph"
-WITH_SPARSE = (
-    "batches with sparse tensors, which no graph can copy to where it reads, ran without one"
+OTHER_LAYOUTS = (
+    "batches that the code takes otherwise, because of strides or a tensor that stands twice, ran without a "
+    "graph"
 )
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
-
-
-def _cannot_be_loaded(tensor: Tensor) -> bool:
-    """Whether a tensor of a batch cannot be copied to where a graph reads it."""
-    return tensor.requires_grad or tensor.layout is not torch.strided
 
 
 class GraphRunner:
@@ -101,7 +97,7 @@ class GraphRunner:
             EquivalenceError: its replay differs from the eager step.
         """
         begin = time.perf_counter_ns()
-        if why := watches_autograd():
+        if why := watched():
             self._count_as_written(why)
             return self._run_as_written(batch)
         if self._rates.num_groups != len(self._body.optimizer.param_groups):
@@ -119,7 +115,7 @@ class GraphRunner:
         step, tensors = self._last, None
         if step is not None:
             tensors = step.pattern.tensors(batch)
-            if tensors is not None and any(map(_cannot_be_loaded, tensors)):
+            if tensors is not None and any(map(cannot_be_loaded, tensors)):
                 tensors = None
         if step is None or tensors is None:
             step = self._step_for(batch, begin)
@@ -128,7 +124,7 @@ class GraphRunner:
                 return self._run_as_written(batch)
             self._last = step
             tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
-        if [*map(strides_of, tensors)] != step.strides and not self._bears_layout(batch):
+        if not self._bears_layout(step, tensors, batch):
             self._count_as_written(OTHER_LAYOUTS)
             return self._run_as_written(batch)
         step.load(tensors)
@@ -174,9 +170,8 @@ class GraphRunner:
     def _step_for(self, batch: Any, begin: int) -> CapturedStep | None:
         """The captured step for a batch, made where there is none; None where it is better run eagerly."""
         tensors = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Tensor)]
-        if any(map(_cannot_be_loaded, tensors)):
-            wants = any(tensor.requires_grad for tensor in tensors)
-            self._count_as_written(WITH_GRADIENTS if wants else WITH_SPARSE)
+        if why := why_not_loaded(tensors):
+            self._count_as_written(why)
             return None
         signature = batches.signature(batch)
         step = self._captured.get(signature)
@@ -244,12 +239,15 @@ class GraphRunner:
         with self._body.as_written():
             return self._run_eagerly(batch)
 
-    def _bears_layout(self, batch: Any) -> bool:
+    def _bears_layout(self, step: CapturedStep, tensors: list[Tensor], batch: Any) -> bool:
         """Whether the step computes the same with a batch that lies otherwise in memory.
 
-        Several workers, whose batches may differ in that, go on together.
+        Several workers, whose batches may differ in strides, go on together.
         """
-        return self._world.size > 1 or self._reads is None or self._reads.serves(batch)
+        is_alike = repeats(tensors) == step.repeats
+        if self._world.size > 1 or (is_alike and [*map(strides_of, tensors)] == step.strides):
+            return is_alike
+        return self._reads is None or self._reads.serves(batch)
 
     def _count_as_written(self, why: str = OTHER_SHAPES) -> None:
         self._recorder.count("eager_steps")

@@ -5,9 +5,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._functorch import config as autograd_config
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.copies import is_noted
@@ -17,6 +17,7 @@ from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.masks import use_causal_attention
 from ridgeline.runtime.hybrid.resizing import CACHEABLE, use_own_gradients
+from ridgeline.runtime.interception import has_functions
 
 FAILURES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ImportError,
@@ -147,6 +148,7 @@ def compile_replayed(
     from torch._inductor.compile_fx import compile_fx
 
     ignore_advice()
+    _require_no_functions(graph)
     if any(map(_is_noted, inputs)):
         notes.append(NOTED)
         return by_operators(graph)
@@ -194,6 +196,7 @@ def compile_plain(
     from torch._inductor.compile_fx import compile_fx
 
     ignore_advice()
+    _require_no_functions(graph)
     if any(map(_is_noted, inputs)):
         warnings.warn(NOTED, stacklevel=2)
         return by_operators(graph)
@@ -207,6 +210,17 @@ def compile_plain(
     with no_hooks_of_all_modules():
         compiled: Any = compile_fx(graph, inputs, config_patches=options)
     return kept_distinct(compiled, memory)
+
+
+def _require_no_functions(graph: fx.GraphModule) -> None:
+    """Refuse what torch's compiler (2.13) reads wrongly without a word: plain tensors mixed with others."""
+    for node in graph.graph.find_nodes(op="placeholder"):
+        if has_functions(getattr(node.meta.get("grapharg"), "example", None)):
+            kind = type(node.meta["grapharg"].example).__name__
+            raise CaptureError(
+                f"wanted tensors whose functions are torch's, got a {kind} with a __torch_function__ of its "
+                "own, which torch's compiler does not follow; use mode or execution 'eager'"
+            )
 
 
 def _rewrite(graph: fx.GraphModule) -> None:
@@ -234,10 +248,18 @@ def _is_noted(value: Any) -> bool:
 
 
 def by_operators(graph: fx.GraphModule) -> Callable[..., Any]:
-    """Runs a graph operator by operator, not as a module: hooks of all modules are not called around it."""
-    # The code of a graph that has none yet is made by its first call, which is then one of a module.
-    _LazyGraphModule.force_recompile(graph)
-    return graph.forward
+    """Runs a graph operator by operator, not as a module: hooks of all modules are not called around it.
+
+    The very functions in it are called, whatever torch's names stand for by then, and no
+    `__torch_function__` of modes or tensors: torch's compiler has read through these, and put what they do
+    into the graph.
+    """
+
+    def run(*inputs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - torch's own means to call operators only
+            return fx.Interpreter(graph).run(*inputs)
+
+    return run
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, PackageError
 from ridgeline.plan import Execution
+from ridgeline.runtime.hybrid.packages.alone import check_alone
 from ridgeline.runtime.hybrid.packages.metadata import Metadata
 from ridgeline.runtime.hybrid.packages.package import Package, read_package
 from ridgeline.runtime.hybrid.packages.program_call import ProgramCall
@@ -93,8 +94,10 @@ class LoadedCallable:
 
         Raises:
             BatchError: an input is not as the program was compiled for, or requires gradients while these
-                are recorded; names it.
+                are recorded; names it. Or see `check_alone`.
         """
+        is_single = len(inputs) == 1 and isinstance(inputs[0], Tensor)
+        check_alone(inputs if is_single else pytree.tree_leaves(inputs))
         if torch.is_grad_enabled():
             _check_without_gradients(inputs)
         return self._call(*inputs)

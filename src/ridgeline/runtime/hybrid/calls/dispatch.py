@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, CaptureError, PackageError, PlanError
@@ -27,6 +27,7 @@ from ridgeline.runtime.hybrid.calls.forms import (
 from ridgeline.runtime.hybrid.calls.front import front_of
 from ridgeline.runtime.hybrid.calls.reads import CallReads, device_of
 from ridgeline.runtime.hybrid.guards.settled import tensors_of
+from ridgeline.runtime.interception import intercepted, is_special
 from ridgeline.runtime.unchecked import NOTE
 
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
@@ -131,6 +132,9 @@ class Dispatch:
             if torch.is_grad_enabled() and _requires_gradients(inputs):
                 self._count_eager(GRADIENTS)
                 return self.fn(*inputs)
+            if why := intercepted():
+                self._count_eager(f"calls {why}")
+                return self.eager(*inputs)
             return entry.run(*inputs)
 
         self.front = front
@@ -182,7 +186,9 @@ class Dispatch:
         if torch.is_grad_enabled() and _requires_gradients(inputs):
             self._count_eager(GRADIENTS)
             return self.fn(*inputs)
-        if any(map(_is_special, pytree.tree_leaves(inputs))):
+        if why := intercepted():
+            self._count_eager(f"calls {why}")
+        elif any(map(is_special, pytree.tree_leaves(inputs))):
             self._count_eager(SPECIAL)
         elif _kind(inputs) != self._kind:
             self._count_eager(OTHER_KIND)
@@ -309,11 +315,6 @@ def _check_devices(wanted: tuple[Any, ...], got: tuple[Any, ...]) -> None:
                 f"wanted argument leaf {index} on {old.device}, as in the example, got it on {new.device}; "
                 f"move it there with .to({str(old.device)!r})"
             )
-
-
-def _is_special(leaf: Any) -> bool:
-    """Whether it is a tensor with operators of its own, which captured code would pass by."""
-    return isinstance(leaf, Tensor) and type(leaf) not in (Tensor, nn.Parameter)
 
 
 def _requires_gradients(inputs: tuple[Any, ...]) -> bool:

@@ -3,7 +3,7 @@
 To it -0.0 equals 0.0, and a tuple cannot change, whatever lists, dictionaries and sets are in it. Nor does
 it compare what is missing: a key that a method looks for and does not find (so in `os.environ`), or an
 attribute in `vars(x)`, or one whose `AttributeError` code catches. And it takes for granted which hooks of
-all modules there are.
+all modules there are, and settings that choose kernels.
 """
 
 import builtins
@@ -22,6 +22,7 @@ from torch._dynamo import polyfills
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
+from ridgeline.runtime.hybrid.guards.settings import Ask, operators_of, settings_of
 from ridgeline.runtime.hybrid.hooks_of_all import hooks_of_all_modules
 
 Backend = Callable[..., Callable[..., Any]]
@@ -41,8 +42,8 @@ _STORES = ("_parameters", "_buffers", "_modules")
 def with_guards(compile_piece: Backend) -> Backend:
     """A backend of `torch.compile` whose pieces are compiled anew where one of these changes.
 
-    Cost: About 1 us in every call of a piece for each zero that it reads and each such tuple; where its code
-        looks for what may be missing, also for each of the objects that it reads.
+    Cost: About 1 us in every call of a piece for each zero that it reads and each such tuple, and for the
+        settings; where its code looks for what may be missing, also for each of the objects that it reads.
     """
 
     @functools.wraps(compile_piece)
@@ -54,6 +55,9 @@ def with_guards(compile_piece: Backend) -> Backend:
         kinds, sources = [*_required(code)], [*named.values()]
         guards.update({Guard(source, kind) for source in sources for kind in kinds})
         guards.update({Guard(source, _require_hooks) for source in sources[:1]})
+        if settings := settings_of(operators_of(graph)):
+            require = functools.partial(_require_settings, settings)
+            guards.update({Guard(source, require) for source in sources[:1]})
         if _has_names(code, _ENVIRONMENT):
             guards.update({Guard(source, _require_environment) for source in sources[:1]})
         return compile_piece(graph, inputs)
@@ -131,6 +135,15 @@ def _require_attributes(builder: Any, guard: Guard) -> None:
 def _require_hooks(builder: Any, _: Guard) -> None:
     """A `Guard` on the hooks of all modules, whatever it is about."""
     _compare(builder.guard_manager.root, _hooks, None, "a hook of all modules")
+
+
+def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
+    """A `Guard` on settings that choose kernels, whatever it is about."""
+
+    def look(_: Any) -> list[Any]:
+        return [ask() for ask in settings]
+
+    _compare(builder.guard_manager.root, look, None, "a setting that chooses kernels")
 
 
 def _require_environment(builder: Any, guard: Guard) -> None:

@@ -13,6 +13,11 @@ from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Reading, Write, read_program
 from ridgeline.runtime.hybrid.guards.sparse import address
 from ridgeline.runtime.hybrid.guards.unguarded import require_unguarded
+from ridgeline.runtime.interception import (
+    innermost_transform,
+    level_of_tangents,
+    num_dispatch_modes,
+)
 from ridgeline.runtime.unchecked import without_checks
 
 MISSING = (LookupError, AttributeError, TypeError)
@@ -28,7 +33,7 @@ class Guards:
     """What a program took for granted when it was captured, compared before each of its calls.
 
     Made of the guards of torch's compiler, see `read_program`. They do not compare where tensors lie, methods
-    of classes, and what `unguarded` lists: that is added.
+    of classes, what `unguarded` and what `interception` list: that is added.
 
     Args:
         program: A function without a closure whose parameters are the names of the arguments.
@@ -94,6 +99,7 @@ class Guards:
         require_unguarded(others, reading, now)
         self._unguarded = others.all_hold()
         rest = Conditions(reading.scope)
+        _require_no_interception(rest)
         for text, tensor, place in zip(read, self.tensors, self._addresses, strict=True):
             if is_sparse(tensor):
                 asked, known = rest.constant(address), rest.constant(place)
@@ -177,6 +183,13 @@ class Guards:
                 return False
 
         return holds
+
+
+def _require_no_interception(conditions: Conditions) -> None:
+    """Require that nothing is between the program and its operators, see `interception`."""
+    conditions.require(f"{conditions.constant(num_dispatch_modes)}() == 0")
+    conditions.require(f"{conditions.constant(innermost_transform)}() is None")
+    conditions.require(f"{conditions.constant(level_of_tangents)}() < 0")
 
 
 def _is_same(now: Any, before: Any) -> bool:

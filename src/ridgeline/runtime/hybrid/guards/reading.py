@@ -30,6 +30,7 @@ from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import memory_number
 from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.guards.leaves import new_leaves_read
+from ridgeline.runtime.hybrid.guards.settings import operators_of, settings_of
 from ridgeline.runtime.hybrid.guards.sparse import leave_out_strides, sparse_tensors_read
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.unchecked import without_checks
@@ -89,7 +90,8 @@ class Reading(NamedTuple):
         classes: Of the objects that it looks into.
         code: Of every function that was read.
         writes: What it changes in Python.
-        graph: The operators that it comes to, with the shapes of what it takes and gives, as text.
+        graph: The operators that it comes to, with the shapes of what it takes and gives, and the settings
+            that choose kernels, as text.
         kept: Objects that are compared by identity, held so that none gives its place to another.
     """
 
@@ -191,13 +193,16 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     if output.random_calls:
         writes[Write("Python's random numbers", "random.Random")] = _UNKNOWN
     placeholders = graph.graph.find_nodes(op="placeholder")
+    kernels = [ask() for ask in settings_of(operators_of(graph))]
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
     return {
         "writes": writes,
         "tensors": tuple(_expression(argument.source) for argument in arguments),
         "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
         "code": frozenset(TracingContext.get().traced_code),
-        "graph": f"{graph.code}\n{_inputs(placeholders)}\n{_results(graph, placeholders)}",
+        "graph": "\n".join(
+            map(str, (graph.code, _inputs(placeholders), _results(graph, placeholders), kernels))
+        ),
     }
 
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
 from ridgeline.reach.undo import Undo
-from ridgeline.runtime.capturing import watches_autograd
+from ridgeline.runtime.capturing import watched
 from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.hybrid.capture.lint import check_capturable
 from ridgeline.runtime.hybrid.compiling import Form, LossFunction, many_variants
@@ -71,7 +71,7 @@ class ModelGraphForm(Form):
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch; the first call captures."""
-        if self._known is None and not watches_autograd():
+        if self._known is None and not watched():
             self._check_python(batch)
         self._num_calls, self._is_waiting = 0, False
         loss = super().__call__(model, batch)
@@ -105,7 +105,7 @@ class ModelGraphForm(Form):
         self._num_calls += 1
         if self._is_waiting or not torch.is_grad_enabled():
             return self._plain(*args, **kwargs)
-        if why := watches_autograd():
+        if why := watched():
             return self._as_written(why, args, kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         known = self._known

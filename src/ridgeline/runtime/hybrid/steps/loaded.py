@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import BatchError, PackageError
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime.batch_pattern import BatchPattern
+from ridgeline.runtime.hybrid.packages.alone import check_alone
 from ridgeline.runtime.hybrid.packages.archive import METADATA, ROOT, SEAL, STATE
 from ridgeline.runtime.hybrid.packages.metadata import TensorSpec
 from ridgeline.runtime.hybrid.packages.package import Package, read_package, write_package
@@ -66,7 +67,7 @@ class LoadedStep:
             batch: Of the structure, shapes and dtypes that the step was saved with.
 
         Raises:
-            BatchError: the batch is another; names the first leaf that differs.
+            BatchError: the batch is another; names the first leaf that differs. Or see `check_alone`.
         """
         inputs = self._pattern.tensors(batch)
         if inputs is None:
@@ -74,6 +75,7 @@ class LoadedStep:
             inputs = self._pattern.tensors(moved)
             if inputs is None:
                 raise BatchError(self._mismatch(moved))
+        check_alone(inputs)
         return self._step(inputs)
 
     def step(self, batch: Any) -> Tensor:

@@ -17,7 +17,7 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.capturing import watches_autograd
+from ridgeline.runtime.capturing import watched
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 from ridgeline.runtime.hybrid.steps.binding import BoundStep, ReplayedStep, bind
@@ -42,7 +42,7 @@ EAGER_STEPS = 1
 MOST_RECOMPILES = 3
 """After so many, some setting changes all the time, and compiling would cost more than it gains."""
 ONE_FRAME = f"forward, backward and optimizer run as one program: frame '{WHOLE_STEP}' is all of it"
-OTHERWISE = "batches that lie otherwise in memory than the compiled ones ran eagerly"
+OTHERWISE = "batches that lie otherwise in memory than the compiled ones, or hold a tensor twice, ran eagerly"
 OTHER_SHAPES = "batches of other shapes than the compiled one ran eagerly"
 
 
@@ -114,7 +114,7 @@ class StepGraphRunner:
         Cost: The second call traces, compiles and checks, which takes seconds to minutes.
         """
         begin = time.perf_counter_ns()
-        if why := watches_autograd():
+        if why := watched():
             self._note(why)
             self._recorder.count("eager_steps")
             return self._body(batch, self._recorder)
@@ -262,6 +262,7 @@ class StepGraphRunner:
                 self._note(note)
             self._lifted = LiftedState(body.model, body.optimizer, self._world.device)
             self._guards = StepGuards(body.model, body.optimizer, self._lifted)
+        batch = batches.apart(batch)  # as it is in the program
         reads = StepReads(body, batch, self._world.device.type, is_lifted=True)
         reads.check_writes()
         program = trace_body(body, batch, self._lifted)

@@ -1,0 +1,51 @@
+"""What stands between a program and torch's operators, and captured programs pass by.
+
+A `TorchDispatchMode` may change what any operator gives (`FakeTensorMode` is one), a transform of
+`torch.func` computes something else with it, and forward-mode differentiation hands tangents along. torch's
+compiler reads through a `TorchFunctionMode`, and compares which there are; through these it does not.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+MODES = "under a TorchDispatchMode, which sees each operator, ran as they were written"
+TRANSFORMS = (
+    "inside of forward-mode differentiation or a transform of torch.func ran as they were written"
+)
+
+num_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - there is no public name
+innermost_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - nor for this
+
+
+def level_of_tangents() -> int:
+    """How deep in forward-mode differentiation this is; -1 outside of it."""
+    return forward_ad._current_level  # noqa: SLF001 - there is no public name
+
+
+def intercepted() -> str:
+    """What is between this thread's program and its operators, as the end of a note; empty if nothing is."""
+    if num_dispatch_modes():
+        return MODES
+    is_transformed = innermost_transform() is not None or level_of_tangents() >= 0
+    return TRANSFORMS if is_transformed else ""
+
+
+def is_special(leaf: Any) -> bool:
+    """Whether it is a tensor with operators of its own, which captured code would pass by."""
+    return isinstance(leaf, Tensor) and type(leaf) not in (Tensor, nn.Parameter)
+
+
+def has_functions(leaf: Any) -> bool:
+    """Whether it is one with a `__torch_function__` of its own; those of torch keep the class."""
+    own = getattr(type(leaf), "__torch_function__", None)
+    package = str(getattr(own, "__module__", None) or "torch").partition(".")[0]
+    return package != "torch" and is_special_to_compiler(leaf)
+
+
+def is_special_to_compiler(leaf: Any) -> bool:
+    """Whether it is one, and none around others that torch's compiler can read through (as `DTensor` is)."""
+    return is_special(leaf) and not is_traceable_wrapper_subclass(leaf)

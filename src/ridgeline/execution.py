@@ -9,7 +9,14 @@ from typing import Literal, NamedTuple
 
 from ridgeline.errors import PlanError
 from ridgeline.plan import Execution, Plan, Precision
-from ridgeline.synchronisation import changing_options, check_sync, shards_update, trains_apart
+from ridgeline.synchronisation import (
+    changing_options,
+    check_sync,
+    is_exact,
+    replaces_update,
+    shards_update,
+    trains_apart,
+)
 
 Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
 Purpose = Literal["callable", "step"]
@@ -194,6 +201,12 @@ def runs_uncaptured(name: Execution, device: str) -> bool:
     return not MODES[name].is_replayed_on(device)
 
 
+def is_checked(name: Execution) -> bool:
+    """Whether the first step in a mode is compared with the step as it was written."""
+    mode = MODES[name]
+    return mode.is_compiled or mode.is_replayed or mode.replays_model
+
+
 def check_plan(plan: Plan, device: str) -> None:
     """Refuse a plan for a training step that cannot be honoured, be it to run it or to predict it.
 
@@ -232,6 +245,8 @@ def check_plan(plan: Plan, device: str) -> None:
             "the plan; this release captures no update that is divided among workers: use another mode, or "
             "another algorithm"
         )
+    if plan.workers > 1 and replaces_update(plan.sync):
+        _check_replaced(plan, device)
     if MODES[plan.execution].replays_model and plan.accumulate > 1:
         raise PlanError(
             f"wanted accumulate=1 for execution={plan.execution!r}, got {plan.accumulate} in the plan; its "
@@ -241,6 +256,23 @@ def check_plan(plan: Plan, device: str) -> None:
         raise PlanError(
             f"wanted a CUDA device for precision={plan.precision!r}, got {device}; use precision='as-is' "
             "there"
+        )
+
+
+def _check_replaced(plan: Plan, device: str) -> None:
+    """Refuse to capture what others update, or to check it where no two steps are the same."""
+    algorithm = plan.sync.algorithm
+    if not runs_uncaptured(plan.execution, device):
+        raise PlanError(
+            f"wanted another execution for sync.algorithm={algorithm!r}, got {plan.execution!r} in the plan; "
+            "the update that it captures is not made by the worker there: use another mode, or another "
+            "algorithm"
+        )
+    if is_checked(plan.execution) and not is_exact(plan.sync):
+        raise PlanError(
+            "wanted execution='eager' for workers that need not wait for each other, got "
+            f"{plan.execution!r} in the plan; no two steps of theirs are the same, as its check wants: use "
+            "that, or let them wait"
         )
 
 

@@ -219,9 +219,9 @@ def test_under_torchrun(tmp_path: Path, machine_file: Path) -> None:
     ("plan", "more", "wanted"),
     [
         (
-            Plan(workers=2, sync=Sync(algorithm="kvstore")),
+            Plan(workers=2, sync=Sync(algorithm="kvstore", options={"staleness": 1})),
             (),
-            "wanted sync.algorithm to be one of 'all_reduce', 'ring', 'rings', 'tree', 'hierarchical', 'two_shot', 'sharded', got 'kvstore' in the plan; this release runs no other",
+            "wanted sync.options['kind']='dist_async' for sync.options['staleness'], got 'dist_sync' in the plan; set it, or leave the option out",
         ),
         (Plan(workers=2), ("--workers", "4"), "wanted --workers 4, got workers=2 in the plan; give one of them"),
         (

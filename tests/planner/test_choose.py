@@ -246,7 +246,9 @@ def test_assumptions_are_in_the_notes() -> None:
         (
             "ways to reduce that were not compared: ring (the backend's all-reduce sends the same bytes in as "
             "many messages); rings (workers share one network, which one ring fills); tree (over 2 workers a tree waits for no fewer messages than a ring, larger ones); "
-            "sharded (it saves memory, not time: the updated parameters travel where no backward pass hides it)"
+            "sharded (it saves memory, not time: the updated parameters travel where no backward pass hides it); "
+            "key-value store (its servers are the workers, so that it sends the bytes of a ring: it gains where "
+            "some need not wait for others, and by sparse rows)"
         ),
         "ceilings at 1 x 2 cpu threads were not measured: assumed as at 2 x 1 cpu threads",
         (

@@ -113,8 +113,8 @@ def test_a_loss_that_backward_cannot_start_from_is_refused(returned: str, messag
             "wanted precision to be one of 'as-is', 'tf32', 'bf16', got 'fp16'",
         ),
         (
-            Plan(sync=Sync(algorithm="kvstore")),
-            "got 'kvstore' in the plan; this release runs no other",
+            Plan(sync=Sync(algorithm="kvstore", options={"servers": 1})),
+            "wanted sync.options['kind']='dist_async' for sync.options['servers'], got 'dist_sync'",
         ),
         (Plan(sync=Sync(every=4)), "wanted sync.every=1 for workers=1, got 4"),
         (

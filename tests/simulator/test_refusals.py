@@ -42,10 +42,10 @@ from strategies import make_machine, make_workload
             ),
         ),
         (
-            Plan(sync=Sync(algorithm="kvstore")),
+            Plan(sync=Sync(algorithm="kvstore", options={"servers": 1})),
             (
-                "wanted sync.algorithm to be one of 'all_reduce', 'ring', 'rings', 'tree', 'hierarchical', "
-                "'two_shot', 'sharded', got 'kvstore' in the plan; this release runs no other"
+                "wanted sync.options['kind']='dist_async' for sync.options['servers'], got 'dist_sync' in the "
+                "plan; set it, or leave the option out"
             ),
         ),
         (

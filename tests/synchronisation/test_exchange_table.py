@@ -103,6 +103,23 @@ def test_a_divided_update_says_what_it_saves() -> None:
     assert row.is_exact
 
 
+@pytest.mark.parametrize("bandwidth", [1e7, 1e9, 1e12])
+def test_a_store_is_as_fast_as_its_law_at_best(bandwidth: float) -> None:
+    """Servers beside the workers send what a ring does, and copy more: it says what it is for instead."""
+    rows = rows_of(bandwidth)
+    store, ring = rows["kvstore"], rows["all_reduce"]
+    assert store.sent_bytes == ring.sent_bytes
+    assert store.exchange_s is not None
+    assert ring.exchange_s is not None
+    assert store.exchange_s > ring.exchange_s
+    assert store.verdict.startswith("loses: ")
+    assert store.verdict.endswith(
+        "; its servers share the workers' links and send what a ring does: it is for workers that need not wait "
+        "for each other (kind='dist_async', which changes the maths) and for sparse rows"
+    )
+    assert store.is_exact
+
+
 def test_the_chosen_way_is_marked() -> None:
     """And is the default here; a gain within the uncertainty is told as that."""
     rows = rows_of(1e9)

@@ -88,8 +88,15 @@ PLAIN = "with algorithm='all_reduce' and compression='none'"
             "wanted sync.options['density'] >= 0, got nan in the plan; for example 0.01",
         ),
         (
-            {"algorithm": "kvstore", "options": {"asynchronous": 1}},
-            "wanted sync.options['asynchronous'] as True or False, got 1 in the plan; for example False",
+            {"algorithm": "kvstore", "options": {"kind": "dist"}},
+            (
+                "wanted sync.options['kind'] to be one of 'dist_sync', 'dist_async', got 'dist' in the plan; choose "
+                "one of those"
+            ),
+        ),
+        (
+            {"algorithm": "kvstore", "options": {"staleness": -2}},
+            "wanted sync.options['staleness'] >= -1, got -2 in the plan; for example -1",
         ),
     ],
 )
@@ -108,7 +115,7 @@ def test_an_unknown_word_in_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"rank": 8}, {"density": 1}, {"density": 0.5}, {"asynchronous": True}], ids=str
+    "options", [{"rank": 8}, {"density": 1}, {"density": 0.5}, {"kind": "dist_async"}], ids=str
 )
 def test_options_survive_their_file(options: dict[str, Any]) -> None:
     """Every kind of option is read as it was written, a whole number where a number is wanted as well."""
@@ -131,6 +138,7 @@ def test_known_words_that_do_not_run_are_refused_by_name(
 ) -> None:
     """The refusal lists what runs, whatever the device and the number of workers."""
     monkeypatch.setitem(COMPRESSIONS, "bits", Compression("bits", "bits", lambda *_: 0))
+    monkeypatch.setitem(ALGORITHMS, "cube", Algorithm("cube", "cube", "cube"))
     for field, table in (("algorithm", ALGORITHMS), ("compression", COMPRESSIONS)):
         running = ", ".join(repr(name) for name, entry in table.items() if entry.runs)
         others = [name for name, entry in table.items() if not entry.runs]

@@ -170,10 +170,10 @@ def test_options_choose_what_has_them() -> None:
     ("fixed", "message"),
     [
         (
-            {"algorithm": "kvstore"},
+            {"algorithm": "two_shot"},
             (
-                f"wanted sync.algorithm to be one of {', '.join(map(repr, offered('cuda')))}, 'gossip', got "
-                "'kvstore' in the plan; this release runs no other"
+                f"wanted sync.algorithm to be one of {', '.join(map(repr, offered('cpu')))}, 'gossip' on cpu, "
+                "got 'two_shot' in the plan; this release runs no other there"
             ),
         ),
         (

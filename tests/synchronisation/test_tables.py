@@ -164,9 +164,9 @@ def test_entries_stand_under_their_names_with_heads_of_their_own() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_offered_now(device: str) -> None:
     """Exact algorithms and every compression run everywhere, and need four collectives."""
-    on_gpus = ("two_shot",) if device == "cuda" else ()
     everywhere = (DEFAULT_ALGORITHM, "ring", "rings", "tree", "hierarchical")
-    assert offered(device) == (*everywhere, *on_gpus, "sharded")
+    others = ("two_shot", "sharded") if device == "cuda" else ("sharded", "kvstore")
+    assert offered(device) == (*everywhere, *others)
     assert offered_compressions(device) == tuple(COMPRESSIONS)
     assert operations(device) == ("all_reduce", "broadcast", "all_to_all", "all_gather")
 
@@ -258,9 +258,9 @@ def test_a_plan_is_exact_if_its_entries_are(sync: Sync) -> None:
 
 def test_options_and_intervals_may_change_the_maths() -> None:
     """An option that is not exact is one at its default; steps without exchange never are."""
-    store = Sync(algorithm="kvstore", options={"asynchronous": False})
+    store = Sync(algorithm="kvstore", options={"kind": "dist_sync"})
     assert Plan(sync=store).exact
-    assert not Plan(sync=Sync(algorithm="kvstore", options={"asynchronous": True})).exact
+    assert not Plan(sync=Sync(algorithm="kvstore", options={"kind": "dist_async"})).exact
     assert not Plan(sync=Sync(every=2)).exact
 
 

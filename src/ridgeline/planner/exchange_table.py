@@ -156,6 +156,8 @@ def _judged(
         words.append(f"gains {gain:.1%}, which is within the uncertainty of {error:.1%}")
     if shards_update(Sync(algorithm=row.algorithm)):
         words.append(f"a worker keeps 1/{plan.workers} of the optimizer's state")
+    if remark := ALGORITHMS[row.algorithm].remark:
+        words.append(remark)
     if not row.is_exact:
         wanted = APART_PERMISSION if row.every > 1 else PERMISSION
         words.append(UNKNOWN_LOSS if wanted in allow else f"wants allow={wanted!r}: {UNKNOWN_LOSS}")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ridgeline.errors import PlanError
-from ridgeline.execution import MODES, runs_uncaptured
+from ridgeline.execution import MODES, is_checked, runs_uncaptured
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.synchronisation import (
     ALGORITHMS,
@@ -14,6 +14,7 @@ from ridgeline.synchronisation import (
     UNCOMPRESSED,
     check_sync,
     check_words,
+    is_exact,
     offered,
     offered_compressions,
     unsearched,
@@ -91,7 +92,12 @@ def exchanges_in(execution: Execution, fixed: Mapping[str, Any], device: str) ->
         return False
     if "execution" in fixed or "algorithm" not in fixed:
         return True
-    return not ALGORITHMS[fixed["algorithm"]].shards_update or runs_uncaptured(execution, device)
+    entry = ALGORITHMS[fixed["algorithm"]]
+    if not (entry.shards_update or entry.replaces_update):
+        return True
+    sync = Sync(algorithm=entry.name, options=fixed.get("options", {}))
+    is_same = is_exact(sync) or not is_checked(execution)
+    return is_same and runs_uncaptured(execution, device)
 
 
 def exchange_changes(plan: Plan) -> int:

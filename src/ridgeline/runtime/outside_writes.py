@@ -15,13 +15,14 @@ step, and what arrived is read every 64 steps, 64 steps later, without waiting. 
 every step, on all workers, is compared ever more rarely, at last every 64 steps.
 """
 
-from operator import attrgetter, getitem, is_
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ridgeline.runtime.local_writes import LocalWrites
 from ridgeline.runtime.same_state import check_same_state, content_bits
 from ridgeline.runtime.sync.arrangement import NUM_SIGNALS
 from ridgeline.runtime.sync.buckets import Bucket
@@ -33,8 +34,6 @@ MOST_APART = 64
 _NUM_BITS = NUM_SIGNALS - 2
 _UNSAID = -1
 """Stands for a message that is not to stay."""
-_version = attrgetter("_version")
-"""Of a tensor: how often it was written; torch has no other tally."""
 
 
 class OutsideWrites:
@@ -56,10 +55,8 @@ class OutsideWrites:
         self._model, self._optimizer = model, optimizer
         self._reducer, self._world = reducer, world
         self._on_device = world.device.type == "cuda"
-        self._parameters = tuple(model.parameters())
         self._known = {id(p): name for name, p in model.named_parameters()}
-        places = [(m._parameters, n) for m in model.modules() for n in m._parameters]  # noqa: SLF001
-        self._holders, self._names = zip(*places, strict=True) if places else ((), ())
+        self._writes = LocalWrites(model, optimizer)
         self._num_steps = 0
         self._next, self._apart = 0, 1
         self._has_written = False
@@ -67,7 +64,7 @@ class OutsideWrites:
         self._code = 0
         self._said: tuple[Bucket, int] | None = None
         self._staged: tuple[Tensor, torch.cuda.Event] | None = None
-        self._note()
+        self._has_heard = False
 
     def before_step(self) -> None:
         """A step begins: say what was written since the last one.
@@ -77,7 +74,7 @@ class OutsideWrites:
         """
         if not self._num_steps:
             self._compare("at its first step", has_buffers=True)
-        self._has_written = self._has_written or self._is_written()
+        self._has_written = self._has_written or self._writes.found()
         if not self._on_device or self._num_steps % MOST_APART == 0:
             self._code_settings()
         self._say(self._code + (self._has_written << _NUM_BITS))
@@ -85,11 +82,25 @@ class OutsideWrites:
             self._say_content()
 
     def after_step(self) -> None:
-        """The step is over: hear what the others said, and compare if there is a reason.
+        """The step is over; see `hear`, unless that was called.
 
         Raises:
             WorkloadError: the workers hold different state.
         """
+        if not self._has_heard:
+            self.hear()
+        self._has_heard = False
+        self._writes.note()  # what this step left is no writing of the script's
+
+    def hear(self) -> None:
+        """Gradients were exchanged: hear what the others said, and compare if there is a reason.
+
+        Whoever updates parameters by what others hold calls this before; else `after_step` does.
+
+        Raises:
+            WorkloadError: the workers hold different state.
+        """
+        self._has_heard = True
         self._num_steps += 1
         heard = self._hear()
         if heard is not None and is_reason(heard) and self._num_steps >= self._next:
@@ -97,7 +108,6 @@ class OutsideWrites:
             self._has_written, self._staged = False, None
             self._next = self._num_steps + self._apart
             self._apart = min(2 * self._apart, MOST_APART)
-        self._note()
 
     def _compare(self, when: str, *, has_buffers: bool = False) -> None:
         check_same_state(
@@ -107,22 +117,6 @@ class OutsideWrites:
             when=when,
             has_buffers=has_buffers,
             known=self._known,
-        )
-
-    def _note(self) -> None:
-        """What this step left is no writing of the script's."""
-        self._versions = sum(map(_version, self._parameters))  # each of them only grows
-        self._addresses = [*map(Tensor.data_ptr, self._parameters)]
-        self._held = [*map(getitem, self._holders, self._names)]
-        self._state, self._groups = self._optimizer.state, self._optimizer.param_groups
-
-    def _is_written(self) -> bool:
-        return (
-            self._versions != sum(map(_version, self._parameters))
-            or self._addresses != [*map(Tensor.data_ptr, self._parameters)]
-            or not all(map(is_, self._held, map(getitem, self._holders, self._names)))
-            or self._state is not self._optimizer.state
-            or self._groups is not self._optimizer.param_groups
         )
 
     def _code_settings(self) -> None:

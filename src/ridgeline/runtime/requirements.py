@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -10,7 +11,7 @@ from ridgeline.execution import CALLED, check_plan
 from ridgeline.optimizer_forms import BY_ELEMENT, calls_model, updates_by_element
 from ridgeline.plan import Plan
 from ridgeline.runtime.world import World
-from ridgeline.synchronisation import shards_update, values_of
+from ridgeline.synchronisation import replaces_update, shards_update, values_of
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -56,6 +57,17 @@ def check_calls(optimizer: Optimizer, plan: Plan) -> None:
         )
 
 
+def check_update(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
+    """The way in which the plan exchanges and updates wants an optimizer that goes with it.
+
+    Raises:
+        PlanError: see `check_momentum`, `check_sharded` and `check_replaced`.
+    """
+    check_momentum(optimizer, plan)
+    check_sharded(optimizer, plan)
+    check_replaced(optimizer, plan, clip_norm)
+
+
 def check_momentum(optimizer: Optimizer, plan: Plan) -> None:
     """A compression that accumulates momentum before it sends wants an optimizer that adds none after.
 
@@ -90,6 +102,29 @@ def check_sharded(optimizer: Optimizer, plan: Plan) -> None:
         f"(torch's {', '.join(BY_ELEMENT)}), got {type(optimizer).__name__}, which may look at whole "
         "parameters; use one of those, or another algorithm"
     )
+
+
+def check_replaced(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
+    """A store that updates parameters makes the optimizer again by its name, and updates as gradients come.
+
+    Raises:
+        PlanError: the plan has such a store, and the optimizer is no class of torch's; or gradients are to be
+            clipped by a norm that is known when all of them have come.
+    """
+    if plan.workers == 1 or not replaces_update(plan.sync):
+        return
+    algorithm, name = plan.sync.algorithm, type(optimizer).__name__
+    if getattr(torch.optim, name, None) is not type(optimizer):
+        raise PlanError(
+            f"wanted an optimizer of torch.optim for sync.algorithm={algorithm!r}, which makes it again by "
+            f"its name, got {type(optimizer).__module__}.{name}; use one of those, or another algorithm"
+        )
+    if clip_norm is not None:
+        raise PlanError(
+            f"wanted clip_norm=None for sync.algorithm={algorithm!r}, got {clip_norm!r}: parameters are "
+            "updated while gradients still come, whose total norm nobody knows yet; leave it out, or use "
+            "another algorithm"
+        )
 
 
 def check_gradients(model: nn.Module, optimizer: Optimizer) -> None:

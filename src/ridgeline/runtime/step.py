@@ -34,10 +34,9 @@ from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.requirements import (
     check_calls,
     check_clip_norm,
-    check_momentum,
     check_optimizer,
-    check_sharded,
     check_supported,
+    check_update,
 )
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.synchronizer import Synchronizer
@@ -143,9 +142,8 @@ class TrainStep(Closing):
         check_supported(self.plan, self.world)
         check_optimizer(optimizer)
         check_calls(optimizer, self.plan)
-        check_momentum(optimizer, self.plan)
-        check_sharded(optimizer, self.plan)
         check_clip_norm(clip_norm)
+        check_update(optimizer, self.plan, clip_norm)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
         self.name = name

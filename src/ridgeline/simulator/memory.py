@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.dataflow import element_bytes
-from ridgeline.synchronisation import num_shards, state_bytes
+from ridgeline.synchronisation import state_bytes, state_parts
 from ridgeline.workload import MemoryPoint, Workload
 
 USABLE_SHARE = 0.9
@@ -38,7 +38,7 @@ def peak_memory_bytes(workload: Workload, plan: Plan) -> int:
     largest = max(gradients, default=0)
     if plan.workers == 1 and plan.accumulate == 1:
         return workload.peak_memory_bytes
-    parts = num_shards(plan.sync, plan.workers)
+    parts = state_parts(plan.sync, plan.workers)
     points: Sequence[MemoryPoint] = workload.memory
     peak = max(
         (

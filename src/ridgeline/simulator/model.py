@@ -36,7 +36,7 @@ from ridgeline.simulator.synchronising import (
     encodings,
     local_steps_seconds,
 )
-from ridgeline.synchronisation import num_shards, trains_apart
+from ridgeline.synchronisation import num_shards, sends_buffers, trains_apart
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
@@ -195,7 +195,10 @@ def as_run(workload: Workload, plan: Plan) -> Workload:
     memory_format = plan.memory_format
     if MODES[plan.execution].is_compiled and lays_out(workload):
         memory_format = "channels_last"
-    return workload.at(plan.precision, memory_format)
+    found = workload.at(plan.precision, memory_format)
+    if not sends_buffers(plan.sync):
+        found = msgspec.structs.replace(found, buffer_bytes=0)
+    return found
 
 
 def _untraced(workload: Workload, plan: Plan) -> list[str]:

@@ -33,6 +33,7 @@ from ridgeline.synchronisation import (
     gathering_of,
     handed_bytes,
     outer_bytes,
+    serving_bytes,
     shards_update,
     traffic_of,
     trains_apart,
@@ -120,6 +121,8 @@ def communication_seconds(
     bucket = BucketPrices(machine, plan.sync, setting)
     for name, cut in zip(frame_names(plan, len(cuts)), cuts, strict=True):
         seconds[name], note = bucket.cost(cut.num_bytes, cut.element_bytes, cut.shapes)
+        if moved := serving_bytes(plan.sync, cut.num_bytes, plan.workers):
+            seconds[name] += prices(machine, setting).copy_seconds(moved)
         notes[note] = None
     for part in flags_of(plan.sync, sum(len(cut.shapes) for cut in cuts)):
         cost = table_cost(find_table(machine, part.operation, setting), part.num_bytes)

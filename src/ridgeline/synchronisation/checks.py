@@ -105,11 +105,15 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     _check_entry("compression", compression, COMPRESSIONS, offered_compressions(device), device)
     if objection := compression.objection(workers, values_of(sync)):
         raise PlanError(objection)
+    if objection := algorithm.objection(workers, values_of(sync)):
+        raise PlanError(objection)
     check_rhythm(sync, workers)
     if delay_of(sync):
         _check_delayed(sync)
     if algorithm.shards_update:
         _check_sharded(sync, workers)
+    if algorithm.replaces_update:
+        _check_replaced(sync, workers)
     if 1 < workers < algorithm.least_workers:
         raise PlanError(
             f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "
@@ -140,6 +144,22 @@ def _check_sharded(sync: "Sync", workers: int) -> None:
             f"wanted sync.compression={UNCOMPRESSED!r} for sync.algorithm={sync.algorithm!r}, got "
             f"{sync.compression!r} in the plan; codecs bring the whole mean to all workers: leave it out, or "
             "use another algorithm"
+        )
+
+
+def _check_replaced(sync: "Sync", workers: int) -> None:
+    """Refuse what does not go with parameters that are updated elsewhere."""
+    if trains_apart(sync) and workers > 1:
+        raise PlanError(
+            f"wanted sync.every=1 for sync.algorithm={sync.algorithm!r}, got {sync.every} in the plan; a "
+            "worker has no optimizer state to train alone with: exchange in every step, or use another "
+            "algorithm"
+        )
+    if COMPRESSIONS[sync.compression].encodes:
+        raise PlanError(
+            f"wanted sync.compression={UNCOMPRESSED!r} for sync.algorithm={sync.algorithm!r}, got "
+            f"{sync.compression!r} in the plan; codecs bring the mean to all workers, not to who updates: "
+            "leave it out, or use another algorithm"
         )
 
 

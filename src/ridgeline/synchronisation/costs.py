@@ -15,6 +15,7 @@ from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
     UNCOMPRESSED,
+    is_exact,
     offered,
     offered_compressions,
     values_of,
@@ -138,6 +139,9 @@ def traffic_of(
     if workers == 1:
         return ()
     payload_bytes = wire_bytes(sync, num_elements, element_bytes, workers, shapes)
+    payload_bytes = round(
+        payload_bytes * ALGORITHMS[sync.algorithm].busiest(workers, values_of(sync))
+    )
     exchange, rounds = (
         COMPRESSIONS[sync.compression].exchange,
         COMPRESSIONS[sync.compression].rounds,
@@ -199,6 +203,33 @@ def num_shards(sync: "Sync", workers: int) -> int:
     return workers if shards_update(sync) else 1
 
 
+def state_parts(sync: "Sync", workers: int) -> int:
+    """Of how many parts of the optimizer's state each worker holds one; 1 where each holds all of it."""
+    is_parted = shards_update(sync) or (replaces_update(sync) and is_exact(sync))
+    return workers if is_parted else 1
+
+
+def serving_bytes(sync: "Sync", num_bytes: int, workers: int) -> int:
+    """Memory traffic of pushing so many bytes to a store and pulling them, the links and the update apart.
+
+    Source: counted. What goes to each worker is put together (2), sums are taken of the parts (2, and 3 for
+    each worker more) and told (2), what others tell is taken (2 of each), and all is copied (2).
+    """
+    if not replaces_update(sync) or workers == 1:
+        return 0
+    return round(num_bytes * (4 + (4 + 5 * (workers - 1)) / workers))
+
+
+def sends_buffers(sync: "Sync") -> bool:
+    """Whether all workers have the buffers of the first one: not where they need not wait for each other."""
+    return not replaces_update(sync) or is_exact(sync)
+
+
+def replaces_update(sync: "Sync") -> bool:
+    """Whether something else than the worker's own optimizer updates; see `Algorithm.joining`."""
+    return ALGORITHMS[sync.algorithm].replaces_update
+
+
 def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
     """Bytes of memory traffic (to encode, to decode) of a bucket of `num_bytes`; zero without a codec.
 
@@ -217,16 +248,17 @@ def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:
 
 
 def state_bytes(sync: "Sync", num_elements: int, element_bytes: int) -> int:
-    """Bytes that a worker keeps from step to step for its compression and its rhythm.
+    """Bytes that a worker keeps from step to step for its way to exchange, its compression and its rhythm.
 
     Args:
-        sync: Names both.
+        sync: Names them.
         num_elements: Of the gradients.
         element_bytes: Of one element of them.
     """
     compression = COMPRESSIONS[sync.compression]
     kept = compression.state_bytes(num_elements, element_bytes, values_of(sync))
-    return kept + outer_state_bytes(sync, num_elements, element_bytes)
+    held = num_elements * element_bytes if replaces_update(sync) else 0  # a copy of the parameters
+    return kept + held + outer_state_bytes(sync, num_elements, element_bytes)
 
 
 def bucket_operations(device: str) -> tuple[Operation, ...]:

@@ -78,6 +78,11 @@ def no_objection(workers: int, options: Options) -> str:
     return ""
 
 
+def evenly(workers: int, options: Options) -> float:
+    """All links carry what `traffic` says."""
+    return 1.0
+
+
 class Algorithm(NamedTuple):
     """One way to make the mean of a bucket over the workers.
 
@@ -95,6 +100,11 @@ class Algorithm(NamedTuple):
             to all, behind the optimizer.
         is_exact: Whether the result is the plain mean, up to the order of additions.
         has_state: Whether it remembers something from one step to the next.
+        joining: `"package.module:function"` that makes the synchronizer where something else than the
+            worker's own optimizer updates the parameters (see `sync.joining.join_others`); else empty.
+        busiest: (workers, options) to how many times what `traffic` says passes through the busiest link.
+        remark: What a table of all ways tells of it besides its price.
+        objection: As of `Compression`.
         options: What `Sync.options` may set.
         least_workers: Fewer of several workers are refused; a worker alone exchanges nothing.
         unsearched: (device, workers) to why a search does not compare it there; empty where it does.
@@ -110,6 +120,10 @@ class Algorithm(NamedTuple):
     gathering: Callable[[int, int], tuple[CollectiveTraffic, ...]] = nothing_more
     is_exact: bool = True
     has_state: bool = False
+    joining: str = ""
+    busiest: Callable[[int, Options], float] = evenly
+    remark: str = ""
+    objection: Callable[[int, Options], str] = no_objection
     options: tuple[Option, ...] = ()
     least_workers: int = 2
     unsearched: Callable[[str, int], str] = everywhere
@@ -118,6 +132,11 @@ class Algorithm(NamedTuple):
     def runs(self) -> bool:
         """Whether this release carries it out."""
         return bool(self.transport)
+
+    @property
+    def replaces_update(self) -> bool:
+        """Whether something else than the worker's own optimizer updates the parameters."""
+        return bool(self.joining)
 
 
 class Compression(NamedTuple):

@@ -42,6 +42,14 @@ def kernels_are_unmeasured(device: str, workers: int) -> str:
     return "its kernels are not measured, so that nothing tells how long they take"
 
 
+def servers_share_links(device: str, workers: int) -> str:
+    """Servers beside the workers: the law of the parameter server is that of the ring there."""
+    return (
+        "its servers are the workers, so that it sends the bytes of a ring: it gains where some need not "
+        "wait for others, and by sparse rows"
+    )
+
+
 def memory_is_what_it_saves(device: str, workers: int) -> str:
     """Parts of the optimizer's state save memory; the parameters come back behind the optimizer, exposed."""
     return (

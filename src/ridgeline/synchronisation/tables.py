@@ -8,7 +8,7 @@ What is said of words that do not run holds by definition; it is settled when th
 
 from typing import TYPE_CHECKING
 
-from ridgeline.synchronisation import payloads
+from ridgeline.synchronisation import payloads, serving
 from ridgeline.synchronisation.entries import (
     Algorithm,
     CollectiveTraffic,
@@ -25,6 +25,7 @@ from ridgeline.synchronisation.searched import (
     kernels_are_unmeasured,
     links_are_shared,
     memory_is_what_it_saves,
+    servers_share_links,
     where_rings_are_short,
 )
 
@@ -181,7 +182,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="kvstore",
             label="key-value store",
             frame="kvstore",
-            options=(Option("asynchronous", bool, False, is_exact=False),),
+            transport="ridgeline.runtime.kvstore.training.transport:StoreTransport",
+            joining="ridgeline.runtime.kvstore.training.joining:join_store",
+            devices=("cpu",),
+            busiest=serving.busiest,
+            options=serving.OPTIONS,
+            objection=serving.objection,
+            remark=serving.REMARK,
+            unsearched=servers_share_links,
         ),
     )
 }

@@ -59,7 +59,7 @@ def _contest(world: World, num_bytes: int) -> Contest:
     ways = _ways(f"{backend} all_reduce", "peer", partial(_backend, world, values), world)
     for name in offered(world.kind):
         entry = ALGORITHMS[name]
-        if entry.is_exact and not entry.shards_update:  # a part of the mean is no all-reduce
+        if entry.is_exact and not (entry.shards_update or entry.replaces_update):  # no means
             make = partial(_ours, world, values, name)
             lacking = _refusal(name, world)
             ways += _ways(f"ridgeline {entry.label}", "ridgeline", make, world, lacking)

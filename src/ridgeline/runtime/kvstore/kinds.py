@@ -90,6 +90,29 @@ def create(
         ...     store.pull(3).get()
         tensor([2., 2.])
     """
+    shelf, threads = make_shelf(
+        name,
+        process_group=process_group,
+        staleness=staleness,
+        servers=servers,
+        server_module=server_module,
+        address=address,
+        keys=keys,
+    )
+    return KVStore(name, shelf, threads=threads)
+
+
+def make_shelf(
+    name: str,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    staleness: int | None = None,
+    servers: int = 0,
+    server_module: str = "",
+    address: str = "",
+    keys: str | os.PathLike[str] = "",
+) -> tuple[Shelf, int]:
+    """Where a store has its values, and how many threads work on them; arguments and errors as `create`."""
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise KVStoreError(f"wanted a kind of store ({', '.join(KINDS)}), got {name!r}")
@@ -98,7 +121,7 @@ def create(
         if process_group is not None:
             raise KVStoreError(f"wanted no process_group for {name!r}, got one; servers need none")
         wanted = Wanted(servers, staleness, server_module, address, os.fspath(keys))
-        return KVStore(name, _served(wanted), threads=threads)
+        return _served(wanted), threads
     if staleness is not None or servers or server_module or address or keys:
         raise KVStoreError(
             "wanted staleness, servers, server_module, address and keys for 'dist_async' alone, got one for "
@@ -106,9 +129,9 @@ def create(
         )
     shelf = _workers(kind, process_group) if kind.spans_workers else None
     if shelf is None:
-        return KVStore(name, LocalShelf(on_device=kind.on_device), threads=threads)
+        return LocalShelf(on_device=kind.on_device), threads
     # One thread: all workers exchange in one order.
-    return KVStore(name, shelf, threads=1)
+    return shelf, 1
 
 
 def _served(wanted: Wanted) -> Shelf:

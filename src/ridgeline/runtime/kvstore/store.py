@@ -254,7 +254,9 @@ class KVStore:
             tensor([-0.5000, -0.5000])
             >>> store.close()
         """
-        made = OptimizerUpdater(optimizer, rescale_grad, settings)
+        self._use(OptimizerUpdater(optimizer, rescale_grad, settings))
+
+    def _use(self, made: OptimizerUpdater) -> None:
         self._settle()
         present = self._shelf.updater
         if isinstance(present, OptimizerUpdater) and present.name == made.name:

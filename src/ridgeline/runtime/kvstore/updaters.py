@@ -5,7 +5,8 @@ names travel to servers and into files, code never does. An optimizer of torch i
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -103,12 +104,19 @@ class OptimizerUpdater:
         name: Of the class in `torch.optim`, in letters of any case: `sgd`, `AdamW`.
         rescale: What the sum is multiplied by first, such as one over the number of samples.
         settings: Arguments of the class, such as `lr`.
+        by_key: Arguments of the class for keys that have others.
 
     Raises:
         KVStoreError: torch has no such optimizer, or it refuses the settings.
     """
 
-    def __init__(self, name: str, rescale: float, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        rescale: float,
+        settings: Mapping[str, Any],
+        by_key: Mapping[Key, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> None:
         made = _OPTIMIZERS.get(name.lower()) if isinstance(name, str) else None
         if made is None:
             raise KVStoreError(
@@ -120,10 +128,12 @@ class OptimizerUpdater:
         self.name = name.lower()
         self.rescale = float(rescale)
         self.settings = dict(settings)
+        self.by_key = {key: dict(own) for key, own in by_key.items()}
         self._made = made
         self._optimizers: dict[Key, torch.optim.Optimizer] = {}
         self.by_element = made.__name__ in BY_ELEMENT
-        self._make(nn.Parameter(_ANY))
+        for one in _distinct([self.settings, *self.by_key.values()]):
+            self._make(nn.Parameter(_ANY), one)
 
     def __call__(self, key: Key, total: Tensor, value: Tensor) -> None:
         """One step, with the sum as the gradient of the value.
@@ -148,18 +158,27 @@ class OptimizerUpdater:
 
     def with_settings_of(self, other: "OptimizerUpdater") -> None:
         """Go on with the settings of another one of the same name; what is remembered stays."""
-        self.rescale, self.settings = other.rescale, dict(other.settings)
-        for optimizer in self._optimizers.values():
-            fresh = self._make(nn.Parameter(_ANY))
-            kept = {"params": optimizer.param_groups[0]["params"]}
-            optimizer.param_groups[0] = {**fresh.param_groups[0], **kept}
+        self.rescale, self.settings, self.by_key = other.rescale, other.settings, other.by_key
+        made: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
+        for key, optimizer in self._optimizers.items():
+            own = self.by_key.get(key, self.settings)
+            fresh = next((group for known, group in made if known == own), None)
+            if fresh is None:
+                fresh = self._make(nn.Parameter(_ANY), own).param_groups[0]
+                made.append((own, fresh))
+            optimizer.param_groups[0] = {**fresh, "params": optimizer.param_groups[0]["params"]}
 
     def another(self) -> "OptimizerUpdater":
         """One like this, which remembers nothing."""
-        return OptimizerUpdater(self.name, self.rescale, self.settings)
+        return OptimizerUpdater(self.name, self.rescale, self.settings, self.by_key)
+
+    def is_set_as(self, other: "OptimizerUpdater") -> bool:
+        """Whether all settings are those of another one."""
+        mine, others = ((one.name, one.rescale, one.settings, one.by_key) for one in (self, other))
+        return mine == others
 
     def state(self) -> dict[Key, dict[str, Tensor]]:
-        """Momenta and the like of each key that was updated.
+        """Momenta and the like of each key that was updated; whole numbers as tensors, see `as_tensor`.
 
         Raises:
             KVStoreError: the optimizer keeps something that is no tensor.
@@ -167,7 +186,8 @@ class OptimizerUpdater:
         found = {}
         for key, optimizer in self._optimizers.items():
             (parameter,) = optimizer.param_groups[0]["params"]
-            state = {n: v for n, v in optimizer.state[parameter].items() if v is not None}
+            known = optimizer.state[parameter].items()
+            state = {n: as_tensor(v) for n, v in known if v is not None}
             other = next((n for n, v in state.items() if not isinstance(v, Tensor)), None)
             if other is not None:
                 raise KVStoreError(
@@ -182,20 +202,46 @@ class OptimizerUpdater:
         like = next((t for t in state.values() if t.ndim), _ANY)
         optimizer = self._of(key, torch.empty_like(like))
         (parameter,) = optimizer.param_groups[0]["params"]
-        optimizer.state[parameter] = {name: tensor.clone() for name, tensor in state.items()}
+        kept = {name: as_number(tensor) for name, tensor in state.items()}
+        optimizer.state[parameter] = {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in kept.items()
+        }
 
     def _of(self, key: Key, value: Tensor) -> torch.optim.Optimizer:
         if key not in self._optimizers:
-            self._optimizers[key] = self._make(nn.Parameter(value, requires_grad=True))
+            own = self.by_key.get(key, self.settings)
+            self._optimizers[key] = self._make(nn.Parameter(value, requires_grad=True), own)
         return self._optimizers[key]
 
-    def _make(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+    def _make(self, parameter: nn.Parameter, settings: Mapping[str, Any]) -> torch.optim.Optimizer:
         try:
-            return self._made([parameter], **self.settings)
+            return self._made([parameter], **settings)
         except (TypeError, ValueError, RuntimeError) as error:
             raise KVStoreError(
                 f"wanted settings of torch.optim.{self._made.__name__}, got {first_line(error)}"
             ) from error
+
+
+def _distinct(settings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Each once; they may hold what has no hash."""
+    found: list[Mapping[str, Any]] = []
+    for one in settings:
+        if one not in found:
+            found.append(one)
+    return found
+
+
+def as_tensor(value: Any) -> Any:
+    """A whole number, such as a count of steps, as a tensor of int64: no optimizer of torch has one."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return torch.tensor(value, dtype=torch.int64, device="cpu") if is_number else value
+
+
+def as_number(tensor: Tensor) -> Tensor | int:
+    """What `as_tensor` was given."""
+    is_number = tensor.dtype == torch.int64 and not tensor.ndim
+    return int(tensor) if is_number else tensor
 
 
 def register_updater(name: str, function: UpdaterFunction) -> None:

@@ -21,6 +21,8 @@ from ridgeline.runtime.world import World
 
 PREFIX = "sync."
 OWN = "own."
+UNSAVED = "unsaved."
+"""Head of the names of what a synchronizer shows to who undoes steps alone: checkpoints have it elsewhere."""
 _Spec = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype (as torch prints it, without the prefix) of a tensor."""
 
@@ -51,7 +53,9 @@ def gathered(synchronizer: Synchronizer | None, world: World) -> dict[str, Tenso
     """
     if synchronizer is None:
         return {}
-    return gather_tensors(synchronizer.state_dict(), world, PREFIX)
+    state = synchronizer.state_dict()
+    saved = {name: tensor for name, tensor in state.items() if not name.startswith(UNSAVED)}
+    return gather_tensors(saved, world, PREFIX)
 
 
 def gathered_own(

@@ -14,7 +14,7 @@ from ridgeline.runtime.engine.lanes import Finish, LaneRunner, WorkLane
 from ridgeline.runtime.engine.streams import StreamLane
 from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.sync.common_state import CommonState
-from ridgeline.runtime.sync.loading import make_transport
+from ridgeline.runtime.sync.loading import load, make_transport
 from ridgeline.runtime.sync.local_steps import LocalSteps
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sharded_update import ShardedUpdate, check_can_shard
@@ -22,7 +22,7 @@ from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.runtime.world import World
-from ridgeline.synchronisation import shards_update, trains_apart
+from ridgeline.synchronisation import ALGORITHMS, shards_update, trains_apart
 
 
 class StateWatch(Protocol):
@@ -74,6 +74,9 @@ def join_others(
         WorkloadError: the optimizer has parameters that are not the model's, or a buffer cannot be sent; or
             the update cannot be divided among the workers as the plan says, see `check_can_shard`.
     """
+    if joining := ALGORITHMS[plan.sync.algorithm].joining:
+        joined: Joined = load(joining)(plan, model, optimizer, world, order=order, notes=notes)
+        return joined
     parameters, buffers = list(model.named_parameters()), FlatBuffers(model)
     if shards_update(plan.sync):
         trained = [(name, p) for name, p in parameters if p.requires_grad]
@@ -91,7 +94,7 @@ def join_others(
         parameters,
         buffers,
         world=world,
-        engine=Engine(lanes=_lanes_for(transport, world)),
+        engine=Engine(lanes=lanes_for(transport, world)),
         sync=plan.sync,
         transport=transport,
         order=order,
@@ -111,8 +114,13 @@ def _apart_note(every: int) -> str:
     )
 
 
-def _lanes_for(transport: Transport, world: World) -> dict[str, Callable[[Finish], LaneRunner]]:
-    """Where exchanges run: on a stream; started here and awaited; or in a thread, if they block."""
+def lanes_for(transport: Transport, world: World) -> dict[str, Callable[[Finish], LaneRunner]]:
+    """Where exchanges run: on a stream; started here and awaited; or in a thread, if they block.
+
+    Args:
+        transport: That exchanges.
+        world: This worker's place.
+    """
     if world.device.type == "cuda":
         stream = torch.cuda.Stream(priority=-1)
         return {"communication": lambda finish: StreamLane(finish, stream)}

@@ -67,7 +67,8 @@ class Actions:
             case wire.Pull():
                 return self._pull(body, frames)
             case wire.SetOptimizer():
-                self._set_optimizer(OptimizerUpdater(body.name, body.rescale, body.settings))
+                made = OptimizerUpdater(body.name, body.rescale, body.settings, body.by_key)
+                self._set_optimizer(made)
             case wire.SetUpdater():
                 self._slots.set_updater(partial(FunctionUpdater, FunctionUpdater(body.name).name))
                 self._optimizer = None
@@ -106,7 +107,7 @@ class Actions:
         present, self._optimizer = self._optimizer, made
         if present is None or present.name != made.name:
             self._slots.set_updater(made.another)
-        elif (present.rescale, present.settings) != (made.rescale, made.settings):
+        elif not made.is_set_as(present):
             self._slots.set_later_updater(made.another)
             for updater in self._slots.updaters().values():
                 assert isinstance(updater, OptimizerUpdater), "they were set together"

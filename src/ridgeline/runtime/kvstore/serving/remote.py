@@ -203,6 +203,6 @@ class RemoteShelf:
 
 def _body(updater: Updater) -> wire.SetOptimizer | wire.SetUpdater:
     if isinstance(updater, OptimizerUpdater):
-        return wire.SetOptimizer(updater.name, updater.rescale, updater.settings)
+        return wire.SetOptimizer(updater.name, updater.rescale, updater.settings, updater.by_key)
     assert isinstance(updater, FunctionUpdater), "there are two kinds"
     return wire.SetUpdater(updater.name)

@@ -95,6 +95,7 @@ class SetOptimizer(_Body, frozen=True, tag="set_optimizer"):
     name: str
     rescale: float
     settings: dict[str, Any]
+    by_key: dict[Key, dict[str, Any]] = {}
 
 
 class SetUpdater(_Body, frozen=True, tag="set_updater"):

@@ -1,0 +1,138 @@
+"""How a step joins others whose parameters a store updates."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ridgeline.errors import WorkloadError
+from ridgeline.optimizer_forms import sparse_modules
+from ridgeline.plan import Plan
+from ridgeline.runtime.buffers import FlatBuffers
+from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.kvstore.training.synchronizer import StoreUpdate
+from ridgeline.runtime.kvstore.training.transport import StoreTransport
+from ridgeline.runtime.outside_writes import OutsideWrites
+from ridgeline.runtime.same_state import check_same_state
+from ridgeline.runtime.sync.joining import Joined, lanes_for
+from ridgeline.runtime.sync.loading import make_transport
+from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.world import World
+
+_NONE = "no dense parameter"
+
+
+def join_store(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: Optimizer,
+    world: World,
+    *,
+    order: Sequence[str] | None = None,
+    notes: list[str] | None = None,
+) -> Joined:
+    """Make what has a store update the parameters; see `sync.joining.join_others`.
+
+    Raises:
+        WorkloadError: the optimizer has parameters that are not the model's, or hooks before its step; what
+            it remembers was left in the store of a closed step; or a buffer cannot be sent.
+        PlanError: workers do not wait for each other, and are not all of the job.
+        KVStoreError: a server does not start, or the workers are on several hosts without keys.
+    """
+    optimizer.state_dict()  # raises where a store has it
+    _check_hooks(optimizer, plan)
+    trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    parameters = {name: p for name, p in model.named_parameters() if p in trained}
+    by_rows = {f"{name}.weight" for name in sparse_modules(model)}
+    rows = {model.get_parameter(name) for name in by_rows}
+    sparse = {name: p for name, p in parameters.items() if p in rows}
+    dense = [(name, p) for name, p in parameters.items() if p not in rows]
+    if not dense:  # the first bucket carries what workers tell each other
+        dense = [(_NONE, nn.Parameter(torch.zeros(1, device=world.device)))]
+    transport = make_transport(plan.sync, world)
+    assert isinstance(transport, StoreTransport)  # entries name both
+    reducer = Reducer(
+        dense,
+        # Whose workers need not wait for each other have buffers of their own.
+        FlatBuffers(model if transport.waits else nn.Module()),
+        world=world,
+        engine=Engine(lanes=lanes_for(transport, world)),
+        sync=plan.sync,
+        transport=transport,
+        order=order,
+    )
+    synchronizer = StoreUpdate(
+        model,
+        optimizer,
+        reducer=reducer,
+        transport=transport,
+        parameters=parameters,
+        sparse=sparse,
+        world=world,
+    )
+    synchronizer.check_covers(optimizer.param_groups)
+    if not transport.waits:
+        if notes is not None:
+            notes.append(_note(transport))
+        return Joined(synchronizer, SameBeginning(model, optimizer, world))
+    watch = OutsideWrites(model, optimizer, reducer, world)
+    synchronizer.when_exchanged = watch.hear
+    return Joined(synchronizer, watch)
+
+
+class SameBeginning:
+    """Workers that do not wait for each other begin with the same, and are not compared afterwards.
+
+    Args:
+        model: Its parameters and buffers.
+        optimizer: Its state and settings.
+        world: This worker's place; size at least 2.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, world: World) -> None:
+        self._model, self._optimizer, self._world = model, optimizer, world
+        self._is_first = True
+
+    def before_step(self) -> None:
+        """A step begins.
+
+        Raises:
+            WorkloadError: it is the first one, and the workers hold different state.
+        """
+        if self._is_first:
+            check_same_state(self._model, self._optimizer, self._world, when="at its first step")
+        self._is_first = False
+
+    def after_step(self) -> None:
+        """Nothing is compared."""
+
+
+def _check_hooks(optimizer: Optimizer, plan: Plan) -> None:
+    """Refuse hooks before the optimizer's step, which would find no gradients.
+
+    Raises:
+        WorkloadError: there are some.
+    """
+    if optimizer._optimizer_step_pre_hooks:  # noqa: SLF001 - what `register_step_pre_hook` fills
+        raise WorkloadError(
+            f"wanted an optimizer without hooks before its step for sync.algorithm={plan.sync.algorithm!r}, "
+            f"whose updates are made while gradients come, got {type(optimizer).__name__} with some; remove "
+            "them, or use another algorithm"
+        )
+
+
+def _note(transport: StoreTransport) -> str:
+    """What holds for workers whose parameters are in servers."""
+    bound = transport.bound
+    if bound < 0:
+        pace = "workers do not wait for each other"
+    else:
+        pace = f"a worker waits for others that are more than {bound} pushes behind"
+    told = f"{pace}, and each has parameters and buffers of its own between steps"
+    if transport.adds_up:
+        return f"{told}; updates are by the mean of their gradients"
+    return (
+        f"{told}; each push is an update, at 1/{transport.size} of the learning rate, so that a push of each "
+        "moves parameters as far as one by the mean"
+    )

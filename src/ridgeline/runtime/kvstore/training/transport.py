@@ -1,0 +1,127 @@
+"""Buckets that are pushed to a store: what comes back is no mean but the parameters that it has updated.
+
+Each parameter is a key, and a bucket is one call. Which of its gradients nobody has must be known before a
+push, for a push is an update: so where workers wait for each other its flags are added up first.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.runtime.kvstore.kinds import make_shelf
+from ridgeline.runtime.kvstore.training.store import TrainingStore
+from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.transport import Transport
+from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
+from ridgeline.runtime.world import World
+from ridgeline.synchronisation import OptionValue
+from ridgeline.synchronisation.serving import KIND, SERVERS, STALENESS, is_synchronous
+
+
+class StoreTransport(Transport):
+    """Pushes buckets and pulls parameters; see `synchronizer`.
+
+    Args:
+        world: This worker's place; size at least 2.
+        options: Kind, staleness and servers; see `synchronisation.serving`.
+
+    Attributes:
+        waits: Whether all workers take the same steps.
+        bound: How many pushes of a parameter a worker may be ahead of others; -1: any number.
+        adds_up: Whether an update is that by the gradients of all workers.
+        pushes_all: Whether others wait for a worker's push of each key.
+        store: Holds the parameters.
+        rescale: What sums must be multiplied by to be means.
+
+    Raises:
+        PlanError: workers do not wait for each other, and are not all of the job.
+        KVStoreError: a server does not start, or the workers are on several hosts without keys.
+
+    Cost: Where workers need not wait, starts servers.
+    """
+
+    carries_flags = True
+
+    def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
+        super().__init__(world, options)
+        self.waits = is_synchronous(options)
+        self.bound = int(options[STALENESS.name])
+        self.adds_up = self.waits or self.bound == 0
+        scaling = Scaling.over(self.size) if self.adds_up else UNSCALED
+        self.scale, self.rescale = scaling.factor, 1.0 / scaling.excess
+        self.pushes_all = not self.waits and self.bound >= 0
+        self._used: dict[str, bool] = {}
+        kind = str(options[KIND.name])
+        if self.waits:
+            # Its lane is the only one that uses the group while gradients are on their way.
+            shelf, threads = make_shelf(kind, process_group=self.group)
+        else:
+            _check_whole_job(world, kind)
+            servers = int(options[SERVERS.name])
+            staleness = None if self.bound < 0 else self.bound
+            shelf, threads = make_shelf(kind, staleness=staleness, servers=servers)
+        self.store = TrainingStore(kind, shelf, threads=threads)
+
+    def mean(self, values: Tensor) -> None:
+        """There is none.
+
+        Raises:
+            PlanError: always.
+        """
+        raise PlanError(
+            "wanted a transport that makes means, got a store, which updates parameters; use another one"
+        )
+
+    def reduce(self, bucket: Bucket) -> "Future[Any] | None":
+        """Push a bucket's gradients, and leave the updated parameters in their places."""
+        self.count(bucket.payload)
+        if self.waits:
+            dist.all_reduce(bucket.behind, group=self.group)
+        elif self.pushes_all:
+            self._raise_flags_of_used(bucket)
+        members = zip(bucket.names, bucket.views, bucket.flags.tolist(), strict=True)
+        values = {name: view for name, view, is_used in members if is_used}
+        if values:
+            self.store.exchange(values)
+        return None
+
+    def close(self) -> None:
+        """Close the store; the server beside this worker ends once all workers have left it."""
+        self.store.close()
+
+    def _raise_flags_of_used(self, bucket: Bucket) -> None:
+        """Push nothing but zeros where others have a gradient, of whom the first step told.
+
+        Raises:
+            WorkloadError: a gradient of which nobody had one then.
+        """
+        if any(name not in self._used for name in bucket.names):
+            flags = bucket.flags.clone()
+            dist.all_reduce(flags, group=self.group)
+            self._used |= zip(bucket.names, (flag > 0 for flag in flags.tolist()), strict=True)
+        for position, (name, flag) in enumerate(zip(bucket.names, bucket.flags, strict=True)):
+            if flag and not self._used[name]:
+                raise WorkloadError(
+                    f"wanted gradients of the parameters that the first step used, got one of {name}, whose "
+                    f"pushes others would wait for; leave out sync.options[{STALENESS.name!r}], or use it "
+                    "in the first step of one of the workers"
+                )
+            bucket.flags[position] = float(self._used[name])
+
+
+def _check_whole_job(world: World, kind: str) -> None:
+    """Refuse workers that are some of a job, whose servers all workers look for.
+
+    Raises:
+        PlanError: they are.
+    """
+    everyone = dist.get_world_size(dist.group.WORLD)
+    if world.size != everyone:
+        raise PlanError(
+            f"wanted all {everyone} workers of the job for sync.options[{KIND.name!r}]="
+            f"{kind!r}, got {world.size} of them; train over all, or use another kind"
+        )

@@ -1,0 +1,56 @@
+"""Training through a key-value store: its options, and what its servers' links carry.
+
+Each worker pushes its gradients to servers, which update the parameters, and pulls these. The servers are
+beside the workers: they share their links.
+"""
+
+from collections.abc import Mapping
+
+from ridgeline.laws.collectives import bus_bandwidth_factor, parameter_server_seconds
+from ridgeline.synchronisation.entries import Option, OptionValue
+
+SYNCHRONOUS, ASYNCHRONOUS = "dist_sync", "dist_async"
+KIND = Option("kind", str, SYNCHRONOUS, is_exact=False, among=(SYNCHRONOUS, ASYNCHRONOUS))
+STALENESS = Option("staleness", int, -1, least=-1)
+"""How many pushes of a parameter a worker may be ahead of another; -1: any number."""
+SERVERS = Option("servers", int, 0, least=0)
+"""The first so many workers have one beside them; 0: all."""
+OPTIONS = (KIND, STALENESS, SERVERS)
+REMARK = (
+    "its servers share the workers' links and send what a ring does: it is for workers that need not wait "
+    f"for each other ({KIND.name}={ASYNCHRONOUS!r}, which changes the maths) and for sparse rows"
+)
+
+
+def is_synchronous(options: Mapping[str, OptionValue]) -> bool:
+    """Whether all workers take the same step."""
+    return options[KIND.name] == SYNCHRONOUS
+
+
+def busiest(workers: int, options: Mapping[str, OptionValue]) -> float:
+    """How many times as long pushing and pulling take as an all-reduce of the same bytes by a ring.
+
+    Source: `laws.parameter_server_seconds` with servers that are beside workers.
+    """
+    if workers == 1:
+        return 1.0
+    servers = min(int(options[SERVERS.name]) or workers, workers)
+    seconds = parameter_server_seconds(1.0, workers, 1.0, servers=servers, colocated=True)
+    return seconds / bus_bandwidth_factor("all_reduce", workers)
+
+
+def objection(workers: int, options: Mapping[str, OptionValue]) -> str:
+    """Why a plan with these options is refused; empty where it is not."""
+    if is_synchronous(options):
+        for option in (STALENESS, SERVERS):
+            if options[option.name] != option.default:
+                return (
+                    f"wanted sync.options[{KIND.name!r}]={ASYNCHRONOUS!r} for sync.options[{option.name!r}], "
+                    f"got {options[KIND.name]!r} in the plan; set it, or leave the option out"
+                )
+    if workers > 1 and int(options[SERVERS.name]) > workers:
+        return (
+            f"wanted sync.options[{SERVERS.name!r}] <= workers={workers}, got {options[SERVERS.name]} in the "
+            "plan; a worker has one server beside it at most: lower it"
+        )
+    return ""

@@ -1,0 +1,264 @@
+"""Four workers over gloo that train through stores, by cases that come as lines of JSON.
+
+torchrun --nproc-per-node 4 training_worker.py
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from ridgeline.errors import RidgelineError
+from ridgeline.runtime.loop import train
+from ridgeline.runtime.snapshot import Snapshot
+from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.world import World
+
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "sync")]
+
+from stopped_runs import StopHereError, last_checkpoint, stopping_loss, tiny_task
+from stopped_runs import same as same_checkpoints
+from training_setups import PLAIN, STEPS, STORE, Net, Setup, by_one, gap, plan_of, same
+
+from answering import serve
+
+
+def run(world: World, algorithm: str, case: dict[str, Any]) -> dict[str, Any]:
+    """What a training leaves, and what its step shows."""
+    setup = Setup(case, world.rank, world.size)
+    plan = plan_of(world.size, algorithm, case)
+    with TrainStep(
+        setup.model,
+        setup.loss_fn,
+        setup.optimizer,
+        plan,
+        device="cpu",
+        process_group=world.process_group,
+    ) as step:
+        losses = []
+        for number in range(case.get("steps", STEPS)):
+            losses.append(step(setup.batch(world.rank, number)).item())
+            setup.scheduler.step()
+        state = step.optimizer_state()
+        synchronizer: Any = step.synchronizer
+        return {
+            "parameters": setup.parameters(),
+            "state": state,
+            "losses": losses,
+            "frames": [span.name for span in step.timeline().frames],
+            "sent_bytes": synchronizer._reducer._transport.sent_bytes if algorithm == STORE else 0,
+            "payloads": [bucket.payload.numel() for bucket in synchronizer.buckets],
+            "notes": [*step.notes],
+        }
+
+
+def trained(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """A training through a store beside that of one process, and beside an all-reduce."""
+    ours = run(world, STORE, case)
+    told = {name: ours[name] for name in ("frames", "sent_bytes", "payloads", "notes")}
+    if case.get("has_reference", True):
+        reference = by_one(case, world.size)
+        told["by one"] = same(ours["parameters"], reference.parameters())
+        if world.rank == 0:
+            told["state"] = same(ours["state"], reference.optimizer.state_dict())
+    if case.get("has_peer", True):
+        theirs = run(world, PLAIN, case)
+        told["gap"] = gap(ours["parameters"], theirs["parameters"])
+        told["peer"] = same(ours["parameters"], theirs["parameters"])
+    return told
+
+
+def put_back(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """Steps that a snapshot takes back, repeated; then state that is loaded between two steps."""
+    setup = Setup(case, world.rank, world.size)
+    model, optimizer = setup.model, setup.optimizer
+    data = [setup.batch(world.rank, number) for number in range(STEPS)]
+    runs = []
+    with TrainStep(
+        model,
+        setup.loss_fn,
+        optimizer,
+        plan_of(world.size, STORE, case),
+        device="cpu",
+        process_group=world.process_group,
+    ) as step:
+        at_first = Snapshot(model, optimizer, None, step.synchronizer)
+        for _ in range(2):
+            for batch in data[:3]:
+                step(batch)
+            runs.append(setup.parameters())
+            if len(runs) == 1:
+                at_first.restore()
+        snapshot = Snapshot(model, optimizer, None, step.synchronizer)
+        for _ in range(2):
+            for batch in data[3:]:
+                step(batch)
+            runs.append(setup.parameters())
+            snapshot.restore()
+        whole = shared(step.optimizer_state(), world)
+        optimizer.load_state_dict(whole)
+        loaded = same(optimizer.state_dict()["state"], whole["state"])
+        for batch in data[3:]:
+            step(batch)
+        runs.append(setup.parameters())
+    return {
+        "from the first": same(runs[0], runs[1]),
+        "repeated": same(runs[2], runs[3]),
+        "loaded": same(runs[2], runs[4]) and loaded,
+    }
+
+
+def shared(state: dict[str, Any], world: World) -> dict[str, Any]:
+    """What the first worker has, on all."""
+    told = [state]
+    dist.broadcast_object_list(told, group=world.group(), group_src=0)
+    return told[0]
+
+
+def written(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """What comes of a script that writes parameters or settings between steps, on all workers or on the last."""
+    writes = case["who"] == "all" or world.rank == world.size - 1
+    ends = []
+    for algorithm in (STORE, PLAIN):
+        setup = Setup(case, world.rank, world.size)
+        plan = plan_of(world.size, algorithm, case)
+        with TrainStep(
+            setup.model,
+            setup.loss_fn,
+            setup.optimizer,
+            plan,
+            device="cpu",
+            process_group=world.process_group,
+        ) as step:
+            try:
+                for number in range(STEPS):
+                    step(setup.batch(world.rank, number))
+                    if number == 2 and writes and case["what"] == "parameters":
+                        with torch.no_grad():
+                            setup.model.first.weight.clamp_(-0.1, 0.1)  # type: ignore[union-attr]
+                    if number == 2 and writes and case["what"] == "settings":
+                        setup.optimizer.param_groups[0]["lr"] = 0.5
+            except RidgelineError as error:
+                return {"message": f"{type(error).__name__}: {error}"}
+        ends.append(setup.parameters())
+    return {"message": "", "same": same(*ends), "gap": gap(*ends)}
+
+
+def without_waiting(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """What workers that do not wait for each other come to; the last one trains for fewer steps if `unequal`."""
+    setup = Setup(case, world.rank, world.size)
+    plan = plan_of(world.size, STORE, case)
+    count = case["steps"] // 2 if case["unequal"] and world.rank else case["steps"]
+    with TrainStep(
+        setup.model,
+        setup.loss_fn,
+        setup.optimizer,
+        plan,
+        device="cpu",
+        process_group=world.process_group,
+    ) as step:
+        losses = [step(setup.batch(0, 0)).item() for _ in range(count)]
+        state = step.optimizer_state()
+    told = [None] * world.size
+    dist.all_gather_object(told, setup.parameters(), group=world.group())
+    return {
+        "losses": losses,
+        "alike": all(same(one, told[0]) for one in told),
+        "steps": float(state["state"][0].get("step", 0)) if world.rank == 0 else 0.0,
+    }
+
+
+def resumed(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """Whether runs end with the same checkpoint: whole, stopped and taken up again, and by another algorithm."""
+    loss_fn, stop = stopping_loss()
+
+    def optimizer(model: nn.Module) -> Optimizer:
+        return torch.optim.AdamW(model.parameters(), 0.01)
+
+    task = tiny_task(Net, optimizer, loss_fn, 48, classes=5)
+
+    def train_to_end(name: str, algorithm: str = STORE, *, resume: bool = False) -> None:
+        plan = plan_of(world.size, algorithm, case)
+        options: Any = {"epochs": 2, "seed": 5, "resume": resume, "checkpoint_every": 2}
+        train(task, plan, world, run_dir=Path(case["folder"]) / name, **options)
+
+    train_to_end("whole")
+    for name, algorithm, following in (
+        ("stopped", STORE, STORE),
+        ("taken up by all", STORE, PLAIN),
+        ("taken up by a store", PLAIN, STORE),
+    ):
+        stop(9)
+        with pytest.raises(StopHereError):
+            train_to_end(name, algorithm)
+        stop(0)
+        train_to_end(name, following, resume=True)
+    names = ("stopped", "taken up by all", "taken up by a store")
+    whole = last_checkpoint(Path(case["folder"]) / "whole")
+    others = {name: last_checkpoint(Path(case["folder"]) / name) for name in names}
+    return {name: same_checkpoints(whole, other) for name, other in others.items()}
+
+
+class Wrapped(torch.optim.SGD):
+    """No class of torch's."""
+
+
+def hooked(optimizer: Optimizer, *_: Any) -> None:
+    """Stands for what looks at gradients before a step."""
+
+
+def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """What is said to what a store does not do."""
+    setup = Setup({"optimizer": "SGD", **case}, world.rank, world.size)
+    model, optimizer, what = setup.model, setup.optimizer, case["what"]
+    if what == "class":
+        optimizer = Wrapped(model.parameters(), lr=0.1)
+    if what == "hook":
+        optimizer.register_step_pre_hook(hooked)
+    clip = 1.0 if what == "clip" else None
+    plan = plan_of(world.size, STORE, case)
+
+    def make() -> TrainStep:
+        group = world.process_group
+        arguments: Any = {"clip_norm": clip, "device": "cpu", "process_group": group}
+        return TrainStep(model, setup.loss_fn, optimizer, plan, **arguments)
+
+    try:
+        with make() as step:
+            batches = [setup.batch(world.rank, number) for number in range(3)]
+            step(batches[0])
+            if what == "state_dict":
+                optimizer.state_dict()
+            if what == "added":
+                optimizer.add_param_group({"params": [model.scale]})
+            if what == "unfrozen":
+                model.frozen.requires_grad_(requires_grad=True)  # type: ignore[union-attr]
+            step(batches[1])
+        if what == "state_dict, closed":
+            optimizer.state_dict()
+        if what == "step, closed":
+            optimizer.step()
+        if what == "another step":
+            make()
+    except RidgelineError as error:
+        return {"message": f"{type(error).__name__}: {error}"}
+    return {"message": ""}
+
+
+CASES: dict[str, Callable[[World, dict[str, Any]], dict[str, Any]]] = {
+    "trained": trained,
+    "put back": put_back,
+    "written": written,
+    "resumed": resumed,
+    "without waiting": without_waiting,
+    "refused": refused,
+}
+
+if __name__ == "__main__":
+    serve(lambda world, case: CASES[case["kind"]](world, case))

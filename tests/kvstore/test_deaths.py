@@ -21,6 +21,7 @@ from dying import Death
 
 from ridgeline.runtime.kvstore.serving.epochs import Found, Notice
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
+from ridgeline.runtime.kvstore.serving.segment import SHARED_FILES
 
 SEEDS = range(2)
 SERVER_TYPES = [one for one in dying.TYPES if one != "SetUpdater"]
@@ -146,6 +147,7 @@ def test_workers_that_are_killed(
     # Who has not said a word is waited for as long as those who are still to come.
     least = 2 if kind == "Know" else 1
     death = Death(kind, chance.randint(least, most), is_after=chance.random() < 0.5)
+    shared = {*SHARED_FILES.glob("ridgeline-*")}
     with supervised(processes, tmp_path, []) as supervisor:
         mine, its = processes.Pipe()
         args = (1, supervisor.first.address, death, its)
@@ -163,6 +165,9 @@ def test_workers_that_are_killed(
                 break
         versions = shelf.read("n", [out], None)
         shelf.close()
+    # It had no time to take the name away.
+    for left in {*SHARED_FILES.glob("ridgeline-*")} - shared:
+        left.unlink()
     assert worker.exitcode == -signal.SIGKILL
     assert out == sum(versions.values())
     assert versions[0] == 6

@@ -129,7 +129,7 @@ class Network:
         self.old: list[Call] = []
         # Answered only when it is written, as `Server` does it.
         for rank in range(num_workers):
-            self.servers.shard.handle(Call(rank, 9, 1, wire.SetUpdater("add up")), [])
+            self.servers.shard.handle(Call(rank, 9, 1, wire.SetUpdater("add up there")), [])
         self.servers.begin()
         self.servers.write()
         for line in self.lines:
@@ -190,7 +190,7 @@ class Network:
 @given(data=st.data(), num_workers=st.integers(1, 3))
 def test_whenever_servers_die(staleness: int | None, data: st.DataObject, num_workers: int) -> None:
     """Each push counts once; a pull sees the worker's own; what a value holds only grows, for each worker."""
-    register_updater("add up", add)
+    register_updater("add up there", add)
     network = Network(num_workers, staleness)
     servers = network.servers
     for _ in range(data.draw(st.integers(0, 30))):
@@ -273,7 +273,7 @@ def check(network: Network) -> None:
 
 def test_nobody_reads_before_all_have_sent_again() -> None:
     """What one worker was told once is not taken back, though another one has not found the new server yet."""
-    register_updater("add up", add)
+    register_updater("add up there", add)
     network = Network(2, None)
     mine, other = network.lines[0], network.lines[len(SLOTS)]
     other.ask(wire.Push(SLOTS[0], SHAPE))
@@ -296,7 +296,7 @@ def test_nobody_reads_before_all_have_sent_again() -> None:
 
 def test_who_is_gone_with_a_server_is_not_waited_for() -> None:
     """What it pushed since the last snapshot is lost, and the others go on."""
-    register_updater("add up", add)
+    register_updater("add up there", add)
     network = Network(2, 1)
     mine, other = network.lines[0], network.lines[len(SLOTS)]
     mine.ask(wire.Push(SLOTS[0], SHAPE))
@@ -333,10 +333,10 @@ def test_barriers_that_were_passed_count() -> None:
 
 def test_a_push_waits_for_the_first_value() -> None:
     """Which comes from another worker, to a server that had not written it; each is done once."""
-    register_updater("add up", add)
+    register_updater("add up there", add)
     shard = Shard(2, None)
     shard.awaits = {0, 1}
-    shard.handle(Call(1, 1, 1, wire.SetUpdater("add up")), [])
+    shard.handle(Call(1, 1, 1, wire.SetUpdater("add up there")), [])
     push = Call(1, 1, 2, wire.Push(SLOTS[0], SHAPE, number=1))
     for _ in range(2):
         (reply,) = shard.handle(push, frames_of(push))
@@ -350,7 +350,7 @@ def test_a_push_waits_for_the_first_value() -> None:
 
 def test_a_server_that_lacks_pushes_says_so() -> None:
     """Such as one whose snapshots were taken away: it does not count on as if nothing had been there."""
-    register_updater("add up", add)
+    register_updater("add up there", add)
     shard = Shard(1, None)
     init = Call(0, 1, 1, wire.Init(SLOTS[0], SHAPE))
     shard.handle(init, frames_of(init))

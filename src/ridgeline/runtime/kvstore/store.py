@@ -125,14 +125,13 @@ class KVStore:
             out: Where they go: a tensor, or one for each device; filled when this returns. None returns
                 `Reading` instead, one for each key, at once.
             priority: As for `push`.
-            snapshot: The values hold the same number of pushes of each worker, all of them.
+            snapshot: All values hold the same number of pushes of each worker.
 
         Raises:
             KVStoreError: an unknown key, or places of another shape or type.
             EngineError: a push or an update before this has failed; or there was no moment for a snapshot.
 
-        Cost: With `out`, waits for the pushes to these keys. A snapshot of `dist_async` reads again what
-            others push to meanwhile.
+        Cost: With `out`, waits for the pushes to these keys. A snapshot reads what changes meanwhile again.
         """
         keys = listed(key, "pull")
         self._check_known(keys, "pull")

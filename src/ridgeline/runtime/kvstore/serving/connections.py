@@ -123,7 +123,7 @@ class Connections:
         """In a thread for each server: one that is silent does not keep the others from being told."""
         channel = self._open(self.peers[place])
         try:
-            channel.ask(wire.Beat())  # a server that has taken another's place waits for this
+            channel.ask(wire.Beat())  # so that it is known, and has a lease
             while not self._ends.wait(self._beat_s):
                 channel.signal(wire.Beat())  # its server may be cut off, and come back
         except KVStoreError:  # who waits for an answer of this server says so

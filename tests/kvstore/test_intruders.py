@@ -237,7 +237,7 @@ def test_what_a_worker_may_name_has_limits(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_server_answers_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections beyond what it remembers, and calls too long: an error comes at once."""
-    monkeypatch.setattr(servers, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(servers, "MOST_CONNECTIONS", 3)
     with serving(Shard(1, None)) as server:
         shelf = counting(server.address, lease_s=1e6)  # says only once that it is there
         with (
@@ -247,7 +247,7 @@ def test_a_server_answers_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> No
             channel.ask(wire.SetUpdater("x" * (1 << 16)))
         assert str(refused.value) == (
             f"the server at {server.address} refused a message: wanted a call of a worker in at most 65536 "
-            "bytes, got 65561"
+            "bytes, got 65562"
         )
         with connected(server.address, OTHER) as channel:
             channel.ask(wire.Beat())
@@ -257,7 +257,7 @@ def test_a_server_answers_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> No
         ):
             channel.ask(wire.Beat())
         assert str(refused.value) == (
-            f"the server at {server.address} refused a message: wanted at most 2 connections over the life of "
+            f"the server at {server.address} refused a message: wanted at most 3 connections over the life of "
             "a server, got another one, of worker 0"
         )
         goes_on(shelf)

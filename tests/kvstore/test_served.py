@@ -91,7 +91,8 @@ def test_a_worker_alone_has_a_server(tmp_path: Path) -> None:
     ):
         rl.kvstore.create("dist_async", staleness=-1)
     with pytest.raises(
-        KVStoreError, match=r"^wanted staleness, servers, server_module, address and keys for 'dist"
+        KVStoreError,
+        match=r"^wanted staleness, servers, server_module, address, keys and snapshots for 'dist",
     ):
         rl.kvstore.create("local", staleness=1)
 

@@ -13,7 +13,8 @@ class Command:
     """Serve a part of the keys of `rl.kvstore.create("dist_async")`, which starts such servers itself.
 
     The address is the first line of the output. The server ends once its standard input has ended and all
-    workers have left or have been silent for their lease.
+    workers have left or have been silent for their lease. One that is started again with the folder of its
+    snapshots and the same address takes the place of the one before.
 
     It listens on the loopback. Across hosts workers and servers need keys: `--new-keys DIR` makes them, once
     for a job, and DIR is copied to all hosts.
@@ -35,6 +36,13 @@ class Command:
             default="",
             metavar="MODULE",
             help="imported first, to register updaters",
+        )
+        parser.add_argument(
+            "--snapshots",
+            type=Path,
+            default=None,
+            metavar="DIR",
+            help="write down what it holds, and begin with what is there (default: hold it in memory alone)",
         )
         parser.add_argument(
             "--listen",
@@ -62,6 +70,7 @@ class Command:
         from ridgeline.runtime.kvstore.serving.keys import make_keys, named_directory, server_keys
         from ridgeline.runtime.kvstore.serving.server import Server, serve_beside
         from ridgeline.runtime.kvstore.serving.shard import Shard
+        from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
 
         if args.new_keys is not None:
             make_keys(args.new_keys)
@@ -83,7 +92,9 @@ class Command:
             importlib.import_module(args.module)
         directory = named_directory(args.keys)
         keys = server_keys(directory) if directory else None
-        server = Server(Shard(args.workers, args.staleness), args.listen, keys=keys)
+        shard = Shard(args.workers, args.staleness)
+        snapshots = None if args.snapshots is None else Snapshots(args.snapshots, shard)
+        server = Server(shard, args.listen, keys=keys, snapshots=snapshots)
         try:
             serve_beside(server)
         finally:

@@ -1,6 +1,6 @@
 """Keys and values as a caller gives them, one or several, made lists and checked before anything is done."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -95,6 +95,24 @@ def check_fits(key: Key, tensors: Sequence[Tensor], held: Held, action: str) -> 
 def _layout(tensor: Tensor) -> str:
     dims = f" with {tensor.sparse_dim()} sparse dimensions" if tensor.is_sparse else ""
     return f"{tensor.layout}{dims}"
+
+
+def places_for(held: Mapping[Key, Held]) -> dict[Key, list[Tensor]]:
+    """New tensors on the CPU for a value of each key."""
+    return {k: [torch.empty(one.shape, dtype=one.dtype, device="cpu")] for k, one in held.items()}
+
+
+def rows_of(key: Any, row_ids: Any, held: Mapping[Key, Held]) -> dict[Key, Tensor]:
+    """The numbers of rows of each key, as `row_sparse_pull` is given them.
+
+    Raises:
+        KVStoreError: another number of them than of keys, or as `check_rows`.
+    """
+    keys = listed(key, "row_sparse_pull")
+    rows = [row_ids] if isinstance(key, int | str) else row_ids
+    if not isinstance(rows, Sequence) or len(rows) != len(keys):
+        raise KVStoreError(f"wanted row_ids for each of {len(keys)} keys in row_sparse_pull")
+    return {k: check_rows(k, one, held[k]) for k, one in zip(keys, rows, strict=True)}
 
 
 def check_rows(key: Key, rows: Any, held: Held) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.shelf import Versions
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 
 
@@ -29,17 +30,24 @@ class HeldValues(abc.ABC):
     def push(self, totals: Mapping[Key, Tensor]) -> None:
         """Work sums into the values."""
 
-    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
+    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> Versions:
         """Copy a value, or some of its rows, to each of some places."""
         value = self.values[key]
         found = value if rows is None else value[rows.to(value.device)]
         for out in outs:
             out.copy_(found)
+        return {}
 
-    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> None:
+    def read_alike(self, places: Mapping[Key, Sequence[Tensor]]) -> Versions:
+        """One after the other; nobody changes values meanwhile."""
+        for key, outs in places.items():
+            self.read(key, outs, None)
+        return {}
+
+    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> Versions:
         """One after the other."""
         self.push({key: total})
-        self.read(key, outs, None)
+        return self.read(key, outs, None)
 
     def change_settings(self, updater: OptimizerUpdater) -> None:
         """The optimizer goes on with the settings of another one of its name."""

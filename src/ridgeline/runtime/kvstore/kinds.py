@@ -52,6 +52,7 @@ def create(
     server_module: str = "",
     address: str = "",
     keys: str | os.PathLike[str] = "",
+    snapshots: str | os.PathLike[str] = "",
 ) -> KVStore:
     """A key-value store.
 
@@ -73,6 +74,8 @@ def create(
         keys: Of `dist_async`: the directory of keys that let workers and servers in, which
             `ridgeline kvserver --new-keys DIR` makes; without it that of RIDGELINE_KVSTORE_KEYS. Workers on
             several hosts need one.
+        snapshots: Of `dist_async`: a folder in which servers write down what they hold. One that dies is then
+            replaced and nothing that it took is lost; a store made again with the folder goes on from there.
 
     Raises:
         KVStoreError: no such kind, a group of another backend, an argument that is not for this kind or
@@ -98,6 +101,7 @@ def create(
         server_module=server_module,
         address=address,
         keys=keys,
+        snapshots=snapshots,
     )
     return KVStore(name, shelf, threads=threads)
 
@@ -111,6 +115,7 @@ def make_shelf(
     server_module: str = "",
     address: str = "",
     keys: str | os.PathLike[str] = "",
+    snapshots: str | os.PathLike[str] = "",
 ) -> tuple[Shelf, int]:
     """Where a store has its values, and how many threads work on them; arguments and errors as `create`."""
     kind = KINDS.get(name) if isinstance(name, str) else None
@@ -120,12 +125,13 @@ def make_shelf(
     if kind.has_servers:
         if process_group is not None:
             raise KVStoreError(f"wanted no process_group for {name!r}, got one; servers need none")
-        wanted = Wanted(servers, staleness, server_module, address, os.fspath(keys))
+        folders = os.fspath(keys), os.fspath(snapshots)
+        wanted = Wanted(servers, staleness, server_module, address, *folders)
         return _served(wanted), threads
-    if staleness is not None or servers or server_module or address or keys:
+    if staleness is not None or servers or server_module or address or keys or snapshots:
         raise KVStoreError(
-            "wanted staleness, servers, server_module, address and keys for 'dist_async' alone, got one for "
-            f"{name!r}"
+            "wanted staleness, servers, server_module, address, keys and snapshots for 'dist_async' alone, "
+            f"got one for {name!r}"
         )
     shelf = _workers(kind, process_group) if kind.spans_workers else None
     if shelf is None:
@@ -143,7 +149,14 @@ def _served(wanted: Wanted) -> Shelf:
     if not isinstance(servers, int) or not 0 <= servers <= world.size:
         raise KVStoreError(f"wanted servers from 1 to {world.size}, one a worker, got {servers!r}")
     found = gather(world, wanted._replace(num_servers=servers or world.size))
-    return RemoteShelf(found.addresses, world.rank, world.size, found.beside, keys=found.keys)
+    return RemoteShelf(
+        found.addresses,
+        world.rank,
+        world.size,
+        found.beside,
+        keys=found.keys,
+        notice=found.notice,
+    )
 
 
 def _workers(kind: Kind, process_group: dist.ProcessGroup | None) -> Shelf | None:

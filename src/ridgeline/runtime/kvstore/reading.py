@@ -1,6 +1,6 @@
 """What a pull without a place for its result returns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -11,11 +11,15 @@ class Reading:
     Args:
         wait: Returns once `tensor` is filled, or raises what kept it from being.
         tensor: Where it is going to be.
+        versions: What it is going to hold; filled with it.
     """
 
-    def __init__(self, wait: Callable[[], None], tensor: Tensor) -> None:
+    def __init__(
+        self, wait: Callable[[], None], tensor: Tensor, versions: Mapping[int, int]
+    ) -> None:
         self._wait: Callable[[], None] | None = wait
         self._tensor = tensor
+        self._versions = versions
 
     def get(self) -> Tensor:
         """The value; the same tensor each time, which is the caller's own.
@@ -29,3 +33,17 @@ class Reading:
             self._wait()
             self._wait = None
         return self._tensor
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """How many pushes of each worker the value holds, by rank: of `dist_async`, else empty.
+
+        Of a value that is divided among servers, what all of its parts hold.
+
+        Raises:
+            EngineError: as `get`.
+
+        Cost: As `get`.
+        """
+        self.get()
+        return dict(self._versions)

@@ -9,6 +9,9 @@ from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 
+Versions = Mapping[int, int]
+"""Of a value: how many pushes of each worker it holds. Empty where all see the same ones."""
+
 
 class Shelf(Protocol):
     """Where the values of a store are, and how sums are worked into them."""
@@ -38,10 +41,13 @@ class Shelf(Protocol):
     def change_settings(self, updater: OptimizerUpdater) -> None:
         """Have the optimizer that is set go on with the settings of this one; nothing is under way."""
 
-    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> object:
+    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> Versions:
         """Fill `outs` with a value, or with some of its rows; in the lane."""
 
-    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> None:
+    def read_alike(self, places: Mapping[Key, Sequence[Tensor]]) -> Versions:
+        """Fill places with values that all hold the same pushes; in the lane."""
+
+    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> Versions:
         """Work a sum in and fill `outs` with what came of it, which may be where the sum is; in the lane."""
 
     def optimizer_states(self) -> dict[Key, dict[str, Tensor]]:

@@ -4,7 +4,7 @@ Pushes and pulls are tasks of an engine: those of a key run in the order of the 
 side by side where the kind allows it, and who reads a result waits for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,19 +19,17 @@ from ridgeline.runtime.kvstore.arguments import (
     Held,
     Key,
     check_fits,
-    check_rows,
     listed,
+    places_for,
+    rows_of,
     values_of,
 )
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.device_order import after_present
 from ridgeline.runtime.kvstore.reading import Reading
-from ridgeline.runtime.kvstore.shelf import Shelf
+from ridgeline.runtime.kvstore.shelf import Shelf, Versions
 from ridgeline.runtime.kvstore.state_files import read_states, write_states
-from ridgeline.runtime.kvstore.updaters import (
-    FunctionUpdater,
-    OptimizerUpdater,
-)
+from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater
 
 _LANE = "communication"
 
@@ -55,6 +53,7 @@ class KVStore:
         self._engine = Engine(threads={_LANE: threads})
         self._held: dict[Key, Held] = {}
         self._variables: dict[Key, Variable] = {}
+        self._versions: dict[Key, dict[int, int]] = {}
         self._is_closed = False
 
     @property
@@ -118,7 +117,7 @@ class KVStore:
                 priority=priority,
             )
 
-    def pull(self, key: Any, out: Any = None, priority: int = 0) -> Any:
+    def pull(self, key: Any, out: Any = None, priority: int = 0, *, snapshot: bool = False) -> Any:
         """The values of keys, as the pushes before this left them.
 
         Args:
@@ -126,29 +125,32 @@ class KVStore:
             out: Where they go: a tensor, or one for each device; filled when this returns. None returns
                 `Reading` instead, one for each key, at once.
             priority: As for `push`.
+            snapshot: All values hold the same number of pushes of each worker.
 
         Raises:
             KVStoreError: an unknown key, or places of another shape or type.
-            EngineError: a push or an update before this has failed.
+            EngineError: a push or an update before this has failed; or there was no moment for a snapshot.
 
-        Cost: With `out`, waits for the pushes to these keys.
+        Cost: With `out`, waits for the pushes to these keys. A snapshot reads what changes meanwhile again.
         """
         keys = listed(key, "pull")
         self._check_known(keys, "pull")
+        held = {k: self._held[k] for k in keys}
+        places = places_for(held) if out is None else self._checked(key, out, "pull")
+        if snapshot:
+            readings = self._read(places, partial(self._shelf.read_alike, places), priority)
+        else:
+            readings = [self._reading(k, outs, None, priority) for k, outs in places.items()]
         if out is None:
-            likes = [
-                torch.empty(self._held[k].shape, dtype=self._held[k].dtype, device="cpu")
-                for k in keys
-            ]
-            readings = [
-                self._reading(k, [like], None, priority)
-                for k, like in zip(keys, likes, strict=True)
-            ]
             return readings[0] if isinstance(key, int | str) else readings
-        places = self._checked(key, out, "pull")
-        for reading in [self._reading(k, outs, None, priority) for k, outs in places.items()]:
+        for reading in readings:
             reading.get()
         return None
+
+    def versions(self, key: Any) -> dict[int, int]:
+        """How many pushes of each worker the value held that was pulled last; see `Reading.versions`."""
+        self._check_known(listed(key, "versions"), "versions")
+        return dict(self._versions.get(key, {}))
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push, then pull what came of it into `out`, or into the values themselves.
@@ -162,19 +164,12 @@ class KVStore:
             return
         given = self._checked(key, value, "pushpull")
         places = given if out is None else self._checked(key, out, "pushpull")
-        readings = []
+        readings = list[Reading]()
         for one, tensors in given.items():
             # Nobody changes the values meanwhile, for this returns once all is done.
             total, outs = self._shelf.collect(one, tensors, borrows=True), places[one]
-            done = self._engine.variable(f"pulled {one!r}")
-            self._engine.push(
-                after_present([total, *outs], partial(self._shelf.push_and_read, one, total, outs)),
-                writes=(self._variables[one], done),
-                lane=_LANE,
-                name=f"pushpull {one}",
-                priority=priority,
-            )
-            readings.append(Reading(partial(self._engine.wait, done), outs[0]))
+            read = partial(self._shelf.push_and_read, one, total, outs)
+            readings += self._read({one: outs}, read, priority, brings=[total])
         for reading in readings:
             reading.get()
 
@@ -204,27 +199,17 @@ class KVStore:
         """
         keys = listed(key, "row_sparse_pull")
         self._check_known(keys, "row_sparse_pull")
-        is_single = isinstance(key, int | str)
-        rows = [row_ids] if is_single else row_ids
-        if not isinstance(rows, Sequence) or len(rows) != len(keys):
-            raise KVStoreError(f"wanted row_ids for each of {len(keys)} keys in row_sparse_pull")
-        ids = [check_rows(k, one, self._held[k]) for k, one in zip(keys, rows, strict=True)]
-        shapes = [
-            Held(torch.Size((len(one), *self._held[k].shape[1:])), self._held[k].dtype)
-            for k, one in zip(keys, ids, strict=True)
-        ]
+        ids = rows_of(key, row_ids, self._held)
+        held = {
+            k: Held(torch.Size((len(one), *self._held[k].shape[1:])), self._held[k].dtype)
+            for k, one in ids.items()
+        }
+        places = places_for(held) if out is None else values_of(key, out, "row_sparse_pull")
+        for k, outs in places.items():
+            check_fits(k, outs, held[k], "row_sparse_pull")
+        readings = [self._reading(k, outs, ids[k], priority) for k, outs in places.items()]
         if out is None:
-            outs = [[torch.empty(shape, dtype=dtype, device="cpu")] for shape, dtype in shapes]
-        else:
-            outs = [*values_of(key, out, "row_sparse_pull").values()]
-            for k, places, shape in zip(keys, outs, shapes, strict=True):
-                check_fits(k, places, shape, "row_sparse_pull")
-        readings = [
-            self._reading(k, places, one, priority)
-            for k, places, one in zip(keys, outs, ids, strict=True)
-        ]
-        if out is None:
-            return readings[0] if is_single else readings
+            return readings[0] if isinstance(key, int | str) else readings
         for reading in readings:
             reading.get()
         return None
@@ -385,13 +370,31 @@ class KVStore:
         self, key: Key, outs: Sequence[Tensor], rows: Tensor | None, priority: int
     ) -> Reading:
         """Push a task that fills `outs`."""
-        done = self._engine.variable(f"pulled {key!r}")
+        places, read = {key: outs}, partial(self._shelf.read, key, outs, rows)
+        (reading,) = self._read(places, read, priority)
+        return reading
+
+    def _read(
+        self,
+        places: Mapping[Key, Sequence[Tensor]],
+        read: Callable[[], Versions],
+        priority: int,
+        *,
+        brings: Sequence[Tensor] = (),
+    ) -> list[Reading]:
+        """Push a task that fills places, and changes the values if it brings something."""
+        name = ", ".join(map(str, [*places][:3]))
+        done, found = self._engine.variable(f"pulled {name}"), dict[int, int]()
+        variables = [self._variables[key] for key in places]
+        outs = [out for some in places.values() for out in some]
         self._engine.push(
-            after_present(outs, partial(self._shelf.read, key, outs, rows)),
-            reads=(self._variables[key],),
-            writes=(done,),
+            after_present([*brings, *outs], lambda: found.update(read())),
+            reads=() if brings else variables,
+            writes=(*variables, done) if brings else (done,),
             lane=_LANE,
-            name=f"pull {key}",
+            name=f"{'pushpull' if brings else 'pull'} {name}",
             priority=priority,
         )
-        return Reading(partial(self._engine.wait, done), outs[0])
+        self._versions |= dict.fromkeys(places, found)
+        wait = partial(self._engine.wait, done)
+        return [Reading(wait, some[0], found) for some in places.values()]

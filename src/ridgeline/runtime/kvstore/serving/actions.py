@@ -41,11 +41,15 @@ class Actions:
 
     Args:
         slots: The slices.
+
+    Attributes:
+        updates_by: How it was told to work sums in, last.
     """
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._optimizer: OptimizerUpdater | None = None
+        self.updates_by: wire.SetOptimizer | wire.SetUpdater | None = None
 
     def do(self, worker: int, body: wire.Body, frames: Frames) -> Done:
         """Do what a call asks for, which need not wait.
@@ -53,12 +57,16 @@ class Actions:
         Raises:
             KVStoreError: what it says of slices, shapes, names or frames does not hold; nothing was done.
         """
+        pushes = wire.Push | wire.PushRows
+        if isinstance(body, pushes) and not self._slots.take(worker, body.slot, body.number):
+            return Done()
         match body:
             case wire.Init():
                 (value,) = wire.tensors_of(frames, [body.shape])
                 self._slots.init(body.slot, value)
             case wire.Know():
                 self._slots.check(body.slot, _held(body.shape))
+                return Done(versions={worker: self._slots.num_taken(worker, body.slot)})
             case wire.Push():
                 self._slots.check(body.slot, _held(body.shape))
                 self._slots.push(worker, body.slot, _total(body, frames))
@@ -69,16 +77,18 @@ class Actions:
             case wire.SetOptimizer():
                 made = OptimizerUpdater(body.name, body.rescale, body.settings, body.by_key)
                 self._set_optimizer(made)
+                self.updates_by = body
             case wire.SetUpdater():
                 self._slots.set_updater(partial(FunctionUpdater, FunctionUpdater(body.name).name))
                 self._optimizer = None
+                self.updates_by = body
             case wire.States():
                 return self._states()
             case wire.LoadStates():
                 self._load_states(body, frames)
             case wire.Share():
                 return Done(is_shared=body.host == host_identity())
-            case wire.Barrier() | wire.Beat() | wire.Leave():
+            case _:  # what a server or shard does itself
                 pass
         return Done()
 

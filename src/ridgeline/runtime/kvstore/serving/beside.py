@@ -1,17 +1,31 @@
 """Server processes that a worker starts beside itself."""
 
+import logging
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving.addresses import LOOPBACK
+from ridgeline.runtime.kvstore.serving.epochs import Found
 
 END_S = 60.0
 """How long a server may take to end once all workers have left it."""
+_SHORT_S = 30.0
+_MOST_SHORT = 5
+"""So many servers in a row that end within that time are not started again: something ends them all."""
+
+_log = logging.getLogger(__name__)
 
 
 class ServerBeside:
     """A server in a child process, which ends once its standard input has and all workers have left.
+
+    With snapshots one that dies is started again, and begins with what it had written down.
 
     Args:
         num_workers: Who will call.
@@ -19,9 +33,11 @@ class ServerBeside:
         module: Imported there, to register updaters; empty for none.
         address: Where it is to listen.
         keys: Directory of the keys of those whom it lets in; empty for none.
+        snapshots: A folder for those of this server.
+        tell: Told of a server that has taken the place of one that died; False: another one has before.
 
     Attributes:
-        address: Where it is found.
+        address: Where the first one is found.
 
     Raises:
         KVStoreError: it did not start; its standard error has gone to that of this process.
@@ -34,35 +50,94 @@ class ServerBeside:
         module: str,
         address: str = LOOPBACK,
         keys: str = "",
+        snapshots: Path | None = None,
+        tell: Callable[[Found], bool] | None = None,
     ) -> None:
         words = ["-m", "ridgeline", "kvserver", "--beside", "--workers", str(num_workers)]
         words += [] if staleness is None else ["--staleness", str(staleness)]
         words += ["--import", module] if module else []
         words += ["--listen", address]
         words += ["--keys", keys] if keys else []
-        self._process = subprocess.Popen(
-            [sys.executable, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for workers, who then leave it
-        )
-        assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().strip()
-        if not self.address:
-            self.close()
+        words += [] if snapshots is None else ["--snapshots", str(snapshots)]
+        self._words = words
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._ends = False
+        self._process = self._started()
+        found = self._found(self._process)
+        if found is None:
+            self._input.close()
             raise KVStoreError(
                 f"wanted a server of a store beside this worker, got one that ended with status "
-                f"{self._process.returncode}; what it said stands above"
+                f"{self._process.wait(END_S)}; what it said stands above"
             )
+        self.address = found.address
+        self._watch: threading.Thread | None = None
+        if snapshots is not None:
+            self._watch = threading.Thread(target=self._restart, name="kvstore-server", daemon=True)
+            self._watch.start()
 
     def close(self) -> None:
         """Let it end, and wait for that."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        with self._lock:
+            self._ends = True
+            self._input.close()
+        if self._watch is not None:
+            self._watch.join(END_S)
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    @property
+    def _input(self) -> IO[str]:
+        """Of the server, which ends some time after it."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    def _started(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, *self._words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for workers, who then leave it
+        )
+
+    def _found(self, process: "subprocess.Popen[str]") -> Found | None:
+        """Where a server says that it is; None: it ended before."""
+        assert process.stdout is not None
+        address, _, epoch = process.stdout.readline().strip().partition(" ")
+        return Found(int(epoch or 0), address) if address else None
+
+    def _restart(self) -> None:
+        """Start another server each time that one dies, until one ends by itself."""
+        num_short = 0
+        while True:
+            begun_s = time.monotonic()
+            status = self._process.wait()
+            if status == 0:
+                return
+            num_short = num_short + 1 if time.monotonic() - begun_s < _SHORT_S else 0
+            if num_short == _MOST_SHORT:
+                _log.error(
+                    "%d servers in a row died within %.3g s: none is started", num_short, _SHORT_S
+                )
+                return
+            _log.warning(
+                "the server beside this worker died (status %d): another one starts", status
+            )
+            with self._lock:
+                self._input.close()
+                if self._process.stdout is not None:
+                    self._process.stdout.close()
+                self._process = self._started()
+                if self._ends:
+                    self._input.close()
+            found = self._found(self._process)
+            if found is not None and self._tell is not None and not self._tell(found):
+                self._process.kill()
+                return

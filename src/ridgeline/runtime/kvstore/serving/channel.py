@@ -1,7 +1,7 @@
 """A worker's connection to one server: calls in order, each done once, whatever is lost on the way.
 
 A channel is used by one thread. Calls that are not answered in time are sent again, from the first of them
-on.
+on; where another server has taken the place of the one that was asked, to that one (`Peer`).
 """
 
 import logging
@@ -17,12 +17,16 @@ from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.entry import Entrance
+from ridgeline.runtime.kvstore.serving.epochs import Found
 from ridgeline.runtime.kvstore.serving.keys import Keys
+from ridgeline.runtime.kvstore.serving.peer import Kept, Peer
 from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
 
 RESEND_S = 2.0
 """How long an answer may take before calls are sent again."""
+LOOK_S = 0.25
+"""How often it looks for another server, where an answer takes longer."""
 SILENCE_S = 30.0
 """How long a server may say nothing at all."""
 PARKED_S = 1800.0
@@ -72,7 +76,7 @@ class Channel:
 
     Args:
         context: Of all sockets of the process.
-        address: Of the server.
+        server: Its address, or what all connections of the worker to it know of it.
         worker: This worker's number.
         channel: Which of its connections to this server.
         silence_s: How long the server may say nothing at all.
@@ -84,7 +88,7 @@ class Channel:
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        address: str,
+        server: str | Peer,
         worker: int,
         channel: int,
         silence_s: float = SILENCE_S,
@@ -92,34 +96,41 @@ class Channel:
         parked_s: float = PARKED_S,
         keys: Keys | None = None,
     ) -> None:
-        self.address = address
+        self._context = context
+        self._peer = server if isinstance(server, Peer) else Peer(Found(0, server))
         self._worker = worker
         self._channel = channel
         self._silence_s = silence_s
         self._resend_s = resend_s
         self._parked_s = parked_s
-        self._number = 0
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MOST_BYTES)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * ALIVE_S))
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(5000 * ALIVE_S))
-        self._entrance = Entrance(self._socket, address, keys)
-        self._socket.connect(address)
+        self._keys = keys
+        self._at = self._peer.found
+        self._told = self._at.epoch
+        self._connect()
         self._segment: Segment | None = None
         self._free: list[int] = []
         self._places: dict[int, int] = {}
         self._shares = True
+        self._num_asked = 0
         self._unsent: list[tuple[int, Asked]] = []
-        self._under_way: dict[int, Asked] = {}
+        self._num_sent = 0
+        self._under_way: dict[int, tuple[int, Asked]] = {}
+        """By their number on this connection; with each, which of all that was asked it is."""
         self._found: dict[int, Answered] = {}
 
     def start(self, asked: Sequence[Asked]) -> range:
-        """Send calls, as many as the window holds; the numbers to `finish` with."""
+        """Send calls, as many as the window holds; the numbers to `finish` with.
+
+        Raises:
+            KVStoreError: as `finish`, where calls before these are to be finished first.
+        """
+        self._move()
         if self._shares and any(one.num_shared >= LEAST_SHARED for one in asked):
             self._share()
-        numbers = range(self._number + 1, self._number + 1 + len(asked))
-        self._number += len(asked)
+        numbers = range(self._num_asked + 1, self._num_asked + 1 + len(asked))
+        self._num_asked += len(asked)
+        bodies = [self._peer.numbered(one.body) for one in asked]
+        asked = [one._replace(body=body) for one, body in zip(asked, bodies, strict=True)]
         self._unsent += zip(numbers, asked, strict=True)
         self._send_some()
         return numbers
@@ -131,32 +142,7 @@ class Channel:
             KVStoreError: the server refused one (the others are done all the same), does not let this worker
                 in, or says nothing, or other workers that a call waits for do not come.
         """
-        heard_s = sent_s = begun_s = time.monotonic()
-        while not all(number in self._found for number in numbers):
-            if self._socket.poll(int(1000 * min(self._resend_s, self._silence_s))):
-                self._tell_of_outage(time.monotonic() - heard_s)
-                heard_s = time.monotonic()
-                self._receive()
-                self._send_some()
-            else:
-                self._entrance.check()
-            now = time.monotonic()
-            if now - heard_s > self._silence_s:
-                raise KVStoreError(
-                    f"wanted an answer of the server at {self.address}, got none for {now - heard_s:.0f} s; "
-                    "see whether it runs"
-                )
-            if now - begun_s > self._parked_s:
-                waiting = ", ".join({type(one.body).__name__ for one in self._under_way.values()})
-                raise KVStoreError(
-                    f"wanted other workers to come to what worker {self._worker} waits for ({waiting}) at "
-                    f"{self.address}, got none for {now - begun_s:.0f} s; see that all make the same "
-                    "calls of init and barrier, and push"
-                )
-            if now - max(heard_s, sent_s) >= self._resend_s:
-                sent_s = now
-                for number, asked in self._under_way.items():
-                    self._send(number, asked)
+        self._wait(numbers)
         answers = [self._found.pop(number) for number in numbers]
         refused = next((one.answer.error for one in answers if one.answer.error), "")
         if refused:
@@ -184,19 +170,115 @@ class Channel:
         self._found.clear()
         if not self._under_way:
             self.start([Asked(body)])
-        else:
-            for number, asked in self._under_way.items():
+        elif not self._follow():
+            for number, (_, asked) in self._under_way.items():
                 self._send(number, asked)
+
+    def make_room(self) -> None:
+        """Wait for a snapshot of the server, where the worker keeps too much of what it may lose.
+
+        Raises:
+            KVStoreError: as `finish`; or no snapshot can be written.
+        """
+        if self._peer.is_full:
+            self.ask(wire.Cover())
 
     def close(self) -> None:
         """Release the connection."""
         self._entrance.close()
         self._socket.close(linger=0)
 
+    def _connect(self) -> None:
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MOST_BYTES)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * ALIVE_S))
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(5000 * ALIVE_S))
+        self._entrance = Entrance(self._socket, self._at.address, self._keys)
+        self._socket.connect(self._at.address)
+
+    def _wait(self, numbers: range) -> None:
+        """Until all are answered."""
+        heard_s = sent_s = begun_s = time.monotonic()
+        while not all(number in self._found for number in numbers):
+            if self._socket.poll(int(1000 * min(self._resend_s, self._silence_s, LOOK_S))):
+                self._tell_of_outage(time.monotonic() - heard_s)
+                heard_s = time.monotonic()
+                self._receive()
+                self._send_some()
+            else:
+                self._entrance.check()
+            now = time.monotonic()
+            is_late = now - heard_s >= self._resend_s
+            if (is_late or self._told > self._at.epoch) and self._follow():
+                heard_s = sent_s = now
+            self._check_waits(now - heard_s, now - begun_s)
+            if is_late and now - sent_s >= self._resend_s:
+                sent_s = now
+                for number, (_, asked) in self._under_way.items():
+                    self._send(number, asked)
+
+    def _check_waits(self, silent_s: float, asked_s: float) -> None:
+        """Refuse to wait for ever.
+
+        Raises:
+            KVStoreError: the server, or other workers, have been waited for too long.
+        """
+        if silent_s > self._silence_s:
+            raise KVStoreError(
+                f"wanted an answer of the server at {self._at.address}, got none for {silent_s:.0f} s; see "
+                "whether it runs"
+            )
+        if asked_s > self._parked_s:
+            waiting = ", ".join({type(one.body).__name__ for _, one in self._under_way.values()})
+            raise KVStoreError(
+                f"wanted other workers to come to what worker {self._worker} waits for ({waiting}) at "
+                f"{self._at.address}, got none for {asked_s:.0f} s; see that all make the same calls of init "
+                "and barrier, and push"
+            )
+
+    def _follow(self) -> bool:
+        """Go to a server that has taken the place of the one that was asked, where there is one."""
+        found = self._peer.newest(Found(self._told, self._at.address))
+        if found.epoch > self._peer.found.epoch:
+            self._peer.follow(found, self._send_again)
+        return self._move()
+
+    def _send_again(self, there: Peer, kept: Sequence[Kept]) -> None:
+        """Send what another server may have lost; what is refused was refused before."""
+        number = there.found.epoch << 32 | self._channel
+        seconds = self._silence_s, self._resend_s, self._parked_s
+        channel = Channel(self._context, there, self._worker, number, *seconds, self._keys)
+        asked = [Asked(wire.Again(there.barriers)), *(Asked(one.body, one.frames) for one in kept)]
+        if not self._peer.is_part:
+            asked.append(Asked(wire.Whole()))
+        try:
+            channel._wait(channel.start(asked))
+        finally:
+            channel.close()
+
+    def _move(self) -> bool:
+        """Ask the newer server, where there is one, what the other one has not answered."""
+        if self._peer.found is self._at:
+            return False
+        self.close()
+        self._at = self._peer.found
+        self._told = max(self._told, self._at.epoch)
+        self._unsent[:0] = self._under_way.values()
+        self._under_way.clear()
+        self._places.clear()
+        self._num_sent = 0
+        self._segment, self._shares = None, True
+        self._connect()
+        self._send_some()
+        return True
+
     def _send_some(self) -> None:
         while self._unsent and len(self._under_way) < WINDOW:
-            number, asked = self._unsent.pop(0)
-            self._under_way[number] = asked
+            which, asked = self._unsent.pop(0)
+            self._peer.sent(asked.body, asked.frames)
+            self._num_sent = number = self._num_sent + 1
+            self._under_way[number] = which, asked
             if self._segment is not None and LEAST_SHARED <= asked.num_shared <= MOST_SHARED:
                 self._places[number] = place = self._free.pop()
                 for frame in map(wire.frame_of, asked.frames):
@@ -204,7 +286,7 @@ class Channel:
             self._send(number, asked)
 
     def _send(self, number: int, asked: Asked) -> None:
-        call = Call(self._worker, self._channel, number, asked.body)
+        call = Call(self._worker, self._channel, number, asked.body, epoch=self._at.epoch)
         frames = [*map(wire.frame_of, asked.frames)]
         if number in self._places:
             length = sum(map(len, frames))
@@ -227,16 +309,19 @@ class Channel:
         finally:
             segment.forget_name()
         if not is_shared:
-            _log.info("tensors go through sockets, since %s is on another host", self.address)
+            _log.info("tensors go through sockets, since %s is on another host", self._at.address)
             return
-        self._segment = segment
+        self._segment, self._shares = (
+            segment,
+            False,
+        )  # also where this was asked of another server in the end
         self._free = [MOST_SHARED * place for place in range(WINDOW)]
 
     def _tell_of_outage(self, silent_s: float) -> None:
         if silent_s > OUTAGE_S:
             _log.warning(
                 "the server at %s was not heard of for %.1f s and is again; worker %d waited with %d calls",
-                self.address,
+                self._at.address,
                 silent_s,
                 self._worker,
                 len(self._under_way),
@@ -246,17 +331,22 @@ class Channel:
         frames = self._socket.recv_multipart(copy=False)
         answer = wire.decode_answer(frames[0].buffer)
         if not answer.number:
-            raise KVStoreError(f"the server at {self.address} refused a message: {answer.error}")
-        if answer.number not in self._under_way or answer.is_parked:
+            raise KVStoreError(
+                f"the server at {self._at.address} refused a message: {answer.error}"
+            )
+        self._told = max(self._told, answer.epoch)
+        is_expected = answer.number in self._under_way and answer.epoch == self._at.epoch
+        if not is_expected or answer.is_parked:
             return
-        asked = self._under_way[answer.number]
+        which, asked = self._under_way[answer.number]
+        self._peer.answered(self._worker, asked.body, answer)
         tensor = self._tensor(answer, [frame.buffer for frame in frames[1:]])
         if asked.take is not None and tensor is not None:
             asked.take(tensor)
             tensor = None
         elif answer.is_shared and tensor is not None:
             tensor = tensor.clone()
-        self._found[answer.number] = Answered(answer, tensor)
+        self._found[which] = Answered(answer, tensor)
         del self._under_way[answer.number]
         if answer.number in self._places:
             self._free.append(self._places.pop(answer.number))

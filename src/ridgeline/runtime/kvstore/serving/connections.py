@@ -1,14 +1,18 @@
 """A worker's connections to all servers: some for each thread that asks, and those that say it is there."""
 
+import secrets
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import zmq
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.channel import Answered, Asked, Channel
+from ridgeline.runtime.kvstore.serving.epochs import Found, Notice
 from ridgeline.runtime.kvstore.serving.keys import Keys
+from ridgeline.runtime.kvstore.serving.peer import Peer
 from ridgeline.runtime.kvstore.serving.slices import Located
 
 
@@ -20,24 +24,43 @@ class Connections:
         worker: This worker's number.
         beat_s: How often it says that it is there.
         keys: Of workers; None for servers that ask for none.
+        notice: Tells of servers that take the place of these.
     """
 
     def __init__(
-        self, addresses: Sequence[str], worker: int, beat_s: float, keys: Keys | None = None
+        self,
+        addresses: Sequence[str],
+        worker: int,
+        beat_s: float,
+        keys: Keys | None = None,
+        notice: Notice | None = None,
     ) -> None:
         self.num_servers = len(addresses)
-        self._addresses = [*addresses]
+        self.peers = [
+            Peer(Found(0, address), partial(notice.newest, place) if notice else lambda: None)
+            for place, address in enumerate(addresses)
+        ]
         self._worker = worker
         self._keys = keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._local = threading.local()
         self._lock = threading.Lock()
         self._opened: list[Channel] = []
-        self._num_channels = 0
+        # Others than those of a process that was this worker before, whose calls have these numbers too.
+        self._last_channel = secrets.randbits(31)
         self._beat_s = beat_s
         self._ends = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="kvstore-beat", daemon=True)
-        self._beating.start()
+        self._beating = [
+            threading.Thread(target=self._beat, args=(place,), name="kvstore-beat", daemon=True)
+            for place in range(self.num_servers)
+        ]
+        for thread in self._beating:
+            thread.start()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what is pushed may be sent again after it was answered."""
+        return any(peer.writes for peer in self.peers)
 
     def ask(self, calls: Sequence[Located]) -> list[Answered]:
         """Ask all at once, each server in order; the answers in the order of the calls.
@@ -46,6 +69,8 @@ class Connections:
             KVStoreError: a server refused a call, or says nothing.
         """
         channels = self._channels()
+        for channel in channels:
+            channel.make_room()
         started = [
             channel.start([call.asked for call in calls if call.place == place])
             for place, channel in enumerate(channels)
@@ -71,7 +96,8 @@ class Connections:
             KVStoreError: a server says nothing; the connections are released all the same.
         """
         self._ends.set()
-        self._beating.join()
+        for thread in self._beating:
+            thread.join()
         try:
             self.tell_all(wire.Leave())
         finally:
@@ -82,25 +108,23 @@ class Connections:
     def _channels(self) -> list[Channel]:
         """Of this thread, one to each server."""
         if not hasattr(self._local, "channels"):
-            self._local.channels = self._open()
+            self._local.channels = [self._open(peer) for peer in self.peers]
         channels: list[Channel] = self._local.channels
         return channels
 
-    def _open(self) -> list[Channel]:
+    def _open(self, peer: Peer) -> Channel:
         with self._lock:
-            self._num_channels += 1
-            made = [
-                Channel(self._context, one, self._worker, self._num_channels, keys=self._keys)
-                for one in self._addresses
-            ]
-            self._opened += made
+            self._last_channel += 1
+            made = Channel(self._context, peer, self._worker, self._last_channel, keys=self._keys)
+            self._opened.append(made)
         return made
 
-    def _beat(self) -> None:
-        channels = self._open()
+    def _beat(self, place: int) -> None:
+        """In a thread for each server: one that is silent does not keep the others from being told."""
+        channel = self._open(self.peers[place])
         try:
+            channel.ask(wire.Beat())  # so that it is known, and has a lease
             while not self._ends.wait(self._beat_s):
-                for channel in channels:  # none waits for another, whose server may be cut off
-                    channel.signal(wire.Beat())
+                channel.signal(wire.Beat())  # its server may be cut off, and come back
         except KVStoreError:  # who waits for an answer of this server says so
             return

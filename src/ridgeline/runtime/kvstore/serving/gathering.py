@@ -4,6 +4,8 @@ Some start one, and all are told where these are, or what went wrong for any of 
 """
 
 import itertools
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +21,7 @@ from ridgeline.runtime.kvstore.serving.addresses import (
     told_by_all,
 )
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
+from ridgeline.runtime.kvstore.serving.epochs import Notice, own_store
 from ridgeline.runtime.kvstore.serving.keys import Keys, named_directory, server_keys, worker_keys
 from ridgeline.runtime.world import World
 
@@ -36,6 +39,7 @@ class Wanted(NamedTuple):
         address: Where that of this worker is to listen; empty: on the loopback where all workers are on one
             host, else where they reach it.
         keys: Directory of keys; empty: that of the environment, if there is one.
+        snapshots: Folder in which servers write down what they hold; empty: they do not.
     """
 
     num_servers: int
@@ -43,6 +47,7 @@ class Wanted(NamedTuple):
     module: str = ""
     address: str = ""
     keys: str = ""
+    snapshots: str = ""
 
 
 class Gathered(NamedTuple):
@@ -52,11 +57,13 @@ class Gathered(NamedTuple):
         beside: The server of this worker, if it has started one.
         addresses: Of all servers.
         keys: To be let in by them; None where they ask for none.
+        notice: Of servers that take the place of these; None where none does.
     """
 
     beside: ServerBeside | None
     addresses: list[str]
     keys: Keys | None
+    notice: Notice | None
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True):
@@ -78,6 +85,7 @@ def gather(world: World, wanted: Wanted) -> Gathered:
     topic = f"servers of store {next(_numbers)}"
     hosts = told_by_all(world, f"{topic}: hosts", host_identity())
     beside, keys, problem = None, None, None
+    notice = Notice(own_store(world, topic)) if wanted.snapshots else None
     try:
         is_several = len({*hosts}) > 1
         keys = _keys(wanted.keys, is_several=is_several)
@@ -86,7 +94,15 @@ def gather(world: World, wanted: Wanted) -> Gathered:
             directory = "" if keys is None else keys.directory
             if directory:
                 server_keys(directory)  # that they are there
-            beside = ServerBeside(world.size, wanted.staleness, wanted.module, address, directory)
+            beside = ServerBeside(
+                world.size,
+                wanted.staleness,
+                wanted.module,
+                address,
+                directory,
+                _folder(wanted, world.rank),
+                None if notice is None else partial(notice.publish, world.rank),
+            )
     except KVStoreError as error:
         problem = error
     mine = _Told("" if beside is None else beside.address, str(problem or ""))
@@ -102,7 +118,26 @@ def gather(world: World, wanted: Wanted) -> Gathered:
             f"wanted servers that all workers can use, got none from worker {failed[0]}: "
             f"{told[failed[0]].problem}"
         )
-    return Gathered(beside, [one.address for one in told[: wanted.num_servers]], keys)
+    return Gathered(beside, [one.address for one in told[: wanted.num_servers]], keys, notice)
+
+
+def _folder(wanted: Wanted, rank: int) -> Path | None:
+    """Where the server of this worker writes down what it holds.
+
+    Raises:
+        KVStoreError: there are snapshots of another number of servers, among which values lie otherwise.
+    """
+    if not wanted.snapshots:
+        return None
+    folder = Path(wanted.snapshots)
+    mine = f"of-{wanted.num_servers}"
+    other = next((one for one in folder.glob("server-*-of-*") if not one.name.endswith(mine)), None)
+    if other is not None:
+        raise KVStoreError(
+            f"wanted snapshots of {wanted.num_servers} servers in {folder}, got {other.name}; have as many "
+            "servers as before, or name another folder"
+        )
+    return folder / f"server-{rank}-{mine}"
 
 
 def _keys(given: str, *, is_several: bool) -> Keys | None:

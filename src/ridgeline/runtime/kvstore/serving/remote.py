@@ -1,5 +1,6 @@
 """The values of servers, as a worker sees them: kind `dist_async`."""
 
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -15,15 +16,19 @@ from ridgeline.runtime.kvstore.parts import part_of, state_of_part, whole_state
 from ridgeline.runtime.kvstore.placement import Part, placed
 from ridgeline.runtime.kvstore.serving import slices, wire
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
-from ridgeline.runtime.kvstore.serving.channel import Asked
+from ridgeline.runtime.kvstore.serving.channel import Answered, Asked
 from ridgeline.runtime.kvstore.serving.connections import Connections
+from ridgeline.runtime.kvstore.serving.epochs import Notice
 from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.server import LEASE_S
 from ridgeline.runtime.kvstore.serving.slices import Located
 from ridgeline.runtime.kvstore.serving.wire import Slot
+from ridgeline.runtime.kvstore.shelf import Versions
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, Updater
 
 CPU = torch.device("cpu")
+ALIKE_S = 10.0
+"""How long a moment is looked for at which values hold the same pushes."""
 
 
 class RemoteShelf:
@@ -36,6 +41,7 @@ class RemoteShelf:
         beside: The server that this worker has started, which is left last.
         lease_s: How long servers wait for a worker that is silent.
         keys: Of workers; None for servers that ask for none.
+        notice: Tells of servers that take the place of these; None where none does.
 
     Attributes:
         is_collective: Workers need not make the same calls.
@@ -53,6 +59,7 @@ class RemoteShelf:
         beside: ServerBeside | None = None,
         lease_s: float = LEASE_S,
         keys: Keys | None = None,
+        notice: Notice | None = None,
     ) -> None:
         self.rank = rank
         self.num_workers = num_workers
@@ -61,7 +68,7 @@ class RemoteShelf:
         self._beside = beside
         self._parts: dict[Key, tuple[Part, ...]] = {}
         self._held: dict[Key, Held] = {}
-        self._servers = Connections(addresses, rank, lease_s / 5, keys)
+        self._servers = Connections(addresses, rank, lease_s / 5, keys, notice)
 
     def init(self, values: Mapping[Key, Tensor]) -> None:
         """Worker 0 gives first values; the others wait for them.
@@ -89,19 +96,48 @@ class RemoteShelf:
             [call for key, total in totals.items() for call in self._pushes(key, total)]
         )
 
-    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> None:
-        """Fill `outs` with a value or some of its rows."""
+    def read(self, key: Key, outs: Sequence[Tensor], rows: Tensor | None) -> Versions:
+        """Fill `outs` with a value or some of its rows; what all parts of it hold."""
         parts = self._parts[key]
         if rows is None:
-            self._servers.ask(slices.pulls(key, outs, parts))
-        else:
-            self._servers.ask(slices.pulls_of_rows(key, outs, rows, parts))
+            return _held_by_all(self._servers.ask(slices.pulls(key, outs, parts)))
+        return _held_by_all(self._servers.ask(slices.pulls_of_rows(key, outs, rows, parts)))
 
-    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> None:
+    def read_alike(self, places: Mapping[Key, Sequence[Tensor]]) -> Versions:
+        """Fill places with values that all hold the same pushes.
+
+        Parts that hold others than most of them are read again, until none does.
+
+        Raises:
+            KVStoreError: there was no such moment for some time.
+        """
+        calls = [
+            c for key, outs in places.items() for c in slices.pulls(key, outs, self._parts[key])
+        ]
+        seen = [one.answer.versions for one in self._servers.ask(calls)]
+        begun_s = time.monotonic()
+        while True:
+            newest = {w: max(one.get(w, 0) for one in seen) for one in seen for w in one}
+            behind = [number for number, one in enumerate(seen) if dict(one) != newest]
+            if not behind:
+                return newest
+            if time.monotonic() - begun_s > ALIKE_S:
+                raise KVStoreError(
+                    f"wanted a moment at which keys {[*places][:8]} hold the same pushes of each worker, got "
+                    f"none for {ALIKE_S:.0f} s; push all of them equally often, or pull behind a barrier"
+                )
+            again = self._servers.ask([calls[number] for number in behind])
+            for number, one in zip(behind, again, strict=True):
+                seen[number] = one.answer.versions
+
+    def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> Versions:
         """Both, part by part, so that values come back while sums are still sent."""
+        if self._servers.keeps:
+            total = total.clone()  # it may be in `outs`, and be sent again after these are filled
         there = self._pushes(key, total)
         back = slices.pulls(key, outs, self._parts[key])
-        self._servers.ask([call for pair in zip(there, back, strict=True) for call in pair])
+        pairs = [call for pair in zip(there, back, strict=True) for call in pair]
+        return _held_by_all(self._servers.ask(pairs)[1::2])
 
     def set_updater(self, updater: Updater) -> None:
         """Tell all servers.
@@ -199,6 +235,12 @@ class RemoteShelf:
         for key, value in values.items():
             held = self._held[key] = Held(value.shape, value.dtype)
             self._parts[key] = slices.sliced(held, found[key], divides=divides)
+
+
+def _held_by_all(answered: Sequence[Answered]) -> Versions:
+    """How many pushes of each worker all parts of a value hold."""
+    seen = [one.answer.versions for one in answered]
+    return {w: min(one.get(w, 0) for one in seen) for w in seen[0]} if seen else {}
 
 
 def _body(updater: Updater) -> wire.SetOptimizer | wire.SetUpdater:

@@ -21,6 +21,7 @@ from ridgeline.runtime.kvstore.serving.entry import Door
 from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
+from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
 from ridgeline.runtime.kvstore.serving.wire import Answer
 
 LEASE_S = 10.0
@@ -28,6 +29,10 @@ LEASE_S = 10.0
 KEPT_S = 1800.0
 """How long memory that a worker shares is kept after its lease has ended: it may come back and use it."""
 _POLL_MS = 200
+_WRITING_POLL_MS = 5
+"""While a snapshot is written that somebody may wait for."""
+_LINGER_MS = 1000
+"""How long the last answers may take to leave."""
 _QUEUED = 64
 """Messages that may wait from or for one connection, four times its window. Further ones from it stay where
 they are; further ones for it are dropped, and it asks again."""
@@ -46,22 +51,35 @@ class Server:
         address: To bind: `tcp://127.0.0.1:*` takes a free port of the loopback.
         lease_s: How long a worker may be silent.
         keys: Who is let in; None for everybody, on the loopback alone.
+        snapshots: Of the shard, where there are to be some.
 
     Attributes:
         address: Where it is found.
+        epoch: Of those that have served these slices, by their snapshots; 0: it writes none.
 
     Raises:
         KVStoreError: the address is none, is taken, or is one that other hosts reach and there are no keys.
     """
 
     def __init__(
-        self, shard: Shard, address: str, lease_s: float = LEASE_S, keys: Keys | None = None
+        self,
+        shard: Shard,
+        address: str,
+        lease_s: float = LEASE_S,
+        keys: Keys | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         check_listening(address, has_keys=keys is not None)
         self._shard = shard
+        self._snapshots = snapshots
+        self.epoch = 0 if snapshots is None else snapshots.epoch
+        self._is_superseded = False
+        self._until_written: dict[tuple[Sender, int], tuple[int, Reply]] = {}
         self._lease_s = lease_s
         self._identities: dict[Sender, bytes] = {}
-        self._heard_s: dict[int, float] = {}
+        # Those who were there before this server have a lease of it, too.
+        self._heard_s = dict.fromkeys(shard.awaits, time.monotonic())
+        self._looked_s = time.monotonic()
         self._lost_s: dict[int, float] = {}
         self._segments: dict[Sender, Segment] = {}
         self._context = zmq.Context()
@@ -82,28 +100,37 @@ class Server:
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def serve(self, stops: Callable[[], bool]) -> None:
-        """Answer until `stops` says so; it is asked a few times a second."""
-        while not stops():
-            if self._socket.poll(_POLL_MS):
+        """Answer until `stops` says so, which is asked a few times a second, or another server is there."""
+        while not stops() and not self._is_superseded:
+            is_writing = self._snapshots is not None and self._snapshots.is_busy
+            if self._socket.poll(_WRITING_POLL_MS if is_writing else _POLL_MS):
                 self._answer()
             self._door.look()
             self._end_leases()
+            if self._snapshots is not None:
+                self._write_down(self._snapshots)
 
     @property
     def is_used(self) -> bool:
         """Whether a worker that was heard of has not left."""
-        return any(worker in self._shard.slots.present for worker in self._heard_s)
+        is_there = any(worker in self._shard.slots.present for worker in self._heard_s)
+        return is_there or bool(self._until_written)
 
     def close(self) -> None:
-        """Release the address."""
+        """Write what is not written yet, and release the address."""
+        if self._snapshots is not None:
+            self._snapshots.close(writes=not self._is_superseded)
         self._door.close()
-        self._context.destroy(linger=0)
+        self._context.destroy(linger=_LINGER_MS)
 
     def _answer(self) -> None:
         identity, *frames = self._socket.recv_multipart(copy=False)
         try:
             call = wire.decode_call(frames[0].buffer if frames else b"")
             sender = Sender(call.worker, call.channel)
+            if call.epoch != self.epoch:
+                self._refuse_epoch(identity.bytes, call)
+                return
             self._check_room(sender)
             payload = self._shared(sender, call) or [frame.buffer for frame in frames[1:]]
         except KVStoreError as error:
@@ -113,7 +140,49 @@ class Server:
             return
         self._identities[sender] = identity.bytes
         self._hear(call.worker)
-        self._send(self._shard.handle(call, payload))
+        replies = self._shard.handle(call, payload)
+        if self._snapshots is not None:
+            self._snapshots.count(call.body, sum(map(len, payload)))
+            replies = self._held_back(call, replies, self._snapshots)
+        self._send(replies)
+
+    def _refuse_epoch(self, identity: bytes, call: wire.Call) -> None:
+        """Say which server this is; one that hears of a later one ends, if there is one."""
+        if call.epoch > self.epoch and self._snapshots is not None:
+            self._is_superseded = self._snapshots.is_superseded
+        self._hear(call.worker)
+        header = wire.encode(Answer(call.number, epoch=self.epoch))
+        self._socket.send_multipart([identity, header])
+
+    def _held_back(
+        self, call: wire.Call, replies: list[Reply], snapshots: Snapshots
+    ) -> list[Reply]:
+        """The replies, less the one to a call that is answered only once it is written down."""
+        lasting = wire.SetOptimizer | wire.SetUpdater | wire.LoadStates | wire.Leave | wire.Cover
+        if not isinstance(call.body, lasting):
+            return replies
+        name, kept = (Sender(call.worker, call.channel), call.number), list[Reply]()
+        for reply in replies:
+            if (reply.to, reply.answer.number) != name or reply.answer.error:
+                kept.append(reply)
+                continue
+            if name not in self._until_written:
+                self._until_written[name] = snapshots.want(), reply
+            kept.append(Reply(reply.to, Answer(call.number, is_parked=True)))
+        return kept
+
+    def _write_down(self, snapshots: Snapshots) -> None:
+        """Begin snapshots that are due, and answer those who waited for one."""
+        snapshots.turn()
+        for name, (wanted, reply) in [*self._until_written.items()]:
+            if wanted <= snapshots.durable:
+                self._send([reply])
+                del self._until_written[name]
+            elif wanted <= snapshots.begun and not snapshots.is_busy:
+                self._is_superseded |= snapshots.is_superseded
+                answer = Answer(reply.answer.number, snapshots.failed)
+                self._send([reply._replace(answer=answer)])
+                del self._until_written[name]
 
     def _check_room(self, sender: Sender) -> None:
         """Refuse connections without end.
@@ -147,6 +216,13 @@ class Server:
                     answer = msgspec.structs.replace(answer, is_shared=True)
                 else:
                     frames = [frame]
+            if self._snapshots is not None:
+                answer = msgspec.structs.replace(
+                    answer,
+                    epoch=self.epoch,
+                    begun=self._snapshots.begun,
+                    durable=self._snapshots.durable,
+                )
             header = wire.encode(answer)
             # Copied: the next push changes a value while this may still be on its way.
             self._socket.send_multipart([self._identities[reply.to], header, *frames])
@@ -171,6 +247,10 @@ class Server:
 
     def _end_leases(self) -> None:
         now = time.monotonic()
+        # While this server did something else, words of workers waited for it.
+        late_s, self._looked_s = now - self._looked_s, now
+        if late_s > 1.0:
+            self._heard_s = {worker: heard_s + late_s for worker, heard_s in self._heard_s.items()}
         for worker, heard_s in [*self._heard_s.items()]:
             if now - heard_s > self._lease_s:
                 del self._heard_s[worker]
@@ -203,10 +283,15 @@ def _peer(frame: zmq.Frame) -> str:
 
 
 def serve_beside(server: Server) -> None:
-    """Tell the address on standard output, and serve until standard input ends and all workers have left."""
+    """Tell the address on standard output, and serve until standard input ends and all workers have left.
+
+    Behind the address stands the epoch of a server that writes snapshots.
+    """
     torch.set_num_threads(1)  # the workers' cores are theirs
     keep_freed_memory()  # each message would cost page faults
-    sys.stdout.write(f"{server.address}\n")
+    sys.stdout.write(
+        f"{server.address} {server.epoch}\n" if server.epoch else f"{server.address}\n"
+    )
     sys.stdout.flush()
     poller = zmq.Poller()
     poller.register(sys.stdin, zmq.POLLIN)

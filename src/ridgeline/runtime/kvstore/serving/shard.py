@@ -3,6 +3,9 @@
 Nothing here knows of sockets or clocks, so that a test can lose, repeat and delay what it likes. A connection
 numbers its calls. One that comes again is answered again and not done again; one that comes too early is
 dropped, for those before it come again as well.
+
+A shard that takes the place of another one begins with what that had written down, and `awaits` the workers
+who were there: until each of them has sent again what was taken since, or is gone, nobody is told a value.
 """
 
 from typing import NamedTuple
@@ -53,11 +56,17 @@ class Shard:
     Args:
         num_workers: Who are there from the beginning, from worker 0 on.
         staleness: See `Slots`.
+
+    Attributes:
+        slots: The slices.
+        actions: What is done to them.
+        awaits: Workers who have not yet sent what another shard had taken.
     """
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
         self.slots = Slots(range(num_workers), staleness)
-        self._actions = Actions(self.slots)
+        self.actions = Actions(self.slots)
+        self.awaits: set[int] = set()
         self._done: dict[Sender, int] = {}
         self._failed: dict[tuple[Sender, int], str] = {}
         self._parked: dict[Sender, dict[int, Parked]] = {}
@@ -80,6 +89,7 @@ class Shard:
     def leave(self, worker: int) -> list[Reply]:
         """A worker is gone: the answers to those who waited for it."""
         self.slots.leave(worker)
+        self.awaits.discard(worker)
         for sender in [one for one in self._parked if one.worker == worker]:
             del self._parked[sender]
         return self.released()
@@ -92,7 +102,9 @@ class Shard:
                 if self._may_answer(sender, call):
                     del calls[number]
                     replies.append(self._answered(sender, call, frames))
-        return replies
+        # A push that is done now may be what a pull before it in this list waits for.
+        pushed = any(r.call and isinstance(r.call.body, wire.Push | wire.PushRows) for r in replies)
+        return replies + self.released() if pushed else replies
 
     def _first(self, sender: Sender, call: Call, frames: Frames) -> list[Reply]:
         if isinstance(call.body, wire.Leave):
@@ -100,6 +112,11 @@ class Shard:
         if isinstance(call.body, wire.Barrier):
             self._barriers[call.worker] = self._barriers.get(call.worker, 0) + 1
             self._at_barrier.setdefault(sender, {})[call.number] = self._barriers[call.worker]
+        if isinstance(call.body, wire.Again):
+            passed = max(call.body.barriers, self._barriers.get(call.worker, 0))
+            self._barriers[call.worker] = passed
+        if isinstance(call.body, wire.Whole):
+            self.awaits.discard(call.worker)
         return [self._done_or_parked(sender, call, frames)]
 
     def _again(self, sender: Sender, call: Call, frames: Frames) -> list[Reply]:
@@ -110,6 +127,8 @@ class Shard:
         reads = wire.Pull | wire.Know | wire.States | wire.Barrier | wire.Share
         if isinstance(call.body, reads):
             return [self._done_or_parked(sender, call, frames)._replace(call=None)]
+        if call.number in self._parked.get(sender, {}):
+            return [Reply(sender, Answer(call.number, is_parked=True))]
         return [Reply(sender, Answer(call.number))]
 
     def _done_or_parked(self, sender: Sender, call: Call, frames: Frames) -> Reply:
@@ -135,6 +154,10 @@ class Shard:
         body = call.body
         if isinstance(body, wire.Know):
             return self.slots.knows(body.slot)
+        if isinstance(body, wire.Push | wire.PushRows):
+            return not self.awaits or self.slots.knows(body.slot)
+        if self.awaits and isinstance(body, wire.Pull | wire.States | wire.Barrier):
+            return False
         if isinstance(body, wire.Pull):
             return self.slots.may_pull(call.worker, body.slot)
         if isinstance(body, wire.Barrier):
@@ -148,7 +171,7 @@ class Shard:
 
     def _answered(self, sender: Sender, call: Call, frames: Frames) -> Reply:
         try:
-            done = self._actions.do(call.worker, call.body, frames)
+            done = self.actions.do(call.worker, call.body, frames)
         except KVStoreError as error:
             return self._refused(sender, call, error)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:  # of an updater

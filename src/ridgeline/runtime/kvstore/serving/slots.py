@@ -31,6 +31,7 @@ class Slice:
     Attributes:
         value: As the pushes so far left it.
         rounds: Pushes of each worker that it holds.
+        taken: Pushes of each worker that have come, whatever became of them.
         waiting: With s = 0, pushes of rounds that are not complete, by worker.
         updater: Works sums in.
     """
@@ -39,16 +40,13 @@ class Slice:
         self.value = value
         self.updater = updater
         self.rounds: dict[int, int] = {}
+        self.taken: dict[int, int] = {}
         self.waiting: dict[int, deque[Tensor]] = {}
 
     @property
     def held(self) -> Held:
         """Shape and type."""
         return Held(self.value.shape, self.value.dtype)
-
-    def num_pushed(self, worker: int) -> int:
-        """How often a worker has pushed, worked in or not."""
-        return self.rounds.get(worker, 0) + len(self.waiting.get(worker, ()))
 
 
 class Slots:
@@ -82,6 +80,10 @@ class Slots:
         updater = None if self._make_updater is None else self._make_updater()
         self._slices[slot] = Slice(value.clone(), updater)
 
+    def all(self) -> dict[Slot, Slice]:
+        """The slices themselves."""
+        return self._slices
+
     def knows(self, slot: Slot) -> bool:
         """Whether a slice has a value."""
         return slot in self._slices
@@ -114,6 +116,37 @@ class Slots:
         """Of the slices that have one."""
         return {slot: one.updater for slot, one in self._slices.items() if one.updater is not None}
 
+    def num_taken(self, worker: int, slot: Slot) -> int:
+        """How many pushes of a worker have come.
+
+        Raises:
+            KVStoreError: the slice has no value.
+        """
+        return self._of(slot).taken.get(worker, 0)
+
+    def take(self, worker: int, slot: Slot, number: int) -> bool:
+        """Count a push; False: it was counted before.
+
+        Args:
+            worker: Who pushes.
+            slot: To what.
+            number: Of the push, from 1 on; 0: of the next one.
+
+        Raises:
+            KVStoreError: the slice has no value, or pushes before this one are missing.
+        """
+        one = self._of(slot)
+        taken = one.taken.get(worker, 0)
+        if 0 < number <= taken:
+            return False
+        if number > taken + 1:
+            raise KVStoreError(
+                f"wanted push {taken + 1} of worker {worker} to key {slot.key!r}, got push {number}: this "
+                "server does not have what was pushed before; begin again from a checkpoint"
+            )
+        one.taken[worker] = taken + 1
+        return True
+
     def push(self, worker: int, slot: Slot, total: Tensor) -> None:
         """Take a worker's sum; rows may be sparse. Its memory is free again when this returns.
 
@@ -141,7 +174,7 @@ class Slots:
             KVStoreError: the slice has no value.
         """
         one = self._of(slot)
-        if self.staleness is None or not one.num_pushed(worker):
+        if self.staleness is None or not one.taken.get(worker):
             return True
         if self.staleness == 0:
             return not one.waiting.get(worker)

@@ -68,18 +68,25 @@ class Know(_Body, frozen=True, tag="know"):
 
 
 class Push(_Body, frozen=True, tag="push"):
-    """A worker's sum for a slice; one frame, compressed where `codec` says so."""
+    """A worker's sum for a slice; one frame, compressed where `codec` says so.
+
+    Attributes:
+        number: Of this worker's pushes to the slice, from 1 on: it is done once whatever becomes of
+            connections and servers. 0: of the next one.
+    """
 
     slot: Slot
     shape: Shape
     codec: dict[str, str | float] | None = None
+    number: int = 0
 
 
 class PushRows(_Body, frozen=True, tag="push_rows"):
-    """Rows of a slice, counted from its start; a frame of numbers and one of rows."""
+    """Rows of a slice, counted from its start; a frame of numbers and one of rows. `number`: as of `Push`."""
 
     slot: Slot
     shape: Shape
+    number: int = 0
 
 
 class Pull(_Body, frozen=True, tag="pull"):
@@ -136,6 +143,24 @@ class Leave(_Body, frozen=True, tag="leave"):
     """The worker is done: nobody is to wait for it."""
 
 
+class Again(_Body, frozen=True, tag="again"):
+    """The worker has found this server: what the one before had taken and not written down comes next.
+
+    Attributes:
+        barriers: How many it has passed.
+    """
+
+    barriers: int
+
+
+class Whole(_Body, frozen=True, tag="whole"):
+    """All of that has come."""
+
+
+class Cover(_Body, frozen=True, tag="cover"):
+    """Answer once a snapshot holds all that was done before."""
+
+
 Body = (
     Init
     | Know
@@ -150,6 +175,9 @@ Body = (
     | Share
     | Beat
     | Leave
+    | Again
+    | Whole
+    | Cover
 )
 
 
@@ -164,6 +192,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         place: Where in shared memory its frame lies, and that of the answer is to; -1: they are sent.
         length: Bytes of its frame there.
         room: Bytes that the answer's may have there.
+        epoch: Of the server that it is meant for, which is one more each time a server is replaced.
     """
 
     worker: int
@@ -173,6 +202,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     place: int = -1
     length: int = 0
     room: int = 0
+    epoch: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -184,7 +214,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         is_parked: It waits for other workers; the answer comes later.
         shape: What the frame holds, where there is one.
         is_shared: The frame lies in shared memory, at the place of the call; to `Share`, that there is some.
-        versions: For a pull, how many pushes of each worker its value holds, by worker.
+        versions: For a pull, how many pushes of each worker its value holds, by worker; for `Know`, how many
+            have come.
+        epoch: Of the server.
+        begun: How many snapshots it had begun when it did what was asked.
+        durable: Up to which of them all are written; -1: it writes none.
     """
 
     number: int
@@ -193,6 +227,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     shape: Shape | None = None
     is_shared: bool = False
     versions: Mapping[int, int] = {}
+    epoch: int = 0
+    begun: int = 0
+    durable: int = -1
 
 
 _calls = msgspec.msgpack.Decoder(Call)

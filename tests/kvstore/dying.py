@@ -1,0 +1,125 @@
+"""A server and a worker as processes that kill themselves at a message of some type."""
+
+import os
+import signal
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ridgeline.runtime.kvstore.serving import channel, connections, wire
+from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
+from ridgeline.runtime.kvstore.serving.server import Server
+from ridgeline.runtime.kvstore.serving.shard import Shard
+from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
+
+TYPES = tuple(one.__name__ for one in wire.Body.__args__)
+LEASE_S = 2.0
+SIZE = 6000
+"""Elements that go through shared memory."""
+
+
+# What torch imports with the first step of an optimizer takes seconds: processes are made from one that has.
+OptimizerUpdater("sgd", 1.0, {})("", torch.zeros(1), torch.zeros(1))
+
+
+class Death(NamedTuple):
+    """When a process ends: at the so many-th message of a type, before or after it has done what that asks."""
+
+    kind: str
+    count: int
+    is_after: bool
+
+
+def be_quick() -> None:
+    """Have connections of this process send again soon."""
+    connections.Channel = partial(channel.Channel, resend_s=0.2)  # type: ignore[assignment,misc]
+
+
+def kill_myself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve(folder: str, num_workers: int, death: Death | None, told: Connection) -> None:
+    """Serve until killed, or until the other end of the pipe is closed."""
+    torch.set_num_threads(1)
+    shard = Shard(num_workers, None)
+    snapshots = Snapshots(Path(folder), shard, every_bytes=2000, every_s=0.05)
+    server = Server(shard, "tcp://127.0.0.1:*", LEASE_S, snapshots=snapshots)
+    if death is not None:
+        shard.handle = _dying(shard.handle, death)  # type: ignore[method-assign]
+    told.send((server.epoch, server.address))
+    server.serve(lambda: told.poll() and not server.is_used)
+    server.close()
+
+
+def _dying(handle: Any, death: Death) -> Any:
+    left = death.count
+
+    def dying(call: wire.Call, frames: list[memoryview]) -> Any:
+        nonlocal left
+        is_it = type(call.body).__name__ == death.kind
+        left -= is_it
+        if is_it and not left and not death.is_after:
+            kill_myself()
+        replies = handle(call, frames)
+        if is_it and not left:
+            kill_myself()
+        return replies
+
+    return dying
+
+
+def work(rank: int, address: str, death: Death, says: Connection) -> None:
+    """Push and pull as `steps` does, until killed; says how many pushes were answered, after each."""
+    torch.set_num_threads(1)
+    be_quick()
+    send, left = channel.Channel._send, death.count
+
+    def dying(self: channel.Channel, number: int, asked: channel.Asked) -> None:
+        nonlocal left
+        is_it = type(asked.body).__name__ == death.kind
+        left -= is_it
+        if is_it and not left and not death.is_after:
+            kill_myself()
+        send(self, number, asked)
+        if is_it and not left:
+            kill_myself()
+
+    channel.Channel._send = dying  # type: ignore[method-assign]
+    shelf = RemoteShelf([address], rank, 2, lease_s=LEASE_S)
+    steps(shelf, says)
+    shelf.close()
+
+
+def steps(shelf: RemoteShelf, says: Any) -> None:
+    """Each worker pushes ones to rows and ones to numbers, with all that a store does in between."""
+    rank = shelf.rank
+    shelf.init({"w": torch.zeros(SIZE), "e": torch.zeros(4, 3), "n": torch.zeros(())})
+    shelf.set_updater(OptimizerUpdater("sgd", -1.0, {"lr": 1.0}))
+    shelf.barrier()
+    out, rows = torch.empty(SIZE), torch.empty(1, 3)
+    for step in range(6):
+        shelf.push({"w": torch.full((SIZE,), rank + 1.0)})
+        says.send(("w", step + 1))
+        shelf.push(
+            {
+                "e": torch.sparse_coo_tensor(
+                    [[rank]], torch.ones(1, 3), (4, 3), check_invariants=True
+                )
+            }
+        )
+        says.send(("e", step + 1))
+        shelf.push_and_read("n", torch.tensor(1.0), [torch.empty(())])
+        says.send(("n", step + 1))
+        shelf.read("w", [out], None)
+        assert out[0] == out[-1] >= (rank + 1) * (step + 1)
+        shelf.read("e", [rows], torch.tensor([rank]))
+        assert rows[0, 0] == step + 1
+        if step == 3:
+            shelf.load_optimizer_states(shelf.optimizer_states())
+            shelf._servers.tell_all(wire.Cover())
+    shelf.barrier()

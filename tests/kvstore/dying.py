@@ -89,9 +89,15 @@ def work(rank: int, address: str, death: Death, says: Connection) -> None:
         if is_it and not left:
             kill_myself()
 
-    channel.Channel._send = dying  # type: ignore[method-assign]
+    if death.kind in ("Again", "Whole"):  # said once, after the server has answered something else
+        channel.Channel._send = dying  # type: ignore[method-assign]
     shelf = RemoteShelf([address], rank, 2, lease_s=LEASE_S)
+    # Who has not been heard of is waited for as long as those who are still to come.
+    shelf._servers.tell_all(wire.Cover())
+    channel.Channel._send = dying  # type: ignore[method-assign]
     steps(shelf, says)
+    if death.kind == "Beat":
+        says.poll(None)
     shelf.close()
 
 

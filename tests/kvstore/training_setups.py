@@ -8,13 +8,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.kvstore import placement
 from ridgeline.runtime.sync.transports.scaling import Scaling
 
 STEPS = 6
 WORDS = 11
 STORE, PLAIN = "kvstore", "all_reduce"
-placement.LARGE_ELEMENTS = 200  # so that values are divided among the workers
 Losses = Callable[[nn.Module, Any], Tensor]
 
 

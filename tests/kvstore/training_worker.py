@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import RidgelineError
+from ridgeline.runtime.kvstore import placement
 from ridgeline.runtime.loop import train
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import TrainStep
@@ -261,4 +262,5 @@ CASES: dict[str, Callable[[World, dict[str, Any]], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
+    placement.LARGE_ELEMENTS = 200  # so that values are divided among the workers
     serve(lambda world, case: CASES[case["kind"]](world, case))

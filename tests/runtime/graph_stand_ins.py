@@ -13,6 +13,7 @@ from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clearance import Clearance
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.copies import repeats
 from ridgeline.runtime.graph import GraphRunner
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.timeline import Span
@@ -45,8 +46,8 @@ class Captured:
         name = "capture" if has_stamps else "capture without stamps"
         self.log.append(name if has_optimizer else f"{name} without optimizer")
         self.body, self.batch, self.inputs = body, batch, []
-        leaves = pytree.tree_leaves(batch)
-        self.strides = [leaf.stride() for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        self.strides, self.repeats = [tensor.stride() for tensor in tensors], repeats(tensors)
         self.graph, self.has_stamps, self.pattern = self, has_stamps, BatchPattern(batch)
 
     def pool(self) -> None:

@@ -113,9 +113,9 @@ def free_name(directory: Path, stem: str, suffix: str) -> Path:
     return next(path for path in map(directory.joinpath, names) if not os.path.lexists(path))
 
 
-def flush(folder: Path) -> None:
-    """Make the names in a directory durable."""
-    handle = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Make the names in a directory durable, or what is in a file."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

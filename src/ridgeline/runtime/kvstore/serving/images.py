@@ -5,7 +5,6 @@ their round; and who was there, and how sums are worked in. What connections wer
 another server begin anew, and pushes have numbers of their own.
 """
 
-import os
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ridgeline.errors import KVStoreError, first_line
+from ridgeline.runtime.checkpoint_directory import flush
 from ridgeline.runtime.kvstore.merging import rows_tensor
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.shard import Shard
@@ -89,19 +89,11 @@ def write_image(image: Image, path: Path) -> None:
     part = path.with_suffix(".part")
     try:
         save_file(image.tensors, part)
-        _sync(part)
+        flush(part)
         part.replace(path)
-        _sync(path.parent)
+        flush(path.parent)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_image(path: Path) -> Image:

@@ -14,6 +14,10 @@ from ridgeline.runtime import kvstore
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.world import World
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from sums_by_rank import total
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
 SHAPE = (1500, 1200)
 """Large enough that the value is divided among the workers."""
@@ -23,15 +27,6 @@ STEPS = 5
 def values_of(rank: int, seed: int, dtype: torch.dtype, shape: tuple[int, ...] = SHAPE) -> Tensor:
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     return (torch.randn(shape, generator=generator) * 8).to(dtype)
-
-
-def total(values: list[Tensor]) -> Tensor:
-    """The sum in the order of ranks; of 16 bits in float32, rounded once."""
-    wide = torch.float32 if values[0].element_size() == 2 else values[0].dtype
-    summed = values[0].to(wide)
-    for value in values[1:]:
-        summed = summed + value.to(wide)
-    return summed.to(values[0].dtype)
 
 
 def sums(world: World, kind: str) -> dict[str, bool]:

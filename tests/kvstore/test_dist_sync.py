@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asked_workers import Workers
 from ridgeline.runtime.kvstore.compression import Compression
+from sums_by_rank import total
 
 SIZES = (2, 3, 4)
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
@@ -33,15 +34,6 @@ def workers() -> Iterator[Workers]:
     """One start for all that is asked here."""
     with Workers(Path(store_worker.__file__)) as started:
         yield started
-
-
-def total(values: list[Tensor]) -> Tensor:
-    """The sum in the order of ranks; of 16 bits in float32, rounded once."""
-    wide = torch.float32 if values[0].element_size() == 2 else values[0].dtype
-    summed = values[0].to(wide)
-    for value in values[1:]:
-        summed = summed + value.to(wide)
-    return summed.to(values[0].dtype)
 
 
 def same(told: list[Any], wanted: Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import RidgelineError
+from ridgeline.plan import Plan
 from ridgeline.runtime.kvstore import placement
 from ridgeline.runtime.loop import train
 from ridgeline.runtime.snapshot import Snapshot
@@ -30,18 +31,23 @@ from training_setups import PLAIN, STEPS, STORE, Net, Setup, by_one, gap, plan_o
 from answering import serve
 
 
-def run(world: World, algorithm: str, case: dict[str, Any]) -> dict[str, Any]:
-    """What a training leaves, and what its step shows."""
-    setup = Setup(case, world.rank, world.size)
-    plan = plan_of(world.size, algorithm, case)
-    with TrainStep(
+def stepping(world: World, setup: Setup, plan: Plan) -> TrainStep:
+    """The step of a setup, over the workers of a world."""
+    return TrainStep(
         setup.model,
         setup.loss_fn,
         setup.optimizer,
         plan,
         device="cpu",
         process_group=world.process_group,
-    ) as step:
+    )
+
+
+def run(world: World, algorithm: str, case: dict[str, Any]) -> dict[str, Any]:
+    """What a training leaves, and what its step shows."""
+    setup = Setup(case, world.rank, world.size)
+    plan = plan_of(world.size, algorithm, case)
+    with stepping(world, setup, plan) as step:
         losses = []
         for number in range(case.get("steps", STEPS)):
             losses.append(step(setup.batch(world.rank, number)).item())
@@ -129,14 +135,7 @@ def written(world: World, case: dict[str, Any]) -> dict[str, Any]:
     for algorithm in (STORE, PLAIN):
         setup = Setup(case, world.rank, world.size)
         plan = plan_of(world.size, algorithm, case)
-        with TrainStep(
-            setup.model,
-            setup.loss_fn,
-            setup.optimizer,
-            plan,
-            device="cpu",
-            process_group=world.process_group,
-        ) as step:
+        with stepping(world, setup, plan) as step:
             try:
                 for number in range(STEPS):
                     step(setup.batch(world.rank, number))
@@ -156,14 +155,7 @@ def without_waiting(world: World, case: dict[str, Any]) -> dict[str, Any]:
     setup = Setup(case, world.rank, world.size)
     plan = plan_of(world.size, STORE, case)
     count = case["steps"] // 2 if case["unequal"] and world.rank else case["steps"]
-    with TrainStep(
-        setup.model,
-        setup.loss_fn,
-        setup.optimizer,
-        plan,
-        device="cpu",
-        process_group=world.process_group,
-    ) as step:
+    with stepping(world, setup, plan) as step:
         losses = [step(setup.batch(0, 0)).item() for _ in range(count)]
         state = step.optimizer_state()
     told = [None] * world.size

@@ -1,7 +1,7 @@
 """What a plan may say of synchronisation, and what of that this release runs."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ridgeline.errors import PlanError
 from ridgeline.synchronisation.entries import Algorithm, Compression, Option
@@ -27,6 +27,23 @@ if TYPE_CHECKING:
     from ridgeline.plan import Sync
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+
+
+class _Reasons(NamedTuple):
+    """Why workers that do not update all parameters themselves neither train alone nor have codecs."""
+
+    against_apart: str
+    against_codecs: str
+
+
+_SHARDED = _Reasons(
+    "each worker has the optimizer's state of its part alone, and cannot train alone",
+    "codecs bring the whole mean to all workers",
+)
+_REPLACED = _Reasons(
+    "a worker has no optimizer state to train alone with",
+    "codecs bring the mean to all workers, not to who updates",
+)
 
 
 def check_words(sync: "Sync") -> None:
@@ -110,10 +127,8 @@ def check_sync(sync: "Sync", workers: int, device: str) -> None:
     check_rhythm(sync, workers)
     if delay_of(sync):
         _check_delayed(sync)
-    if algorithm.shards_update:
-        _check_sharded(sync, workers)
-    if algorithm.replaces_update:
-        _check_replaced(sync, workers)
+    if algorithm.shards_update or algorithm.replaces_update:
+        _check_updated_elsewhere(sync, workers, _SHARDED if algorithm.shards_update else _REPLACED)
     if 1 < workers < algorithm.least_workers:
         raise PlanError(
             f"wanted workers >= {algorithm.least_workers} for sync.algorithm={sync.algorithm!r}, got "
@@ -131,35 +146,18 @@ def _check_delayed(sync: "Sync") -> None:
             )
 
 
-def _check_sharded(sync: "Sync", workers: int) -> None:
-    """Refuse what does not go with workers that update a part of the parameters each."""
+def _check_updated_elsewhere(sync: "Sync", workers: int, reasons: _Reasons) -> None:
+    """Refuse what does not go with workers that do not update all of the parameters themselves."""
     if trains_apart(sync) and workers > 1:
         raise PlanError(
-            f"wanted sync.every=1 for sync.algorithm={sync.algorithm!r}, got {sync.every} in the plan; each "
-            "worker has the optimizer's state of its part alone, and cannot train alone: exchange in every "
-            "step, or use another algorithm"
+            f"wanted sync.every=1 for sync.algorithm={sync.algorithm!r}, got {sync.every} in the plan; "
+            f"{reasons.against_apart}: exchange in every step, or use another algorithm"
         )
     if COMPRESSIONS[sync.compression].encodes:
         raise PlanError(
             f"wanted sync.compression={UNCOMPRESSED!r} for sync.algorithm={sync.algorithm!r}, got "
-            f"{sync.compression!r} in the plan; codecs bring the whole mean to all workers: leave it out, or "
-            "use another algorithm"
-        )
-
-
-def _check_replaced(sync: "Sync", workers: int) -> None:
-    """Refuse what does not go with parameters that are updated elsewhere."""
-    if trains_apart(sync) and workers > 1:
-        raise PlanError(
-            f"wanted sync.every=1 for sync.algorithm={sync.algorithm!r}, got {sync.every} in the plan; a "
-            "worker has no optimizer state to train alone with: exchange in every step, or use another "
+            f"{sync.compression!r} in the plan; {reasons.against_codecs}: leave it out, or use another "
             "algorithm"
-        )
-    if COMPRESSIONS[sync.compression].encodes:
-        raise PlanError(
-            f"wanted sync.compression={UNCOMPRESSED!r} for sync.algorithm={sync.algorithm!r}, got "
-            f"{sync.compression!r} in the plan; codecs bring the mean to all workers, not to who updates: "
-            "leave it out, or use another algorithm"
         )
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.collective import CollectiveShelf
 from ridgeline.runtime.kvstore.local import LocalShelf
-from ridgeline.runtime.kvstore.serving.gathering import Wanted, gather
+from ridgeline.runtime.kvstore.serving.gathering import DEFAULTS, Wanted, gather
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.shelf import Shelf
 from ridgeline.runtime.kvstore.store import KVStore
@@ -93,29 +93,14 @@ def create(
         ...     store.pull(3).get()
         tensor([2., 2.])
     """
-    shelf, threads = make_shelf(
-        name,
-        process_group=process_group,
-        staleness=staleness,
-        servers=servers,
-        server_module=server_module,
-        address=address,
-        keys=keys,
-        snapshots=snapshots,
-    )
+    folders = os.fspath(keys), os.fspath(snapshots)
+    wanted = Wanted(servers, staleness, server_module, address, *folders)
+    shelf, threads = make_shelf(name, process_group, wanted)
     return KVStore(name, shelf, threads=threads)
 
 
 def make_shelf(
-    name: str,
-    *,
-    process_group: dist.ProcessGroup | None = None,
-    staleness: int | None = None,
-    servers: int = 0,
-    server_module: str = "",
-    address: str = "",
-    keys: str | os.PathLike[str] = "",
-    snapshots: str | os.PathLike[str] = "",
+    name: str, process_group: dist.ProcessGroup | None = None, wanted: Wanted = DEFAULTS
 ) -> tuple[Shelf, int]:
     """Where a store has its values, and how many threads work on them; arguments and errors as `create`."""
     kind = KINDS.get(name) if isinstance(name, str) else None
@@ -125,10 +110,8 @@ def make_shelf(
     if kind.has_servers:
         if process_group is not None:
             raise KVStoreError(f"wanted no process_group for {name!r}, got one; servers need none")
-        folders = os.fspath(keys), os.fspath(snapshots)
-        wanted = Wanted(servers, staleness, server_module, address, *folders)
         return _served(wanted), threads
-    if staleness is not None or servers or server_module or address or keys or snapshots:
+    if wanted != DEFAULTS:
         raise KVStoreError(
             "wanted staleness, servers, server_module, address, keys and snapshots for 'dist_async' alone, "
             f"got one for {name!r}"

@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
     """What a caller says of servers.
 
     Attributes:
-        num_servers: The first so many workers start one.
+        num_servers: The first so many workers start one; 0: all do.
         staleness: See `Slots`; None for any.
         module: Imported in servers, to register updaters; empty for none.
         address: Where that of this worker is to listen; empty: on the loopback where all workers are on one
@@ -42,12 +42,16 @@ class Wanted(NamedTuple):
         snapshots: Folder in which servers write down what they hold; empty: they do not.
     """
 
-    num_servers: int
+    num_servers: int = 0
     staleness: int | None = None
     module: str = ""
     address: str = ""
     keys: str = ""
     snapshots: str = ""
+
+
+DEFAULTS = Wanted()
+"""What a caller says who says nothing of servers."""
 
 
 class Gathered(NamedTuple):

@@ -13,6 +13,7 @@ from torch.futures import Future
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.runtime.kvstore.kinds import make_shelf
+from ridgeline.runtime.kvstore.serving.gathering import Wanted
 from ridgeline.runtime.kvstore.training.store import TrainingStore
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.transport import Transport
@@ -58,12 +59,12 @@ class StoreTransport(Transport):
         kind = str(options[KIND.name])
         if self.waits:
             # Its lane is the only one that uses the group while gradients are on their way.
-            shelf, threads = make_shelf(kind, process_group=self.group)
+            shelf, threads = make_shelf(kind, self.group)
         else:
             _check_whole_job(world, kind)
             servers = int(options[SERVERS.name])
             staleness = None if self.bound < 0 else self.bound
-            shelf, threads = make_shelf(kind, staleness=staleness, servers=servers)
+            shelf, threads = make_shelf(kind, wanted=Wanted(servers, staleness))
         self.store = TrainingStore(kind, shelf, threads=threads)
 
     def mean(self, values: Tensor) -> None:

@@ -84,6 +84,12 @@ def test_sections_come_in_order(content: Reader) -> None:
     assert content.sections == SECTIONS
 
 
+def test_a_date_says_of_what_it_is(content: Reader) -> None:
+    """The head names when the machine was measured, which may be days before the run."""
+    head = next(text for text in content.text if "torch" in text)
+    assert head.endswith(" · machine measured on 2026-11-21")
+
+
 def test_nothing_is_fetched(page, content: Reader) -> None:
     """No element points outside of the file, and a policy forbids the browser to try."""
     for tag, name, value in content.attributes:

@@ -64,7 +64,7 @@ def step_that_calls(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock, at zero, and no host that costs anything besides."""
     _Wound.ns = _Wound.calls = _Wound.preparing = 0
-    monkeypatch.setattr(operators, "host_costs", lambda: HostCosts(*[0.0] * 7))
+    monkeypatch.setattr(operators, "host_costs", lambda kind: HostCosts(*[0.0] * 7))
     return Clock(CPU, now_ns=lambda: _Wound.ns)
 
 

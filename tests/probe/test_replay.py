@@ -13,12 +13,12 @@ from torch import nn
 from ridgeline.errors import WorkloadError
 from ridgeline.machine import Setting
 from ridgeline.probe import rebuild, values
-from ridgeline.probe.dispatch import Excess, measure_dispatch, reissue_excess
+from ridgeline.probe.dispatch import measure_dispatch
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.replay import Replay
 from ridgeline.probe.small_step import PHASES
 from ridgeline.probe.valid_inputs import Made
-from ridgeline.workload import Op, Parameter, TensorSpec, Workload
+from ridgeline.workload import Op, TensorSpec, Workload
 
 CPU = torch.device("cpu")
 SETTING = Setting(device="cpu", workers=1, threads=1)
@@ -183,20 +183,6 @@ def test_dispatch_costs_are_measured_for_all_phases() -> None:
     costs = measure_dispatch(CPU, quick=True)
     assert [cost.phase for cost in costs] == list(PHASES)
     assert all(0 < cost.seconds.low < 1e-3 for cost in costs)
-
-
-def test_what_an_optimizer_costs_besides_is_shared_by_its_operators() -> None:
-    """Its loop is over parameters: 404 reads of step counters do not make it 404 times as long."""
-    parameter = Parameter(name="w", shape=(1,), dtype="float32", num_bytes=4, is_trainable=True)
-    step = op("aten.add.Tensor", [spec(1)], {"args": [{"tensor": 0}, 1], "kwargs": {}})
-    update = msgspec.structs.replace(step, phase="optimizer")
-    for count in (1, 404):
-        ops = (step, *[update] * count)
-        workload = msgspec.structs.replace(workload_of(), ops=ops, parameters=(parameter,) * 3)
-        shares = Excess(forward=1e-6, backward=-1e-6, parameter=9e-6).of(workload)
-        assert shares["optimizer"] * count == pytest.approx(3 * 9e-6)
-        assert (shares["forward"], shares["backward"]) == (1e-6, -1e-6)
-    assert isinstance(reissue_excess(CPU, rounds=3), Excess)
 
 
 @given(

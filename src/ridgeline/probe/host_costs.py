@@ -1,4 +1,4 @@
-"""What a real step costs the host of a CPU beyond issuing its operators again, by what causes it.
+"""What a real step costs the host beyond issuing its operators again, by what causes it.
 
 A replay issues every operator from Python by its full name, which costs more than what a step does: there
 torch's own bindings call it, one operator calls others, and autograd runs the backward pass without Python.
@@ -18,7 +18,6 @@ from torch.optim import SGD, Optimizer
 from ridgeline.probe.small_step import PHASES, WIDTH, SmallNetwork, SmallStep
 from ridgeline.workload import Phase, Workload
 
-CPU = torch.device("cpu")
 ROUNDS = 20
 CHAIN = 60
 """Links of three operators each: as many operators as common steps have."""
@@ -86,9 +85,13 @@ def module_calls(paths: Sequence[str]) -> list[int]:
     return counts
 
 
-@lru_cache(maxsize=1)
-def host_costs(rounds: int = ROUNDS) -> HostCosts:
-    """The costs of this process, on one thread; measured once.
+@lru_cache(maxsize=2)
+def host_costs(kind: str, rounds: int = ROUNDS) -> HostCosts:
+    """The costs of this process where operators are on a device of a kind, on one thread; measured once.
+
+    Args:
+        kind: `cpu` or `cuda`.
+        rounds: Turns that each step and its replay take.
 
     Source: small steps and replays of the operators recorded in them, in turns; differences of the fastest
         of each (other programs only ever add): of a chain of operators without modules for those, then of a
@@ -98,8 +101,11 @@ def host_costs(rounds: int = ROUNDS) -> HostCosts:
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    device = torch.device(kind)
     try:
-        return _solved(*_steps(rounds))
+        if kind == "cuda":  # its first steps load kernels, and the host's clock rises meanwhile
+            list(_steps(device, 2))
+        return _solved(*_steps(device, rounds))
     finally:
         torch.set_num_threads(threads)
 
@@ -132,9 +138,14 @@ def _solved(chain: Beyond, network: Beyond, few: Beyond, many: Beyond, loop: Bey
 
 
 def _beyond(
-    loss: Callable[[], Tensor], optimizer: Optimizer, modules: int, parameters: int, rounds: int
+    loss: Callable[[], Tensor],
+    optimizer: Optimizer,
+    device: torch.device,
+    modules: int,
+    parameters: int,
+    rounds: int,
 ) -> Beyond:
-    step = SmallStep(loss, optimizer, CPU, times_clearing=True)
+    step = SmallStep(loss, optimizer, device, times_clearing=True)
     return Beyond(
         step.beyond_replay(rounds, min),
         {phase: len(step.calls[phase]) for phase in PHASES},
@@ -143,27 +154,30 @@ def _beyond(
     )
 
 
-def _steps(rounds: int) -> Iterable[Beyond]:
+def _steps(device: torch.device, rounds: int) -> Iterable[Beyond]:
     """In the order of the arguments of `_solved`."""
-    yield _chain(CHAIN, FEW, rounds, fused=True)
-    network, batch = SmallNetwork().to(CPU), torch.rand(2, WIDTH, device=CPU)
+    yield _chain(device, CHAIN, FEW, rounds, fused=True)
+    network, batch = SmallNetwork().to(device), torch.rand(2, WIDTH, device=device)
     parameters = list(network.parameters())
     yield _beyond(
         lambda: network(batch),
         SGD(parameters, lr=0.01, momentum=0.9, fused=True),
+        device,
         network.num_calls,
         len(parameters),
         rounds,
     )
-    yield _chain(MANY // 2, FEW, rounds, fused=True)
-    yield _chain(MANY // 2, MANY, rounds, fused=True)
-    yield _chain(MANY // 2, MANY, rounds, fused=False)
+    yield _chain(device, MANY // 2, FEW, rounds, fused=True)
+    yield _chain(device, MANY // 2, MANY, rounds, fused=True)
+    yield _chain(device, MANY // 2, MANY, rounds, fused=False)
 
 
-def _chain(links: int, num_parameters: int, rounds: int, *, fused: bool) -> Beyond:
+def _chain(
+    device: torch.device, links: int, num_parameters: int, rounds: int, *, fused: bool
+) -> Beyond:
     """Products, sums and activations one after the other, which take turns with the parameters."""
-    parameters = [nn.Parameter(torch.rand(WIDTH, device=CPU)) for _ in range(num_parameters)]
-    batch = torch.rand(2, WIDTH, device=CPU)
+    parameters = [nn.Parameter(torch.rand(WIDTH, device=device)) for _ in range(num_parameters)]
+    batch = torch.rand(2, WIDTH, device=device)
 
     def loss() -> Tensor:
         x = batch
@@ -173,7 +187,7 @@ def _chain(links: int, num_parameters: int, rounds: int, *, fused: bool) -> Beyo
         return x.sum()
 
     optimizer = SGD(parameters, lr=0.01, momentum=0.9, fused=fused, foreach=False)
-    return _beyond(loss, optimizer, 0, num_parameters, rounds)
+    return _beyond(loss, optimizer, device, 0, num_parameters, rounds)
 
 
 def _parts(path: str) -> list[str]:

@@ -4,7 +4,6 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -13,7 +12,6 @@ import torch
 from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
 from ridgeline.probe.captured import captured_seconds
 from ridgeline.probe.clock import Clock
-from ridgeline.probe.dispatch import Excess, reissue_excess
 from ridgeline.probe.host_costs import host_costs
 from ridgeline.probe.passes import Passes, timed_passes
 from ridgeline.probe.peers import Peers
@@ -124,7 +122,7 @@ def _by_key(
     """One figure for all occurrences of an op, with the host's part where that is not seen in a replay."""
     beyond = [0.0] * len(workload.ops)
     if setting.device == "cpu":
-        beyond = host_costs().of(workload)
+        beyond = host_costs("cpu").of(workload)
     by_key: dict[str, dict[int, list[float]]] = defaultdict(dict)
     for index, seconds in samples.items():
         op = workload.ops[index]
@@ -148,7 +146,7 @@ def _issue_seconds(
     replay: Replay, workload: Workload, device: torch.device, clock: Clock
 ) -> dict[str, Quantity]:
     """Host seconds to issue each op in a real step, by key; the GPU runs behind meanwhile."""
-    excess = _excess_on(device.type).of(workload)
+    beyond = host_costs(device.type).of(workload)
     taken: dict[str, list[float]] = defaultdict(list)
     end = time.monotonic() + ISSUE_BUDGET_S
     with torch.no_grad():
@@ -157,15 +155,8 @@ def _issue_seconds(
                 break
             torch.cuda.synchronize()
             for index, seconds in clock.issuing(replay).items():
-                op = workload.ops[index]
-                taken[op.key].append(max(0.0, seconds + excess.get(op.phase, 0.0)))
+                taken[workload.ops[index].key].append(max(0.0, seconds + beyond[index]))
     return {key: Quantity.measured(seconds, "s") for key, seconds in taken.items()}
-
-
-@lru_cache(maxsize=2)
-def _excess_on(kind: str) -> Excess:
-    """Of a GPU, whose host has no setting: measured once."""
-    return reissue_excess(torch.device(kind))
 
 
 def _with_issue(

@@ -99,7 +99,7 @@ def chosen(
         names: Exact names; none: all.
         kinds: Networks whose kind contains one of these, such as "recurrent" or "classifier"; none: all.
         sources: Files with more networks; where neither names nor kinds are given, only theirs are taken.
-        several_workers: Only those that take part where several workers train together.
+        several_workers: Of networks that are not named, only those meant for several workers together.
 
     Raises:
         TaskError: a name or kind is unknown, or nothing is left.
@@ -125,7 +125,7 @@ def chosen(
         for network in everything.values()
         if (not names or network.name in names)
         and (not kinds or any(kind in network.kind for kind in kinds))
-        and (network.several_workers or not several_workers)
+        and (network.several_workers or not several_workers or network.name in names)
     ]
     if not found:
         raise TaskError(

@@ -140,15 +140,18 @@ def test_ops_that_are_not_wanted_are_passed_over() -> None:
 
 
 def test_op_that_cannot_be_issued_is_left_out_with_the_reason() -> None:
-    """An operator that torch does not have, or that refuses its inputs, becomes a warning."""
+    """An operator that torch does not have, or that refuses its inputs, becomes a warning; not a view."""
     x = spec(4)
     unknown = op("aten.no_such_op.default", [x], {"args": [{"tensor": 0}], "kwargs": {}})
     refusing = op("aten.mm.default", [x], {"args": [{"tensor": 0}, {"tensor": 0}], "kwargs": {}})
     fine = op("aten.relu.default", [x], {"args": [{"tensor": 0}], "kwargs": {}}, outputs=(x,))
-    workload = msgspec.structs.replace(workload_of(), ops=(unknown, refusing, fine))
+    arguments = {"args": [{"tensor": 0}, {"opaque": "UntypedStorage"}], "kwargs": {}}
+    view = op("aten.set_.source_Storage", [x], arguments, family="view")
+    workload = msgspec.structs.replace(workload_of(), ops=(unknown, refusing, fine, view))
     timings, warnings, check = time_operators(workload, SETTING, budget_s=0.01)
     assert [timing.key for timing in timings] == [fine.key]
-    assert check.untimed == 2
+    assert check.untimed == 3
+    assert sum("could not be timed" in line for line in warnings) == 2
     assert warnings[0].startswith(
         f"operator {unknown.key} could not be timed: "
         "wanted the operator aten.no_such_op.default of the workload, got none of that name"

@@ -116,6 +116,7 @@ def test_bytes_of_plain_tensors(shape: list[int]) -> None:
         (aten.cat.default, "copy"),
         (aten.empty.memory_format, "other"),
         (aten._local_scalar_dense.default, "other"),
+        (aten.set_.source_Storage_storage_offset, "view"),
     ],
 )
 def test_families(func: Any, wanted: str) -> None:

@@ -75,7 +75,7 @@ _COMPUTING_LITTLE = ("linalg_vector_norm", "_linalg_check_errors")
 def family(func: OpOverload, *, is_view: bool) -> Family:
     """The family of an operator; `is_view` says that this call only looked at its inputs anew."""
     name = func.overloadpacket.__name__
-    if is_view:
+    if is_view or name == "set_":  # which gives a tensor memory that is there already
         return "view"
     if func.overloadpacket in ALLOCATING or name == "_local_scalar_dense":
         return "other"

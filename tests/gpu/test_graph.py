@@ -341,3 +341,27 @@ def test_draws_on_the_host_that_decide_nothing(execution: Execution) -> None:
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
     assert torch.equal(found[0][1], found[1][1])
     assert not found[1][2]
+
+
+def test_a_recurrent_layers_dropout_writes_only_where_it_may() -> None:
+    """Seeding has the next eager layer free what the graph draws from; who gets that memory keeps its values."""
+    torch.manual_seed(0)
+    model = nn.LSTM(32, 32, num_layers=2, dropout=0.5).cuda()
+    batch = torch.randn(7, 5, 32, device="cuda")
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch)[0].square().mean()
+
+    with TrainStep(model, loss_fn, sgd(model), Plan(execution="graph")) as step:
+        for _ in range(EAGER_STEPS + 3):
+            step(batch)
+        assert step.timeline().counters.get("eager_steps", 0) == 0
+        torch.manual_seed(1)
+        loss_fn(model, batch)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        others = [torch.full((1 << 18,), 7, dtype=torch.int64, device="cuda") for _ in range(64)]
+        losses = [float(step(batch)) for _ in range(5)]
+        assert all(bool((other == 7).all()) for other in others)
+        assert len({*losses}) == 5
+        assert max(losses) < 1.0

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ridgeline.reach.reach import Reach
 from ridgeline.reach.renewals import renewals
 from ridgeline.reach.sparse import strides_of
 from ridgeline.reach.undo import Undo
@@ -15,6 +16,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturing import capturing
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.copies import copies_of, copy_into, repeats
+from ridgeline.runtime.dropout_states import dropout_states
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.optimizer_calls import update
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
@@ -72,6 +74,7 @@ class CapturedStep:
             clock = DeviceClock(external=True) if body.synchronizer is None else BranchClock()
         recorder = Recorder(clock, starts=False)
         before = Undo(body.model, body.loss_fn, values=False)
+        self._held = dropout_states(Reach(body.model, body.loss_fn).modules)
         self.graph = torch.cuda.CUDAGraph()
         with capturing(self.graph, "the step", stream=stream, pool=pool):
             recorder.current = StepRecord(clock.stamp())

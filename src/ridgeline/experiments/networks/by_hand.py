@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.plain_step import PlainStep
+from ridgeline.runtime.dropout_states import dropout_states
 from ridgeline.runtime.unchecked import unchecked
 from ridgeline.tracing.subject import tensors_of
 
@@ -35,6 +36,7 @@ class WholeStepGraph:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         step.optimizer.zero_grad(set_to_none=True)
+        self._states = dropout_states(step.model.modules())
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
         # Other threads (a pool of compilers, a recorder) may call the device meanwhile.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):

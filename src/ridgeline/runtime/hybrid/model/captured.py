@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ridgeline.errors import CaptureError
@@ -18,6 +18,7 @@ from ridgeline.reach.renewals import renewals
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.capturing import capturing, on_stream, release
 from ridgeline.runtime.copies import copy_into, own_copy
+from ridgeline.runtime.dropout_states import dropout_states
 
 Run = Callable[..., tuple[Tensor, ...]]
 WARM_UP_CALLS = 3
@@ -35,6 +36,7 @@ class CapturedModel:
             arguments that require them.
         tensors: Example arguments; copied.
         before: The state before the calls, put back before the capture; None for a function without any.
+        modules: All that the function may call.
 
     Raises:
         CaptureError: the capture failed.
@@ -42,7 +44,13 @@ class CapturedModel:
     Cost: Three calls with their backward passes, and the memory of one; waits for the device.
     """
 
-    def __init__(self, run: Run, tensors: Sequence[Tensor], before: Undo | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        tensors: Sequence[Tensor],
+        before: Undo | None = None,
+        modules: Iterable[nn.Module] = (),
+    ) -> None:
         self._inputs = [own_copy(tensor) for tensor in tensors]
         self._targets = [tensor.detach() for tensor in self._inputs]
         self._serial = 0
@@ -57,6 +65,7 @@ class CapturedModel:
                 self._backward_of(outputs)
         if before is not None:
             before.restore()
+        self._held = dropout_states(modules)
         self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
         self._finalizer = weakref.finalize(self, release, self._graphs)
         with capturing(self._graphs[0], "the model", stream=stream):

@@ -182,7 +182,7 @@ def capture_on_gpu(
         before = Undo(model, spared=(*model.parameters(), *model.buffers()))
         with model_kept(model), autograd_config.patch(force_non_lazy_backward_lowering=True):
             try:
-                return CapturedModel(run, tensors, before)
+                return CapturedModel(run, tensors, before, model.modules())
             except BaseException:
                 before.restore()
                 raise

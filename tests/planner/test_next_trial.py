@@ -179,6 +179,24 @@ def test_the_first_compiled_plan_is_the_one_that_is_replayed() -> None:
     assert next_trial(candidates, Room(tries=9), device="cuda") == 1
 
 
+def test_a_program_that_is_expected_to_win_comes_before_one_that_is_not() -> None:
+    """Where the replayed form failed in 16 bits, the host calls that program before one in 32 is compiled."""
+    narrow = make_candidate("compiled+graph", 1.0, 5.0)
+    called = make_candidate("compiled", 1.2, 5.0)
+    narrow, called = (
+        msgspec.structs.replace(c, plan=msgspec.structs.replace(c.plan, precision="bf16"))
+        for c in (narrow, called)
+    )
+    candidates = [
+        msgspec.structs.replace(narrow, failure="no"),
+        make_candidate("compiled+graph", 2.0, 5.0),
+        called,
+        make_candidate("eager", 1.5, is_measured=True),
+    ]
+    assert next_trial(candidates, Room(tries=9), device="cuda") == 2
+    assert next_trial(candidates[:2] + candidates[3:], Room(tries=9), device="cuda") == 1
+
+
 @pytest.mark.parametrize(("own_s", "first"), [(0.9, 1), (1.0, 0)])
 def test_the_faster_way_to_draw_comes_first(own_s: float, first: int) -> None:
     """A second program may find no time any more; at equal times the one that draws eager's is tried."""

@@ -106,3 +106,31 @@ def test_signs_do_not_hide_what_is_wrong_elsewhere() -> None:
     gap = _Trial(runs, [])._update_gap(before, runs.eager(0), got, 0)
     assert gap.size == pytest.approx(0.02, rel=1e-2)
     assert gap.size > gap.allowed
+
+
+@pytest.mark.parametrize(
+    ("others", "outliers", "by", "passes"),
+    [(19, 1, 0.015, True), (19, 1, 0.017, False), (18, 2, 0.015, False), (18, 1, 0.015, False)],
+)
+def test_one_parameter_in_twenty_may_be_further(
+    monkeypatch: pytest.MonkeyPatch, others: int, outliers: int, by: float, passes: bool
+) -> None:
+    """By twice what all others may be: of many that are rounded, the worst is further than one draw tells."""
+    runs: Any = Runs(0.001, [0.001] * MOST_ROUNDINGS)
+    moves = [0.005] * others + [by] * outliers
+    count = len(moves)
+
+    def all_moved(outcome: Outcome) -> Outcome:
+        return Outcome(outcome.loss, outcome.parameters * count, [[]] * count)
+
+    eager, exact = all_moved(runs.eager(0)), all_moved(runs.exact(0))
+    before = Outcome(0.0, [torch.zeros(SIZE)] * count, [[]] * count)
+    got = Outcome(1.0, [torch.full((SIZE,), 1.0 + move) for move in moves], [[]] * count)
+    runs.body.model = nn.ModuleList(nn.Linear(SIZE, 1, bias=False) for _ in moves)
+    rounded = runs.rounded
+    monkeypatch.setattr(runs, "rounded", lambda *at: tuple(all_moved(one) for one in rounded(*at)))
+    monkeypatch.setattr(runs, "exact", lambda shift: exact)
+    monkeypatch.setattr(runs, "again", lambda shift: eager)
+    monkeypatch.setattr(runs, "nudged", lambda before, shift: [eager])
+    gap = _Trial(runs, [])._update_gap(before, eager, got, 0)
+    assert (gap.size <= gap.allowed) is passes

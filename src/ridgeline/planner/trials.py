@@ -113,7 +113,9 @@ def next_trial(
         and _fits(candidates[index], room)
     ]
     due = _due(open_, candidates, room, device=device, steps=steps)
-    return min(due, key=lambda i: _turn(candidates[i], steps), default=None)
+    tried = [c.cost_s(steps) for c in candidates if c.measured is not None]
+    fastest = min(tried, default=math.inf)
+    return min(due, key=lambda i: _turn(candidates[i], steps, fastest), default=None)
 
 
 def _due(
@@ -303,10 +305,12 @@ def _fits(candidate: Candidate, room: Room) -> bool:
 
 
 def _turn(
-    candidate: Candidate, steps: int | None
-) -> tuple[bool, bool, bool, bool, bool, float, int]:
+    candidate: Candidate, steps: int | None, fastest: float
+) -> tuple[bool, bool, bool, bool, bool, bool, float, int]:
     """What compiles nothing first; then the compiler's defaults, then one program, then variants.
 
+    Of what compiles, plans that are expected to win come before those that would only if what is expected of
+    them is wrong: a program takes minutes, and trials may not have them twice.
     Whole comes before by region, as `torch.compile` has it: what is chosen was timed against that.
     Of what compiles, the form that a GPU replays comes before the same program called by the host: it has the
     same kernels, and what the host adds only hides what they take. Random numbers of their own, where they
@@ -315,6 +319,7 @@ def _turn(
     plan = candidate.plan
     return (
         is_compiled(plan),
+        is_compiled(plan) and candidate.cost_s(steps) >= fastest,
         plan.kernels == "combined",
         MODES[plan.execution].form == "regional",
         MODES[plan.execution].is_one_program and plan.workers == 1 and _is_on_gpu(candidate),

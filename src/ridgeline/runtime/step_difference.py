@@ -28,6 +28,12 @@ SENSITIVITY_FACTOR = 4.0
 MOST_MOVED = 0.05
 """A parameter whose update or state the last bit moves by more is left out, and named, too."""
 SPARED = 16
+OUTLIERS, OUTLIER_FACTOR = 20, 2.0
+"""One parameter in so many may be this much further than the others: of 80 that rounding moves, the furthest.
+
+Source: a U-Net of 4 levels in bfloat16 on an H200, whose compiled step, which is right, is 1.67 times as far
+from the float32 step as the eager one in the worst of its parameters.
+"""
 MOST_TURNED, TURNED_SHARE = 4, 0.01
 """Elements of a parameter, and their part of it, whose sign one run may have by chance."""
 
@@ -199,9 +205,23 @@ def _are_finite(tensors: Sequence[Tensor]) -> list[bool]:
 
 
 def difference(
-    before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None, tolerance: float
+    before: Outcome,
+    wanted: Outcome,
+    got: Outcome,
+    noise: Noise | None,
+    tolerance: float,
+    *,
+    spares: bool = False,
 ) -> float:
     """The largest difference, as it is or in units in which `tolerance` is what rounding allows.
+
+    Args:
+        before: See `differences`, as for the next three.
+        wanted: The reference.
+        got: What is compared.
+        noise: Elements to leave out.
+        tolerance: The unit, where there is noise.
+        spares: One parameter in `OUTLIERS` counts less by `OUTLIER_FACTOR`.
 
     Returns:
         Infinity where something is no number.
@@ -209,10 +229,13 @@ def difference(
     found = differences(before, wanted, got, noise)
     if any(map(math.isnan, found)):
         return math.inf
-    if noise is None:
-        return max(found)
-    allowed = [max(tolerance, SENSITIVITY_FACTOR * min(m, MOST_MOVED)) for m in noise.moves]
-    return max(value * tolerance / limit for value, limit in zip(found, allowed, strict=True))
+    if noise is not None:
+        allowed = [max(tolerance, SENSITIVITY_FACTOR * min(m, MOST_MOVED)) for m in noise.moves]
+        found = [v * tolerance / limit for v, limit in zip(found, allowed, strict=True)]
+    loss, *others = found
+    others.sort(reverse=True)
+    spared = len(others) // OUTLIERS if spares else 0
+    return max(loss, *others[spared:], *(one / OUTLIER_FACTOR for one in others[:spared]))
 
 
 def written_apart(wanted: Outcome, got: Outcome) -> dict[str, float]:

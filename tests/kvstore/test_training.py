@@ -222,6 +222,15 @@ def test_servers_that_add_up_train_as_one_process(workers: Workers) -> None:
     ]
 
 
+def test_training_survives_servers_that_are_killed(workers: Workers, tmp_path: Path) -> None:
+    """To the bit it is the training of one process, and nothing of it is left in the folder that the plan names."""
+    store = {"kind": "dist_async", "servers": 2, "staleness": 0, "snapshots": str(tmp_path)}
+    told = workers.ask("trained", 4, optimizer="AdamW", store=store, kills=[3], has_peer=False)
+    assert all(one["by one"] for one in told)
+    assert told[0]["state"]
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize(("staleness", "is_unequal"), [(-1, True), (2, False)])
 def test_workers_that_need_not_wait_meet_for_their_state(
     workers: Workers, staleness: int, *, is_unequal: bool

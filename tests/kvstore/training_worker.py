@@ -52,6 +52,8 @@ def run(world: World, algorithm: str, case: dict[str, Any]) -> dict[str, Any]:
         for number in range(case.get("steps", STEPS)):
             losses.append(step(setup.batch(world.rank, number)).item())
             setup.scheduler.step()
+            if number in case.get("kills", ()):
+                kill_server_beside(step)
         state = step.optimizer_state()
         synchronizer: Any = step.synchronizer
         return {
@@ -63,6 +65,14 @@ def run(world: World, algorithm: str, case: dict[str, Any]) -> dict[str, Any]:
             "payloads": [bucket.payload.numel() for bucket in synchronizer.buckets],
             "notes": [*step.notes],
         }
+
+
+def kill_server_beside(step: TrainStep) -> None:
+    """Kill the server of a store that this worker has started, where it has one."""
+    synchronizer: Any = step.synchronizer
+    beside = synchronizer._store._shelf._beside
+    if beside is not None:
+        beside._process.kill()
 
 
 def trained(world: World, case: dict[str, Any]) -> dict[str, Any]:

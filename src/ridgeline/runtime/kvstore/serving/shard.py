@@ -5,7 +5,8 @@ numbers its calls. One that comes again is answered again and not done again; on
 dropped, for those before it come again as well.
 
 A shard that takes the place of another one begins with what that had written down, and `awaits` the workers
-who were there: until each of them has sent again what was taken since, or is gone, nobody is told a value.
+who were there: until each of them has sent again what was taken since, or is gone, nobody is told a value, and
+no other optimizer is set.
 """
 
 from typing import NamedTuple
@@ -156,6 +157,9 @@ class Shard:
             return self.slots.knows(body.slot)
         if isinstance(body, wire.Push | wire.PushRows):
             return not self.awaits or self.slots.knows(body.slot)
+        # A push that was taken before is worked in with what was set then, not with what is set next.
+        if isinstance(body, wire.SetOptimizer | wire.SetUpdater | wire.LoadStates):
+            return not self.awaits or self.actions.updates_by is None
         if self.awaits and isinstance(body, wire.Pull | wire.States | wire.Barrier):
             return False
         if isinstance(body, wire.Pull):

@@ -16,7 +16,7 @@ STALENESS = Option("staleness", int, -1, least=-1)
 SERVERS = Option("servers", int, 0, least=0)
 """The first so many workers have one beside them; 0: all."""
 SNAPSHOTS = Option("snapshots", str, "")
-"""A folder in which servers write down what they hold, so that one that is killed is replaced; empty: none."""
+"""A folder in which servers write down what they hold, for one that is killed to be replaced; empty: none."""
 OPTIONS = (KIND, STALENESS, SERVERS, SNAPSHOTS)
 REMARK = (
     "its servers share the workers' links and send what a ring does: it is for workers that need not wait "

@@ -366,6 +366,26 @@ def test_a_push_waits_for_the_first_value() -> None:
     assert (value.item(), versions) == (10, {1: 1})
 
 
+def test_nobody_waits_for_a_first_value_of_who_is_gone() -> None:
+    """Who waited is told once the lease of the first worker has ended, and who asks later is at once."""
+    shard = Shard(2, None)
+    (parked,) = shard.handle(Call(1, 1, 1, wire.Know(SLOTS[0], SHAPE)), [])
+    assert parked.answer.is_parked
+    told = shard.leave(0)
+    told += shard.handle(Call(1, 1, 2, wire.Know(SLOTS[1], SHAPE)), [])
+    assert [(reply.to.worker, reply.answer.number, reply.answer.error) for reply in told] == [
+        (
+            1,
+            number,
+            (
+                f"wanted a first value of key {slot.key!r} from worker 0, got none, and that worker is gone; begin again "
+                "with all workers"
+            ),
+        )
+        for number, slot in ((1, SLOTS[0]), (2, SLOTS[1]))
+    ]
+
+
 def test_a_server_that_lacks_pushes_says_so() -> None:
     """Such as one whose snapshots were taken away: it does not count on as if nothing had been there."""
     register_updater("add up there", add)

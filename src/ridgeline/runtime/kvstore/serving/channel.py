@@ -173,6 +173,8 @@ class Channel:
             self._receive()
         self._entrance.check()
         self._found.clear()
+        if self._entrance.is_lost:
+            self._follow()
         if not self._under_way:
             self.start([Asked(body)])
         elif not self._follow():
@@ -214,7 +216,8 @@ class Channel:
                 self._entrance.check()
             now = time.monotonic()
             is_late = now - self._heard_s >= self._resend_s
-            if (is_late or self._told > self._at.epoch) and self._follow():
+            looks = is_late or self._entrance.is_lost or self._told > self._at.epoch
+            if looks and self._follow():
                 sent_s = now
             self._check_waits(now - self._heard_s, now - begun_s)
             if is_late and now - sent_s >= self._resend_s:

@@ -23,6 +23,7 @@ from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
 from ridgeline.runtime.kvstore.serving.wire import Answer
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
 
 LEASE_S = 10.0
 """How long a worker may be silent. Workers say that they are there five times as often."""
@@ -287,6 +288,16 @@ def _peer(frame: zmq.Frame) -> str:
         return str(frame.get("Peer-Address"))
     except zmq.ZMQError:
         return "nowhere that is known"
+
+
+def is_wanted() -> bool:
+    """Wait for a line on standard input; False: it has ended. Meanwhile, what a server needs is imported."""
+    poller = zmq.Poller()
+    poller.register(sys.stdin, zmq.POLLIN)
+    if not poller.poll(0):
+        # What torch imports with the first step of an optimizer takes seconds.
+        OptimizerUpdater("sgd", 1.0, {})("", torch.zeros(1), torch.zeros(1))
+    return bool(os.read(sys.stdin.fileno(), 1))
 
 
 def serve_beside(server: Server) -> None:

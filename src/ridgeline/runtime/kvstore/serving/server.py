@@ -296,7 +296,8 @@ def is_wanted() -> bool:
     poller.register(sys.stdin, zmq.POLLIN)
     if not poller.poll(0):
         # What torch imports with the first step of an optimizer takes seconds.
-        OptimizerUpdater("sgd", 1.0, {})("", torch.zeros(1), torch.zeros(1))
+        values = torch.zeros(2, 1, device="cpu")
+        OptimizerUpdater("sgd", 1.0, {})("", values[0], values[1])
     return bool(os.read(sys.stdin.fileno(), 1))
 
 

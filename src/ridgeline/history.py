@@ -31,6 +31,36 @@ class EpochPoint(Value, frozen=True, kw_only=True):
     train_s: float
 
 
+class Outage(Value, frozen=True, kw_only=True):
+    """A time in which a worker did not hear of a server of a key-value store; training went on after it.
+
+    Attributes:
+        worker: Who missed it.
+        server: Which one, from 0.
+        address: Where it was found after that.
+        began_at: In UTC, as ISO 8601 has it.
+        lasted_s: Until it was heard of again.
+        pushes_again: How many pushes of the worker were sent again.
+        is_replaced: Another process has taken its place; else it came back.
+    """
+
+    worker: int
+    server: int
+    address: str
+    began_at: str
+    lasted_s: float
+    pushes_again: int
+    is_replaced: bool
+
+    def __str__(self) -> str:
+        again = f"{self.pushes_again} push{'es' * (self.pushes_again != 1)} sent again"
+        end = "another took its place" if self.is_replaced else "it came back"
+        return (
+            f"worker {self.worker} did not hear of server {self.server} from "
+            f"{units.moment(self.began_at)} on for {self.lasted_s:.1f} s; {end} at {self.address}, {again}"
+        )
+
+
 class History(Noun, frozen=True, kw_only=True):
     """The course of a training run, saved as `history.json`."""
 
@@ -39,6 +69,8 @@ class History(Noun, frozen=True, kw_only=True):
     task: str
     steps: tuple[StepPoint, ...] = ()
     epochs: tuple[EpochPoint, ...] = ()
+    outages: tuple[Outage, ...] = ()
+    """Of all workers, in the order in which they began."""
 
 
 def metric_text(value: float | None, others: Iterable[float | None]) -> str:

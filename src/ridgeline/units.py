@@ -38,6 +38,11 @@ def nanoseconds(value_ns: float) -> str:
     return seconds(value_ns * 1e-9)
 
 
+def moment(text: str) -> str:
+    """A moment in UTC as ISO 8601 has it, e.g. `2026-01-31 12:00:00 UTC`."""
+    return text.replace("T", " ").replace("+00:00", " UTC")
+
+
 def num_bytes(value_bytes: float) -> str:
     """A memory size given in bytes, e.g. `25.0 MiB`."""
     for scale, unit in _BINARY:

@@ -248,7 +248,7 @@ def test_report_writes_page_and_trace(run, run_dir: Path) -> None:
     ran = run("report", run_dir, "--json")
     assert ran.status == 0
     files = [str(run_dir / "trace.json.gz"), str(run_dir / "report.html")]
-    assert json.loads(ran.out) == {"files": files}
+    assert json.loads(ran.out) == {"files": files, "outages": []}
     page = (run_dir / "report.html").read_text()
     assert '<section id="timeline"' in page
     assert '<section id="plan"' not in page

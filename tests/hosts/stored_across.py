@@ -12,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 
@@ -67,6 +68,7 @@ def main() -> None:
             "count": store.pull("count").get()[:: COUNT - 1].tolist(),
             "steps": num_steps,
             "losses": losses,
+            "outages": msgspec.to_builtins(store.outages),
             "values": [store.pull(name).get().double().sum().item() for name in names],
         }
         store.barrier()

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from namespaces import PORT, environment, need_hosts
 
 from ridgeline.experiments.namespaces import NamespaceNetwork, hosts
+from ridgeline.history import History, Outage
 from ridgeline.runtime.kvstore.serving.keys import make_keys
 
 RATE = "100mbit"
@@ -94,6 +97,15 @@ def test_all_are_told_that_one_has_no_keys(three_hosts: NamespaceNetwork, tmp_pa
     assert told in errors[2]
 
 
+def report_of(outages: list[dict[str, Any]], directory: Path) -> str:
+    """What `ridgeline report` prints of a run that went through these."""
+    told = tuple(msgspec.convert(outage, Outage) for outage in outages)
+    History(task="three hosts", outages=told).save(directory / "history.json")
+    command = [sys.executable, "-m", "ridgeline", "report", str(directory)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return " ".join(printed.split())
+
+
 @pytest.mark.parametrize("cut", [2, 1])
 def test_training_survives_a_host_that_is_cut_off_and_back(
     three_hosts: NamespaceNetwork, tmp_path: Path, cut: int
@@ -127,3 +139,13 @@ def test_training_survives_a_host_that_is_cut_off_and_back(
     assert re.search(rf"worker {cut} is back, after \d+\.\d s without a word", told + errors[0])
     silent = r"the server at tcp://10\.77\.0\.\d:\d+ was not heard of for (\d+\.\d) s and is again"
     assert any(float(one) > 5 for one in re.findall(silent, errors[cut]))
+    outages = [outage for one in found for outage in one["outages"]]
+    missed = {(one["worker"], one["server"]) for one in outages if one["lasted_s"] > 5}
+    # Who waits for one server does not see how long the next one was silent meanwhile.
+    assert {worker for worker, _ in missed} == {2: {2}, 1: {0, 1, 2}}[cut]
+    reported = report_of(outages, tmp_path)
+    for worker, server in missed:
+        back = rf"worker {worker} did not hear of server {server} from .* UTC on for \d+\.\d s; it came back"
+        assert re.search(back, reported)
+    page = (tmp_path / "report.html").read_text()
+    assert f"Training went on after {len(outages)} outage{'s' * (len(outages) > 1)} of s" in page

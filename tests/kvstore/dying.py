@@ -14,7 +14,7 @@ from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.server import Server
 from ridgeline.runtime.kvstore.serving.shard import Shard
 from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
-from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
+from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, register_updater
 
 TYPES = tuple(one.__name__ for one in wire.Body.__args__)
 LEASE_S = 2.0
@@ -24,6 +24,14 @@ SIZE = 6000
 
 # What torch imports with the first step of an optimizer takes seconds: processes are made from one that has.
 OptimizerUpdater("sgd", 1.0, {})("", torch.zeros(1), torch.zeros(1))
+
+
+def add(key: Any, total: torch.Tensor, value: torch.Tensor) -> None:
+    """What the optimizer of `steps` does, as a function."""
+    value.add_(total)
+
+
+register_updater("add to a value", add)
 
 
 class Death(NamedTuple):
@@ -95,17 +103,24 @@ def work(rank: int, address: str, death: Death, says: Connection) -> None:
     # Who has not been heard of is waited for as long as those who are still to come.
     shelf._servers.tell_all(wire.Cover())
     channel.Channel._send = dying  # type: ignore[method-assign]
-    steps(shelf, says)
+    steps(shelf, says, has_function=death.kind == "SetUpdater")
     if death.kind == "Beat":
         says.poll(None)
     shelf.close()
 
 
-def steps(shelf: RemoteShelf, says: Any) -> None:
-    """Each worker pushes ones to rows and ones to numbers, with all that a store does in between."""
+def steps(shelf: RemoteShelf, says: Any, *, has_function: bool) -> None:
+    """Each worker pushes ones to rows and ones to numbers, with all that a store does in between.
+
+    Args:
+        shelf: Of the worker.
+        says: Is sent how many pushes were answered.
+        has_function: A function works them in, else an optimizer.
+    """
     rank = shelf.rank
     shelf.init({"w": torch.zeros(SIZE), "e": torch.zeros(4, 3), "n": torch.zeros(())})
-    shelf.set_updater(OptimizerUpdater("sgd", -1.0, {"lr": 1.0}))
+    optimizer = OptimizerUpdater("sgd", -1.0, {"lr": 1.0})
+    shelf.set_updater(FunctionUpdater("add to a value") if has_function else optimizer)
     shelf.barrier()
     out, rows = torch.empty(SIZE), torch.empty(1, 3)
     for step in range(6):
@@ -125,7 +140,8 @@ def steps(shelf: RemoteShelf, says: Any) -> None:
         assert out[0] == out[-1] >= (rank + 1) * (step + 1)
         shelf.read("e", [rows], torch.tensor([rank]))
         assert rows[0, 0] == step + 1
-        if step == 3:
+        if step == 3 and not has_function:
             shelf.load_optimizer_states(shelf.optimizer_states())
+        if step == 3:
             shelf._servers.tell_all(wire.Cover())
     shelf.barrier()

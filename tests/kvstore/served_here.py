@@ -12,6 +12,7 @@ from ridgeline.runtime.kvstore.serving.channel import Channel
 from ridgeline.runtime.kvstore.serving.keys import Keys, make_keys, server_keys, worker_keys
 from ridgeline.runtime.kvstore.serving.server import Server
 from ridgeline.runtime.kvstore.serving.shard import Shard
+from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
 
 
 @contextmanager
@@ -20,9 +21,10 @@ def serving(
     lease_s: float = 60.0,
     keys: Keys | None = None,
     address: str = "tcp://127.0.0.1:*",
+    snapshots: Snapshots | None = None,
 ) -> Iterator[Server]:
     """A server in a thread."""
-    server = Server(shard, address, lease_s, keys)
+    server = Server(shard, address, lease_s, keys, snapshots)
     ends = threading.Event()
     thread = threading.Thread(target=server.serve, args=(ends.is_set,))
     thread.start()

@@ -1,5 +1,6 @@
 """What a server writes down, and what another one makes of it."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from ridgeline.runtime.kvstore.serving import images, wire
 from ridgeline.runtime.kvstore.serving.epochs import Claim, Found, Notice
 from ridgeline.runtime.kvstore.serving.images import image_of, restore
 from ridgeline.runtime.kvstore.serving.peer import Peer
-from ridgeline.runtime.kvstore.serving.shard import Shard
+from ridgeline.runtime.kvstore.serving.server import Server
+from ridgeline.runtime.kvstore.serving.shard import Sender, Shard
 from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
 from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Slot
 
@@ -88,6 +90,23 @@ def test_a_server_that_was_replaced_writes_nothing_that_counts(tmp_path: Path) -
     last = Snapshots(tmp_path, Shard(1, None))
     assert (last.epoch, last.begun) == (3, 1)
     last.close(writes=False)
+
+
+def test_what_waited_for_workers_is_answered_once_it_is_written(tmp_path: Path) -> None:
+    """A server that dies before would have told of settings that the next one does not know."""
+    Snapshots(tmp_path, Shard(1, None)).close(writes=False)
+    shard = Shard(1, None)
+    snapshots = Snapshots(tmp_path, shard)
+    shard.actions.do(0, wire.SetOptimizer("sgd", 1.0, {"lr": 1.0}), ())
+    call = Call(0, 1, 1, wire.SetOptimizer("sgd", 1.0, {"lr": 10.0}), epoch=2)
+    whole = Call(0, 2, 1, wire.Whole(), epoch=2)
+    with closing(Server(shard, "tcp://127.0.0.1:*", snapshots=snapshots)) as server:
+        (parked,) = server._held_back(shard.handle(call, []), call)
+        told = server._held_back(shard.handle(whole, []), whole)
+        waiting = [*server._until_written]
+    assert parked.answer.is_parked
+    assert [(reply.to.channel, reply.answer.is_parked) for reply in told] == [(2, False), (1, True)]
+    assert waiting == [(Sender(0, 1), 1)]
 
 
 def test_snapshots_that_cannot_be_written_are_told_of(tmp_path: Path) -> None:

@@ -331,6 +331,24 @@ def test_barriers_that_were_passed_count() -> None:
     ]
 
 
+def test_other_settings_wait_for_what_was_pushed_before() -> None:
+    """A push that a worker sends again to a new server is worked in with the settings under which it was taken."""
+    shape, ones = wire.Shape("float32", (1,)), [wire.frame_of(torch.ones(1))]
+    shard = Shard(2, None)
+    shard.handle(Call(0, 1, 1, wire.Init(SLOTS[0], shape)), [wire.frame_of(torch.zeros(1))])
+    shard.handle(Call(0, 1, 2, wire.SetOptimizer("sgd", 1.0, {"lr": 1.0})), [])
+    shard.awaits = {0, 1}
+    shard.handle(Call(0, 2, 1, wire.Whole()), [])
+    (parked,) = shard.handle(Call(0, 3, 1, wire.SetOptimizer("sgd", 1.0, {"lr": 10.0})), [])
+    assert parked.answer.is_parked
+    shard.handle(Call(1, 2, 1, wire.Push(SLOTS[0], shape)), ones)
+    told = shard.handle(Call(1, 2, 2, wire.Whole()), [])
+    assert [(reply.to.worker, reply.answer.is_parked) for reply in told] == [(1, False), (0, False)]
+    assert shard.slots.pull(SLOTS[0], None)[0] == -1.0
+    shard.handle(Call(1, 3, 1, wire.Push(SLOTS[0], shape)), ones)
+    assert shard.slots.pull(SLOTS[0], None)[0] == -11.0
+
+
 def test_a_push_waits_for_the_first_value() -> None:
     """Which comes from another worker, to a server that had not written it; each is done once."""
     register_updater("add up there", add)
@@ -346,6 +364,26 @@ def test_a_push_waits_for_the_first_value() -> None:
     assert [(reply.to.worker, reply.answer.error) for reply in told] == [(0, ""), (1, "")]
     value, versions = shard.slots.pull(SLOTS[0], None)
     assert (value.item(), versions) == (10, {1: 1})
+
+
+def test_nobody_waits_for_a_first_value_of_who_is_gone() -> None:
+    """Who waited is told once the lease of the first worker has ended, and who asks later is at once."""
+    shard = Shard(2, None)
+    (parked,) = shard.handle(Call(1, 1, 1, wire.Know(SLOTS[0], SHAPE)), [])
+    assert parked.answer.is_parked
+    told = shard.leave(0)
+    told += shard.handle(Call(1, 1, 2, wire.Know(SLOTS[1], SHAPE)), [])
+    assert [(reply.to.worker, reply.answer.number, reply.answer.error) for reply in told] == [
+        (
+            1,
+            number,
+            (
+                f"wanted a first value of key {slot.key!r} from worker 0, got none, and that worker is gone; begin again "
+                "with all workers"
+            ),
+        )
+        for number, slot in ((1, SLOTS[0]), (2, SLOTS[1]))
+    ]
 
 
 def test_a_server_that_lacks_pushes_says_so() -> None:

@@ -21,10 +21,13 @@ from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.serving import channel as channel_module
 from ridgeline.runtime.kvstore.serving import segment, wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
-from ridgeline.runtime.kvstore.serving.channel import Asked
+from ridgeline.runtime.kvstore.serving.channel import Asked, Channel
 from ridgeline.runtime.kvstore.serving.connections import Connections
+from ridgeline.runtime.kvstore.serving.epochs import Found
+from ridgeline.runtime.kvstore.serving.peer import Peer
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
+from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +121,26 @@ def test_a_worker_that_is_silent_is_not_waited_for(caplog: pytest.LogCaptureFixt
         assert "worker 1 was not heard of for 0.5 s: nobody waits for it" in caplog.text
         shelf.close()
         silent.close()
+
+
+def test_a_server_that_ended_is_not_waited_for(tmp_path: Path) -> None:
+    """Its connection ends with it: the one that takes its place is looked for before an answer is late."""
+    places = [Found(1, ""), Found(2, "")]
+    for place in range(2):
+        shard = Shard(1, None)
+        snapshots = Snapshots(tmp_path, shard)
+        with serving(shard, snapshots=snapshots) as server:
+            places[place] = Found(server.epoch, server.address)
+            if not place:
+                peer = Peer(places[0], lambda: places[1] if places[1].address else None)
+                context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+                channel = Channel(context, peer, 0, 1, silence_s=20.0, resend_s=1000.0)
+                channel.ask(wire.Beat())
+            else:
+                channel.ask(wire.Beat())
+    assert peer.found == places[1]
+    channel.close()
+    context.destroy(linger=0)
 
 
 def test_a_worker_that_comes_back_goes_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """Training through a store by a plan: it is that of one process, and what it does not do is refused by name."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,35 @@ def test_servers_that_add_up_train_as_one_process(workers: Workers) -> None:
             "own between steps; updates are by the mean of their gradients"
         )
     ]
+
+
+def test_training_survives_servers_that_are_killed(workers: Workers, tmp_path: Path) -> None:
+    """To the bit it is the training of one process, and nothing of it is left in the folder that the plan names."""
+    store = {"kind": "dist_async", "servers": 2, "staleness": 0, "snapshots": str(tmp_path)}
+    told = workers.ask("trained", 4, optimizer="AdamW", store=store, kills=[3], has_peer=False)
+    assert all(one["by one"] for one in told)
+    assert told[0]["state"]
+    assert [*tmp_path.iterdir()] == []
+    for rank, one in enumerate(told):
+        missed = sorted(re.sub("from .* s;", "...", outage) for outage in one["outages"])
+        for server, text in enumerate(missed):
+            assert re.fullmatch(
+                rf"worker {rank} did not hear of server {server} \.\.\. another took its place at tcp://127.0.0.1:\d+, "
+                r"\d+ push(es)? sent again",
+                text,
+            )
+        assert len(missed) == 2
+
+
+def test_a_run_tells_of_outages_that_it_went_through(workers: Workers, tmp_path: Path) -> None:
+    """Those of all workers, on all; what is taken up again from a checkpoint still knows of them."""
+    store = {**SERVERS, "staleness": 0, "snapshots": str(tmp_path / "servers")}
+    folder = str(tmp_path / "run")
+    told = [one["told"] for one in workers.ask("reported", 4, store=store, folder=folder, kills=2)]
+    assert told == [told[0]] * 4
+    first, second = told[0]
+    assert second == first
+    assert sorted(re.findall(r"worker (\d) did not hear of server 0", " ".join(first))) == [*"0123"]
 
 
 @pytest.mark.parametrize(("staleness", "is_unequal"), [(-1, True), (2, False)])

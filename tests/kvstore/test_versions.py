@@ -133,3 +133,22 @@ def test_a_server_beside_that_is_killed_is_replaced(tmp_path: Path) -> None:
         match=r"^wanted snapshots of 1 servers in .*, got server-0-of-2; have as many servers as before, or name",
     ):
         rl.kvstore.create("dist_async", snapshots=tmp_path)
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_process_that_waits_takes_the_place(tmp_path: Path, *, is_alone: bool) -> None:
+    """Of a server that is killed; where that process was killed, too, another one is started."""
+    with rl.kvstore.create("dist_async", snapshots=tmp_path) as store:
+        store.init("w", torch.zeros(2))
+        store.set_optimizer("sgd", rescale_grad=-1.0, lr=1.0)
+        store.push("w", torch.ones(2))
+        beside = store._shelf._beside  # type: ignore[attr-defined]
+        first, waits = beside._process, beside._standby
+        for process in [waits, first] if is_alone else [first]:
+            process.kill()
+            process.wait()
+        store.push("w", torch.ones(2))
+        assert torch.equal(store.pull("w").get(), torch.full((2,), 2.0))
+        assert (beside._process is waits) != is_alone
+        assert beside._process is not first
+    assert beside._standby is None or beside._standby.returncode is not None

@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 4 training_worker.py
 """
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan
 from ridgeline.runtime.kvstore import placement
+from ridgeline.runtime.kvstore.serving.beside import ServerBeside
 from ridgeline.runtime.loop import train
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import TrainStep
@@ -24,7 +26,7 @@ from ridgeline.runtime.world import World
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "sync")]
 
-from stopped_runs import StopHereError, last_checkpoint, stopping_loss, tiny_task
+from stopped_runs import StopHereError, cross_entropy, last_checkpoint, stopping_loss, tiny_task
 from stopped_runs import same as same_checkpoints
 from training_setups import PLAIN, STEPS, STORE, Net, Setup, by_one, gap, plan_of, same
 
@@ -52,6 +54,8 @@ def run(world: World, algorithm: str, case: dict[str, Any]) -> dict[str, Any]:
         for number in range(case.get("steps", STEPS)):
             losses.append(step(setup.batch(world.rank, number)).item())
             setup.scheduler.step()
+            if number in case.get("kills", ()):
+                kill_server_beside()
         state = step.optimizer_state()
         synchronizer: Any = step.synchronizer
         return {
@@ -62,13 +66,22 @@ def run(world: World, algorithm: str, case: dict[str, Any]) -> dict[str, Any]:
             "sent_bytes": synchronizer._reducer._transport.sent_bytes if algorithm == STORE else 0,
             "payloads": [bucket.payload.numel() for bucket in synchronizer.buckets],
             "notes": [*step.notes],
+            "outages": [] if step.outages is None else [*map(str, step.outages())],
         }
+
+
+def kill_server_beside() -> None:
+    """Kill the server that this worker has started, if it has one."""
+    gc.collect()
+    for found in gc.get_objects():
+        if isinstance(found, ServerBeside) and not found._ends:
+            found._process.kill()
 
 
 def trained(world: World, case: dict[str, Any]) -> dict[str, Any]:
     """A training through a store beside that of one process, and beside an all-reduce."""
     ours = run(world, STORE, case)
-    told = {name: ours[name] for name in ("frames", "sent_bytes", "payloads", "notes")}
+    told = {name: ours[name] for name in ("frames", "sent_bytes", "payloads", "notes", "outages")}
     if case.get("has_reference", True):
         reference = by_one(case, world.size)
         told["by one"] = same(ours["parameters"], reference.parameters())
@@ -198,6 +211,30 @@ def resumed(world: World, case: dict[str, Any]) -> dict[str, Any]:
     return {name: same_checkpoints(whole, other) for name, other in others.items()}
 
 
+def reported(world: World, case: dict[str, Any]) -> dict[str, Any]:
+    """What a run tells of servers that are killed in its first step, and what it tells when it is taken up again."""
+    steps = 0
+
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        if steps == case["kills"]:
+            kill_server_beside()
+        return cross_entropy(model, batch)
+
+    def optimizer(model: nn.Module) -> Optimizer:
+        return torch.optim.SGD(model.parameters(), 0.1)
+
+    task = tiny_task(Net, optimizer, loss_fn, 16, classes=5)
+    plan = plan_of(world.size, STORE, case)
+    told = []
+    for epochs in (1, 2):
+        options: Any = {"epochs": epochs, "seed": 5, "resume": epochs > 1}
+        done = train(task, plan, world, run_dir=Path(case["folder"]), **options)
+        told.append([*map(str, done.history.outages)])
+    return {"told": told}
+
+
 class Wrapped(torch.optim.SGD):
     """No class of torch's."""
 
@@ -249,6 +286,7 @@ CASES: dict[str, Callable[[World, dict[str, Any]], dict[str, Any]]] = {
     "put back": put_back,
     "written": written,
     "resumed": resumed,
+    "reported": reported,
     "without waiting": without_waiting,
     "refused": refused,
 }

@@ -3,13 +3,17 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from ridgeline.errors import RidgelineError
+from ridgeline.history import History, Outage
 from ridgeline.machine import Machine
+from ridgeline.reporting.outages import outages_text
 from ridgeline.reporting.report import report, setting_of
+from ridgeline.reporting.text import as_text
 from ridgeline.timeline import Timeline
 
 SECTIONS = [
@@ -189,6 +193,38 @@ def test_what_is_missing_leaves_its_sections_out(nouns, tmp_path, given, section
     assert reader.sections == sections
     linked = [v[1:] for t, n, v in reader.attributes if t == "a" and n == "href" and v != "#report"]
     assert linked == sections
+
+
+def test_outages_are_shown(history: History, tmp_path: Path) -> None:
+    """In the sentence, the table and the text for the terminal."""
+    outage = Outage(
+        worker=2,
+        server=1,
+        address="tcp://10.0.0.2:5555",
+        began_at="2026-01-31T12:00:05+00:00",
+        lasted_s=6.04,
+        pushes_again=1,
+        is_replaced=True,
+    )
+    back = msgspec.structs.replace(outage, lasted_s=15.5, pushes_again=3, is_replaced=False)
+    history = msgspec.structs.replace(history, outages=(outage, back))
+    text = " ".join(read(report(tmp_path / "report.html", history=history)).text)
+    assert "training went on after 2 outages of servers, the longest of 15.5\u00a0s." in text
+    row = "1 worker 2 2026-01-31 12:00:05 UTC 6.04 s 1 replaced, now at tcp://10.0.0.2:5555"
+    assert row in text
+    assert "15.5 s 3 back at tcp://10.0.0.2:5555" in text
+    assert as_text(*outages_text(history)).splitlines() == [
+        (
+            "! worker 2 did not hear of server 1 from 2026-01-31 12:00:05 UTC on for 6.0 s; another took its place at "
+            "tcp://10.0.0.2:5555, 1 push sent again"
+        ),
+        (
+            "! worker 2 did not hear of server 1 from 2026-01-31 12:00:05 UTC on for 15.5 s; it came back at "
+            "tcp://10.0.0.2:5555, 3 pushes sent again"
+        ),
+    ]
+    alone = report(tmp_path / "alone.html", history=History(task="stores", outages=(outage,)))
+    assert read(alone).sections == ["training", "data"]
 
 
 def test_hostile_names_stay_text(nouns, tmp_path) -> None:

@@ -126,6 +126,14 @@ def test_a_search_takes_the_modes_that_go_with_it() -> None:
                 "most: lower it"
             ),
         ),
+        (
+            {"options": {"snapshots": "folder"}},
+            "cpu",
+            (
+                "wanted sync.options['kind']='dist_async' for sync.options['snapshots'], got 'dist_sync' in the plan; set "
+                "it, or leave the option out"
+            ),
+        ),
     ],
 )
 def test_what_does_not_go_with_a_store(fields: dict[str, Any], device: str, message: str) -> None:

@@ -68,7 +68,7 @@ class Command:
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Serve until it is over."""
         from ridgeline.runtime.kvstore.serving.keys import make_keys, named_directory, server_keys
-        from ridgeline.runtime.kvstore.serving.server import Server, serve_beside
+        from ridgeline.runtime.kvstore.serving.server import Server, is_wanted, serve_beside
         from ridgeline.runtime.kvstore.serving.shard import Shard
         from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
 
@@ -90,6 +90,8 @@ class Command:
         if args.module:
             sys.path.insert(0, str(Path.cwd()))
             importlib.import_module(args.module)
+        if args.beside and not is_wanted():
+            return FINE
         directory = named_directory(args.keys)
         keys = server_keys(directory) if directory else None
         shard = Shard(args.workers, args.staleness)

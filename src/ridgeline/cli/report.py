@@ -11,6 +11,7 @@ from ridgeline.history import History
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Candidate, Ranking
+from ridgeline.reporting.outages import outages_text
 from ridgeline.reporting.page_plan import GIVEN
 from ridgeline.reporting.report import TRACE_NAME, report
 from ridgeline.reporting.text import title
@@ -35,9 +36,12 @@ class Command:
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Load what is there, write both files."""
         written = write_report(args.run_dir)
+        history = _load(History, args.run_dir / "history.json")
+        outages = () if history is None else history.outages
         output.result(
-            {"files": [str(path) for path in written]},
+            {"files": [str(path) for path in written], "outages": [*map(str, outages)]},
             *(title("Wrote", str(path)) for path in written),
+            *([] if history is None else outages_text(history)),
         )
         return FINE
 

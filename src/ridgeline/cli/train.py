@@ -28,6 +28,7 @@ from ridgeline.cli.watch import Watch
 from ridgeline.cli.worker import TrainRequest
 from ridgeline.history import History, metric_text
 from ridgeline.planner.labels import label
+from ridgeline.reporting.outages import outages_text
 from ridgeline.reporting.text import ranking_text, title
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
@@ -219,6 +220,7 @@ def _conclude_unmeasured(run_dir: Path, task: str, output: Output) -> int:
     output.result(
         {"run_dir": str(run_dir), "task": task, "metric": metric, "report": str(page)},
         _done(task, history),
+        *outages_text(history),
         Text(
             "no verdict: the run was killed after its last step, before it wrote down what that took"
         ),
@@ -244,6 +246,7 @@ def _summary(
     return [
         _done(task, history),
         Panel(Text(verdict.text), box=box.ROUNDED, expand=False),
+        *outages_text(history),
         Text(verdict.outlook),
         Text(f"Ridgeline's own time: {overhead}"),
         Text(f"report: {page}"),

@@ -10,6 +10,7 @@ from ridgeline.reporting.chart_rates import collectives_figure, efficiency_figur
 from ridgeline.reporting.charts import training_figures
 from ridgeline.reporting.html import Content, Markup, join, raw_data_script, table, tag
 from ridgeline.reporting.labels import at_work, quantities_of
+from ridgeline.reporting.outages import outages_reading, outages_table
 from ridgeline.reporting.sections import chart, section, sentence
 from ridgeline.synchronisation import operations
 
@@ -18,8 +19,8 @@ MOST_EMBEDDED_BYTES = 8_000_000
 
 
 def training_section(history: History | None) -> Markup | None:
-    """Loss, metric and speed; None without any point."""
-    if history is None or not (history.steps or history.epochs):
+    """Loss, metric, speed and outages; None without any."""
+    if history is None or not (history.steps or history.epochs or history.outages):
         return None
     boxes = [
         tag("div", tag("h3", title), chart(f"training-{index}", figure, title))
@@ -30,11 +31,12 @@ def training_section(history: History | None) -> Markup | None:
         "Training",
         training_reading(history),
         tag("div", *boxes, class_="grid3"),
+        outages_table(history),
     )
 
 
 def training_reading(history: History) -> str:
-    """One sentence on how the loss and the metric moved, and how fast it went."""
+    """One sentence on how the loss and the metric moved, how fast it went, and what it went through."""
     parts = []
     if history.steps:
         first, last = history.steps[0], history.steps[-1]
@@ -53,6 +55,7 @@ def training_reading(history: History) -> str:
             f"after {count} epoch{'s' if count > 1 else ''} and {units.seconds(train_s)} of training the "
             f"metric is {metric}{highest}"
         )
+    parts += [outages_reading(history)] if history.outages else []
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -164,7 +167,7 @@ def _facts(machine: Machine) -> Markup:
         "Memory": units.num_bytes(host.memory_bytes),
         "Last-level cache": units.num_bytes(host.cache_bytes) if host.cache_bytes else "",
         "Software": f"{host.system}, Python {host.python}, torch {host.torch}",
-        "Measured": machine.measured_at.replace("T", " ").replace("+00:00", " UTC"),
+        "Measured": units.moment(machine.measured_at),
         "Fingerprint": machine.fingerprint,
     }
     return tag(

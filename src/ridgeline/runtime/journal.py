@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from ridgeline.history import EpochPoint, History, StepPoint
+from ridgeline.history import EpochPoint, History, Outage, StepPoint
 from ridgeline.runtime.checkpoint import Position
 from ridgeline.runtime.progress import Progress
 from ridgeline.runtime.readings import Window
@@ -41,6 +41,8 @@ class Journal:
         self._loss_sum = self._train_s = self._loss = self._speed = 0.0
         self._steps: list[StepPoint] = []
         self._epoch_points: list[EpochPoint] = []
+        self._outages_before: tuple[Outage, ...] = ()
+        self._outages: tuple[Outage, ...] = ()
         self._since_s = time.perf_counter()
 
     def take_up(self, course: Course) -> None:
@@ -50,6 +52,7 @@ class Journal:
         self.step = position.step
         self._loss_sum, self._train_s = course.loss_sum, course.train_s
         self._steps, self._epoch_points = list(course.steps), list(course.epochs)
+        self._outages_before = course.outages
 
     def restart_clock(self) -> None:
         """Training goes on now; what passed since the last reading was something else."""
@@ -83,6 +86,10 @@ class Journal:
                 point = StepPoint(step=step, epoch=self.epoch, loss=mean, samples_per_s=self._speed)
                 self._steps.append(point)
 
+    def note_outages(self, outages: Sequence[Outage]) -> None:
+        """Keep all that workers tell of since this start of the run, in place of what they told before."""
+        self._outages = tuple(sorted(outages, key=lambda outage: outage.began_at))
+
     def end_epoch(self, metric: float) -> None:
         """The epoch is trained and evaluated."""
         point = EpochPoint(
@@ -104,11 +111,15 @@ class Journal:
             train_s=self._train_s,
             steps=tuple(self._steps),
             epochs=tuple(self._epoch_points),
+            outages=self._outages_before + self._outages,
         )
 
     def history(self) -> History:
         """How the run went."""
-        return History(task=self._task, steps=tuple(self._steps), epochs=tuple(self._epoch_points))
+        course = self.course()
+        return History(
+            task=self._task, steps=course.steps, epochs=course.epochs, outages=course.outages
+        )
 
     def progress(self) -> Progress:
         """The state of the run for people to watch."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from ridgeline.errors import CheckpointError, NonFiniteError
-from ridgeline.history import History
+from ridgeline.history import History, Outage
 from ridgeline.plan import Plan
 from ridgeline.runtime import checkpoint_directory, random_state, schedule, training_state
 from ridgeline.runtime.agree import gather_bytes, largest_of_workers, share_bytes
@@ -221,6 +222,11 @@ class _Run:
         if largest_of_workers(float(not math.isfinite(largest)), self.world):
             self._stop_non_finite(self.journal.step, largest, of="parameters")
         self.box.frame("checkpoint")
+        if self.step.outages is not None:
+            mine = msgspec.json.encode(self.step.outages())
+            told = gather_bytes(mine, self.world)
+            found = [msgspec.json.decode(one, type=tuple[Outage, ...]) for one in told]
+            self.journal.note_outages([outage for one in found for outage in one])
         training_state.save(
             self.saver,
             self.trained,

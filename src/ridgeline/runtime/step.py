@@ -6,6 +6,7 @@ Choosing a plan needs the machine and the workload; that is joined in `ridgeline
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError
 from ridgeline.execution import MODES, check_alone
+from ridgeline.history import Outage
 from ridgeline.plan import Plan
 from ridgeline.runtime import attendance
 from ridgeline.runtime import batch as batches
@@ -108,6 +110,7 @@ class TrainStep(Closing):
         notes: What could not be done as planned, each with its reason.
         synchronizer: What makes the workers' gradients one; its state belongs into checkpoints. None for a
             worker alone.
+        outages: Tells when this worker did not hear of a server that it trains through; None: it has none.
 
     Raises:
         PlanError: the plan asks for what this release or this world does not offer, `clip_norm` is no
@@ -162,9 +165,10 @@ class TrainStep(Closing):
         apply_layout(self.model, self.plan.layout, self.world)
         self.synchronizer: Synchronizer | None = None
         self._watch: StateWatch | None = None
+        self.outages: Callable[[], tuple[Outage, ...]] | None = None
         self._watching_ns = 0
         if self.world.size > 1:
-            self.synchronizer, self._watch = join_others(
+            self.synchronizer, self._watch, self.outages = join_others(
                 self.plan, self.model, optimizer, self.world, order=order, notes=self.notes
             )
         self._body = StepBody(

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ridgeline.codec import Value
 from ridgeline.errors import CheckpointError
-from ridgeline.history import EpochPoint, StepPoint
+from ridgeline.history import EpochPoint, Outage, StepPoint
 from ridgeline.plan import Plan
 from ridgeline.runtime import checkpoint, random_state, resuming, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes, share_tensors
@@ -48,6 +48,7 @@ class Course(Value, frozen=True, kw_only=True):
     """Seconds of training in the current epoch."""
     steps: tuple[StepPoint, ...] = ()
     epochs: tuple[EpochPoint, ...] = ()
+    outages: tuple[Outage, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,9 @@ STALENESS = Option("staleness", int, -1, least=-1)
 """How many pushes of a parameter a worker may be ahead of another; -1: any number."""
 SERVERS = Option("servers", int, 0, least=0)
 """The first so many workers have one beside them; 0: all."""
-OPTIONS = (KIND, STALENESS, SERVERS)
+SNAPSHOTS = Option("snapshots", str, "")
+"""A folder in which servers write down what they hold, for one that is killed to be replaced; empty: none."""
+OPTIONS = (KIND, STALENESS, SERVERS, SNAPSHOTS)
 REMARK = (
     "its servers share the workers' links and send what a ring does: it is for workers that need not wait "
     f"for each other ({KIND.name}={ASYNCHRONOUS!r}, which changes the maths) and for sparse rows"
@@ -42,7 +44,7 @@ def busiest(workers: int, options: Mapping[str, OptionValue]) -> float:
 def objection(workers: int, options: Mapping[str, OptionValue]) -> str:
     """Why a plan with these options is refused; empty where it is not."""
     if is_synchronous(options):
-        for option in (STALENESS, SERVERS):
+        for option in (STALENESS, SERVERS, SNAPSHOTS):
             if options[option.name] != option.default:
                 return (
                     f"wanted sync.options[{KIND.name!r}]={ASYNCHRONOUS!r} for sync.options[{option.name!r}], "

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ridgeline.errors import KVStoreError
+from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.shelf import Versions
@@ -25,6 +26,10 @@ class HeldValues(abc.ABC):
         self.values: dict[Key, Tensor] = {}
         self.updater: Updater | None = None
         self.compression: Compression | None = None
+
+    def outages(self) -> tuple[Outage, ...]:
+        """There are no servers."""
+        return ()
 
     @abc.abstractmethod
     def push(self, totals: Mapping[Key, Tensor]) -> None:

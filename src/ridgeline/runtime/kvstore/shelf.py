@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
@@ -58,6 +59,9 @@ class Shelf(Protocol):
 
     def barrier(self) -> None:
         """Return once all workers have called this."""
+
+    def outages(self) -> tuple[Outage, ...]:
+        """When servers were not heard of; nothing where there are none."""
 
     def close(self) -> None:
         """Release what is held."""

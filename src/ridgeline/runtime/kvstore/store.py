@@ -7,13 +7,13 @@ side by side where the kind allows it, and who reads a result waits for it.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from ridgeline.errors import KVStoreError
+from ridgeline.history import Outage
 from ridgeline.runtime.engine import Engine, Variable
 from ridgeline.runtime.kvstore.arguments import (
     Held,
@@ -65,6 +65,11 @@ class KVStore:
     def num_workers(self) -> int:
         """How many push together."""
         return self._shelf.num_workers
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """When this worker did not hear of a server for long, or another one took its place; in order."""
+        return self._shelf.outages()
 
     def init(self, key: Any, value: Any) -> None:
         """Give keys their first values; with several workers, those of worker 0.
@@ -320,12 +325,7 @@ class KVStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close; a push that nobody waited for tells of its failure, unless another error is on its way."""
         self._end(error)
 
@@ -370,9 +370,7 @@ class KVStore:
         self, key: Key, outs: Sequence[Tensor], rows: Tensor | None, priority: int
     ) -> Reading:
         """Push a task that fills `outs`."""
-        places, read = {key: outs}, partial(self._shelf.read, key, outs, rows)
-        (reading,) = self._read(places, read, priority)
-        return reading
+        return self._read({key: outs}, partial(self._shelf.read, key, outs, rows), priority)[0]
 
     def _read(
         self,

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ridgeline.history import Outage
 from ridgeline.plan import Plan
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.engine import Engine
@@ -44,10 +45,17 @@ class StateWatch(Protocol):
 
 
 class Joined(NamedTuple):
-    """What a step has of the other workers."""
+    """What a step has of the other workers.
+
+    Attributes:
+        synchronizer: Makes what they train one.
+        watch: Sees to it that they hold the same.
+        outages: Of what they train through, as far as this worker has seen; None: such as end training.
+    """
 
     synchronizer: Synchronizer
     watch: StateWatch
+    outages: Callable[[], tuple[Outage, ...]] | None = None
 
 
 def join_others(

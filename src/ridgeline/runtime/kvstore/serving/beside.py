@@ -1,6 +1,8 @@
 """Server processes that a worker starts beside itself."""
 
+import contextlib
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -25,7 +27,8 @@ _log = logging.getLogger(__name__)
 class ServerBeside:
     """A server in a child process, which ends once its standard input has and all workers have left.
 
-    With snapshots one that dies is started again, and begins with what it had written down.
+    With snapshots one that dies is replaced by another one, which begins with what it had written down: a
+    process that has imported all it needs, and waits for a word to begin.
 
     Args:
         num_workers: Who will call.
@@ -63,7 +66,9 @@ class ServerBeside:
         self._tell = tell
         self._lock = threading.Lock()
         self._ends = False
+        self._standby: subprocess.Popen[str] | None = None
         self._process = self._started()
+        _begin(self._process)
         found = self._found(self._process)
         if found is None:
             self._input.close()
@@ -74,6 +79,7 @@ class ServerBeside:
         self.address = found.address
         self._watch: threading.Thread | None = None
         if snapshots is not None:
+            self._standby = self._started()
             self._watch = threading.Thread(target=self._restart, name="kvstore-server", daemon=True)
             self._watch.start()
 
@@ -91,6 +97,8 @@ class ServerBeside:
             self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+        if self._standby is not None:
+            _end(self._standby)
 
     @property
     def _input(self) -> IO[str]:
@@ -134,10 +142,30 @@ class ServerBeside:
                 self._input.close()
                 if self._process.stdout is not None:
                     self._process.stdout.close()
-                self._process = self._started()
+                self._process, self._standby = self._standby or self._started(), None
+                _begin(self._process)
                 if self._ends:
                     self._input.close()
             found = self._found(self._process)
             if found is not None and self._tell is not None and not self._tell(found):
                 self._process.kill()
                 return
+            with self._lock:  # not before: its imports would keep the new one from beginning
+                if not self._ends:
+                    self._standby = self._started()
+
+
+def _begin(process: "subprocess.Popen[str]") -> None:
+    """Have a process serve; one that is dead is noticed by its status."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        os.write(process.stdin.fileno(), b"\n")
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End a process that holds nothing."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()

@@ -19,6 +19,7 @@ from ridgeline.runtime.kvstore.serving.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.entry import Entrance
 from ridgeline.runtime.kvstore.serving.epochs import Found
 from ridgeline.runtime.kvstore.serving.keys import Keys
+from ridgeline.runtime.kvstore.serving.outages import Silence, num_pushes
 from ridgeline.runtime.kvstore.serving.peer import Kept, Peer
 from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
@@ -106,6 +107,8 @@ class Channel:
         self._keys = keys
         self._at = self._peer.found
         self._told = self._at.epoch
+        self._heard_s = time.monotonic()
+        """When the server, or that it is to be waited for, was heard of last."""
         self._connect()
         self._segment: Segment | None = None
         self._free: list[int] = []
@@ -124,6 +127,8 @@ class Channel:
         Raises:
             KVStoreError: as `finish`, where calls before these are to be finished first.
         """
+        if not self._under_way:
+            self._heard_s = time.monotonic()
         self._move()
         if self._shares and any(one.num_shared >= LEAST_SHARED for one in asked):
             self._share()
@@ -168,6 +173,8 @@ class Channel:
             self._receive()
         self._entrance.check()
         self._found.clear()
+        if self._entrance.is_lost:
+            self._follow()
         if not self._under_way:
             self.start([Asked(body)])
         elif not self._follow():
@@ -199,20 +206,20 @@ class Channel:
 
     def _wait(self, numbers: range) -> None:
         """Until all are answered."""
-        heard_s = sent_s = begun_s = time.monotonic()
+        self._heard_s = sent_s = begun_s = time.monotonic()
         while not all(number in self._found for number in numbers):
             if self._socket.poll(int(1000 * min(self._resend_s, self._silence_s, LOOK_S))):
-                self._tell_of_outage(time.monotonic() - heard_s)
-                heard_s = time.monotonic()
+                self._tell_of_outage()
                 self._receive()
                 self._send_some()
             else:
                 self._entrance.check()
             now = time.monotonic()
-            is_late = now - heard_s >= self._resend_s
-            if (is_late or self._told > self._at.epoch) and self._follow():
-                heard_s = sent_s = now
-            self._check_waits(now - heard_s, now - begun_s)
+            is_late = now - self._heard_s >= self._resend_s
+            looks = is_late or self._entrance.is_lost or self._told > self._at.epoch
+            if looks and self._follow():
+                sent_s = now
+            self._check_waits(now - self._heard_s, now - begun_s)
             if is_late and now - sent_s >= self._resend_s:
                 sent_s = now
                 for number, (_, asked) in self._under_way.items():
@@ -239,10 +246,10 @@ class Channel:
 
     def _follow(self) -> bool:
         """Go to a server that has taken the place of the one that was asked, where there is one."""
-        found = self._peer.newest(Found(self._told, self._at.address))
+        pushes, found = 0, self._peer.newest(Found(self._told, self._at.address))
         if found.epoch > self._peer.found.epoch:
-            self._peer.follow(found, self._send_again)
-        return self._move()
+            pushes = self._peer.follow(found, self._send_again)
+        return self._move(pushes)
 
     def _send_again(self, there: Peer, kept: Sequence[Kept]) -> None:
         """Send what another server may have lost; what is refused was refused before."""
@@ -257,12 +264,21 @@ class Channel:
         finally:
             channel.close()
 
-    def _move(self) -> bool:
-        """Ask the newer server, where there is one, what the other one has not answered."""
+    def _move(self, pushes: int = 0) -> bool:
+        """Ask the newer server, where there is one, what the other one has not answered.
+
+        Args:
+            pushes: That it has been sent again.
+        """
         if self._peer.found is self._at:
             return False
         self.close()
-        self._at = self._peer.found
+        old, self._at, now = self._at, self._peer.found, time.monotonic()
+        is_another = old.epoch > 0 or old.address != self._at.address  # else it has said who it is
+        if is_another and (pushes or self._under_way):
+            silence = Silence(self._heard_s, now, self._at.address, pushes, is_replaced=True)
+            self._peer.silences.add(silence)
+        self._heard_s = now
         self._told = max(self._told, self._at.epoch)
         self._unsent[:0] = self._under_way.values()
         self._under_way.clear()
@@ -317,17 +333,25 @@ class Channel:
         )  # also where this was asked of another server in the end
         self._free = [MOST_SHARED * place for place in range(WINDOW)]
 
-    def _tell_of_outage(self, silent_s: float) -> None:
-        if silent_s > OUTAGE_S:
-            _log.warning(
-                "the server at %s was not heard of for %.1f s and is again; worker %d waited with %d calls",
-                self._at.address,
-                silent_s,
-                self._worker,
-                len(self._under_way),
-            )
+    def _tell_of_outage(self) -> None:
+        """The server is there, and was not for long."""
+        now = time.monotonic()
+        if now - self._heard_s <= OUTAGE_S:
+            return
+        _log.warning(
+            "the server at %s was not heard of for %.1f s and is again; worker %d waited with %d calls",
+            self._at.address,
+            now - self._heard_s,
+            self._worker,
+            len(self._under_way),
+        )
+        pushes = num_pushes([one.body for _, one in self._under_way.values()])
+        self._peer.silences.add(
+            Silence(self._heard_s, now, self._at.address, pushes, is_replaced=False)
+        )
 
     def _receive(self) -> None:
+        self._heard_s = time.monotonic()
         frames = self._socket.recv_multipart(copy=False)
         answer = wire.decode_answer(frames[0].buffer)
         if not answer.number:

@@ -8,6 +8,7 @@ from functools import partial
 import zmq
 
 from ridgeline.errors import KVStoreError
+from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.channel import Answered, Asked, Channel
 from ridgeline.runtime.kvstore.serving.epochs import Found, Notice
@@ -61,6 +62,15 @@ class Connections:
     def keeps(self) -> bool:
         """Whether what is pushed may be sent again after it was answered."""
         return any(peer.writes for peer in self.peers)
+
+    def outages(self) -> tuple[Outage, ...]:
+        """When servers were not heard of, in order."""
+        found = [
+            outage
+            for place, peer in enumerate(self.peers)
+            for outage in peer.silences.outages(self._worker, place)
+        ]
+        return tuple(sorted(found, key=lambda one: one.began_at))
 
     def ask(self, calls: Sequence[Located]) -> list[Answered]:
         """Ask all at once, each server in order; the answers in the order of the calls.

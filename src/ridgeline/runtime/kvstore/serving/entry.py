@@ -89,19 +89,25 @@ class Entrance:
         socket: Of the worker.
         address: Of the server.
         keys: Of the worker; None for a server that asks for none.
+
+    Attributes:
+        is_lost: The server has ended the connection, as far as `check` has seen; another may be there.
     """
 
     def __init__(self, socket: "Socket", address: str, keys: Keys | None) -> None:
         self._address = address
         self._keys = keys
         self._num_failed = 0
+        self.is_lost = False
         socket.setsockopt(zmq.IPV6, int(is_ipv6(address)))
         if keys is not None:
             socket.curve_publickey = keys.public
             socket.curve_secretkey = keys.secret
             socket.curve_serverkey = keys.other
         self._socket = socket
-        self._monitor = socket.get_monitor_socket(FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._monitor = socket.get_monitor_socket(
+            FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
 
     def check(self) -> None:
         """See whether the server has let this worker in, as far as it has said.
@@ -113,6 +119,9 @@ class Entrance:
             event = parse_monitor_message(self._monitor.recv_multipart())["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._num_failed = 0
+                self.is_lost = False
+            elif event == zmq.EVENT_DISCONNECTED:
+                self.is_lost = True
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._num_failed += 1
             else:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.epochs import Found
+from ridgeline.runtime.kvstore.serving.outages import Silences, num_pushes
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Slot
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Peer:
         is_part: As above.
         writes: Whether the server writes snapshots; None: it has not said so yet.
         least_bytes: What may be kept, at least, before a snapshot is waited for.
+        silences: When it was not heard of.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Peer:
         self.is_part = is_part
         self.writes: bool | None = None
         self.least_bytes = KEPT_BYTES
+        self.silences = Silences()
         self._value_bytes = 0
         self._look = look
         self._kept: dict[tuple[Slot, int], Kept] = {}
@@ -136,20 +139,25 @@ class Peer:
             seen = None
         return max(self.found, told, seen or told, key=lambda found: found.epoch)
 
-    def follow(self, found: Found, send: Callable[["Peer", list[Kept]], None]) -> None:
+    def follow(self, found: Found, send: Callable[["Peer", list[Kept]], None]) -> int:
         """Have a newer server take the place of this one; nothing is done where another connection has.
 
         Args:
             found: The newer one.
             send: Sends what is kept to another peer, which keeps it in turn.
+
+        Returns:
+            How many pushes were sent again.
         """
         with self._lock:
             if self.found.epoch >= found.epoch:
-                return
+                return 0
             there = Peer(found, self._look, self.barriers, is_part=True)
-            send(there, [*self._kept.values()])
+            kept = [*self._kept.values()]
+            send(there, kept)
             self.found, self.writes = there.found, there.writes
             self._kept, self._kept_bytes = there._kept, there._kept_bytes
+        return num_pushes([one.body for one in kept])
 
     def _forget(self, durable: int) -> None:
         for name, kept in [*self._kept.items()] if durable < 0 else self._first_covered(durable):

@@ -9,6 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ridgeline.errors import KVStoreError
+from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.merging import merged
@@ -195,6 +196,10 @@ class RemoteShelf:
     def barrier(self) -> None:
         """Return once all workers that are there have called this."""
         self._servers.ask([Located(0, Asked(wire.Barrier()))])
+
+    def outages(self) -> tuple[Outage, ...]:
+        """When servers were not heard of by this worker, or others took their place; in order."""
+        return self._servers.outages()
 
     def close(self) -> None:
         """Leave the servers, and end the one that this worker has started once all have left it."""

@@ -23,6 +23,7 @@ from ridgeline.runtime.kvstore.serving.segment import Segment
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
 from ridgeline.runtime.kvstore.serving.wire import Answer
+from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
 
 LEASE_S = 10.0
 """How long a worker may be silent. Workers say that they are there five times as often."""
@@ -38,6 +39,8 @@ _QUEUED = 64
 they are; further ones for it are dropped, and it asks again."""
 MOST_CONNECTIONS = 1 << 16
 """Of workers, over the life of a server; it remembers a little of each."""
+_LASTING = wire.SetOptimizer | wire.SetUpdater | wire.LoadStates | wire.Leave | wire.Cover
+"""Calls that workers do not keep: they are answered once a snapshot holds what they did."""
 _DROPPED = "a message that is none was dropped"
 
 _log = logging.getLogger(__name__)
@@ -143,8 +146,7 @@ class Server:
         replies = self._shard.handle(call, payload)
         if self._snapshots is not None:
             self._snapshots.count(call.body, sum(map(len, payload)))
-            replies = self._held_back(call, replies, self._snapshots)
-        self._send(replies)
+        self._send(self._held_back(replies, call))
 
     def _refuse_epoch(self, identity: bytes, call: wire.Call) -> None:
         """Say which server this is; one that hears of a later one ends, if there is one."""
@@ -154,21 +156,27 @@ class Server:
         header = wire.encode(Answer(call.number, epoch=self.epoch))
         self._socket.send_multipart([identity, header])
 
-    def _held_back(
-        self, call: wire.Call, replies: list[Reply], snapshots: Snapshots
-    ) -> list[Reply]:
-        """The replies, less the one to a call that is answered only once it is written down."""
-        lasting = wire.SetOptimizer | wire.SetUpdater | wire.LoadStates | wire.Leave | wire.Cover
-        if not isinstance(call.body, lasting):
+    def _held_back(self, replies: list[Reply], call: wire.Call | None = None) -> list[Reply]:
+        """The replies, less those to calls that are answered only once they are written down.
+
+        Args:
+            replies: To send.
+            call: What they follow from; None: from a worker that is gone.
+        """
+        if self._snapshots is None:
             return replies
-        name, kept = (Sender(call.worker, call.channel), call.number), list[Reply]()
+        kept = list[Reply]()
         for reply in replies:
-            if (reply.to, reply.answer.number) != name or reply.answer.error:
+            name = reply.to, reply.answer.number
+            is_own = call is not None and name == (Sender(call.worker, call.channel), call.number)
+            asked = call if is_own else reply.call
+            lasts = asked is not None and isinstance(asked.body, _LASTING)
+            if not lasts or reply.answer.error or reply.answer.is_parked:
                 kept.append(reply)
                 continue
             if name not in self._until_written:
-                self._until_written[name] = snapshots.want(), reply
-            kept.append(Reply(reply.to, Answer(call.number, is_parked=True)))
+                self._until_written[name] = self._snapshots.want(), reply
+            kept.append(Reply(reply.to, Answer(reply.answer.number, is_parked=True)))
         return kept
 
     def _write_down(self, snapshots: Snapshots) -> None:
@@ -263,7 +271,7 @@ class Server:
                         worker,
                         self._lease_s,
                     )
-                    self._send(self._shard.leave(worker))
+                    self._send(self._held_back(self._shard.leave(worker)))
         for worker, heard_s in [*self._lost_s.items()]:
             if now - heard_s > KEPT_S:
                 del self._lost_s[worker]
@@ -280,6 +288,17 @@ def _peer(frame: zmq.Frame) -> str:
         return str(frame.get("Peer-Address"))
     except zmq.ZMQError:
         return "nowhere that is known"
+
+
+def is_wanted() -> bool:
+    """Wait for a line on standard input; False: it has ended. Meanwhile, what a server needs is imported."""
+    poller = zmq.Poller()
+    poller.register(sys.stdin, zmq.POLLIN)
+    if not poller.poll(0):
+        # What torch imports with the first step of an optimizer takes seconds.
+        values = torch.zeros(2, 1, device="cpu")
+        OptimizerUpdater("sgd", 1.0, {})("", values[0], values[1])
+    return bool(os.read(sys.stdin.fileno(), 1))
 
 
 def serve_beside(server: Server) -> None:

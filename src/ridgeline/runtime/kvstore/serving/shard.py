@@ -5,7 +5,8 @@ numbers its calls. One that comes again is answered again and not done again; on
 dropped, for those before it come again as well.
 
 A shard that takes the place of another one begins with what that had written down, and `awaits` the workers
-who were there: until each of them has sent again what was taken since, or is gone, nobody is told a value.
+who were there: until each of them has sent again what was taken since, or is gone, nobody is told a value,
+and no other optimizer is set.
 """
 
 from typing import NamedTuple
@@ -16,8 +17,10 @@ from ridgeline.errors import KVStoreError, first_line
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.actions import Actions, Frames
 from ridgeline.runtime.kvstore.serving.slots import Slots
-from ridgeline.runtime.kvstore.serving.wire import Answer, Call
+from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Slot
 
+FIRST = 0
+"""The worker whose first values are taken."""
 MOST_PARKED = 64
 """Calls of a connection that may wait for other workers: four times its window."""
 
@@ -99,9 +102,14 @@ class Shard:
         replies = []
         for sender, calls in self._parked.items():
             for number, (call, frames) in [*calls.items()]:
-                if self._may_answer(sender, call):
-                    del calls[number]
-                    replies.append(self._answered(sender, call, frames))
+                try:
+                    if not self._may_answer(sender, call):
+                        continue
+                    reply = self._answered(sender, call, frames)
+                except KVStoreError as error:
+                    reply = self._refused(sender, call, error)
+                del calls[number]
+                replies.append(reply)
         # A push that is done now may be what a pull before it in this list waits for.
         pushed = any(r.call and isinstance(r.call.body, wire.Push | wire.PushRows) for r in replies)
         return replies + self.released() if pushed else replies
@@ -153,9 +161,12 @@ class Shard:
     def _may_answer(self, sender: Sender, call: Call) -> bool:
         body = call.body
         if isinstance(body, wire.Know):
-            return self.slots.knows(body.slot)
+            return self._is_known(body.slot)
         if isinstance(body, wire.Push | wire.PushRows):
-            return not self.awaits or self.slots.knows(body.slot)
+            return not self.awaits or self._is_known(body.slot)
+        # A push that was taken before is worked in with what was set then, not with what is set next.
+        if isinstance(body, wire.SetOptimizer | wire.SetUpdater | wire.LoadStates):
+            return not self.awaits or self.actions.updates_by is None
         if self.awaits and isinstance(body, wire.Pull | wire.States | wire.Barrier):
             return False
         if isinstance(body, wire.Pull):
@@ -168,6 +179,19 @@ class Shard:
                 )
             return all(self._barriers.get(other, 0) >= mine for other in self.slots.present)
         return True
+
+    def _is_known(self, slot: Slot) -> bool:
+        """Whether a slice has its first value.
+
+        Raises:
+            KVStoreError: it has none, and who gives it is gone.
+        """
+        if not self.slots.knows(slot) and FIRST not in self.slots.present:
+            raise KVStoreError(
+                f"wanted a first value of key {slot.key!r} from worker {FIRST}, got none, and that worker is "
+                "gone; begin again with all workers"
+            )
+        return self.slots.knows(slot)
 
     def _answered(self, sender: Sender, call: Call, frames: Frames) -> Reply:
         try:

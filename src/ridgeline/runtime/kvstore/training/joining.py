@@ -15,7 +15,7 @@ from ridgeline.runtime.kvstore.training.synchronizer import StoreUpdate
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.outside_writes import OutsideWrites
 from ridgeline.runtime.same_state import check_same_state
-from ridgeline.runtime.sync.joining import Joined, lanes_for
+from ridgeline.runtime.sync.joining import Joined, StateWatch, lanes_for
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.world import World
@@ -75,7 +75,8 @@ def join_store(
     if not transport.waits:
         if notes is not None:
             notes.append(_note(transport))
-        return Joined(synchronizer, SameBeginning(model, optimizer, world))
+        watch: StateWatch = SameBeginning(model, optimizer, world)
+        return Joined(synchronizer, watch, lambda: transport.store.outages)
     watch = OutsideWrites(model, optimizer, reducer, world)
     synchronizer.when_exchanged = watch.hear
     return Joined(synchronizer, watch)

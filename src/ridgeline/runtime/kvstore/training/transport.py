@@ -14,13 +14,20 @@ from torch.futures import Future
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.runtime.kvstore.kinds import make_shelf
 from ridgeline.runtime.kvstore.serving.gathering import Wanted
+from ridgeline.runtime.kvstore.training.run_folder import own_folder, remove_own
 from ridgeline.runtime.kvstore.training.store import TrainingStore
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.sync.transports.scaling import UNSCALED, Scaling
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
-from ridgeline.synchronisation.serving import KIND, SERVERS, STALENESS, is_synchronous
+from ridgeline.synchronisation.serving import (
+    KIND,
+    SERVERS,
+    SNAPSHOTS,
+    STALENESS,
+    is_synchronous,
+)
 
 
 class StoreTransport(Transport):
@@ -28,7 +35,7 @@ class StoreTransport(Transport):
 
     Args:
         world: This worker's place; size at least 2.
-        options: Kind, staleness and servers; see `synchronisation.serving`.
+        options: Kind, staleness, servers and snapshots; see `synchronisation.serving`.
 
     Attributes:
         waits: Whether all workers take the same steps.
@@ -56,6 +63,7 @@ class StoreTransport(Transport):
         self.scale, self.rescale = scaling.factor, 1.0 / scaling.excess
         self.pushes_all = not self.waits and self.bound >= 0
         self._used: dict[str, bool] = {}
+        self._snapshots = ""
         kind = str(options[KIND.name])
         if self.waits:
             # Its lane is the only one that uses the group while gradients are on their way.
@@ -64,7 +72,9 @@ class StoreTransport(Transport):
             _check_whole_job(world, kind)
             servers = int(options[SERVERS.name])
             staleness = None if self.bound < 0 else self.bound
-            shelf, threads = make_shelf(kind, wanted=Wanted(servers, staleness))
+            self._snapshots = own_folder(str(options[SNAPSHOTS.name]), world)
+            wanted = Wanted(servers, staleness, snapshots=self._snapshots)
+            shelf, threads = make_shelf(kind, wanted=wanted)
         self.store = TrainingStore(kind, shelf, threads=threads)
 
     def mean(self, values: Tensor) -> None:
@@ -91,8 +101,17 @@ class StoreTransport(Transport):
         return None
 
     def close(self) -> None:
-        """Close the store; the server beside this worker ends once all workers have left it."""
-        self.store.close()
+        """Close the store; the server beside this worker ends once all workers have left it.
+
+        Raises:
+            KVStoreError: a server says nothing.
+            OSError: what it has written cannot be removed.
+        """
+        try:
+            self.store.close()
+        finally:
+            if self._snapshots:
+                remove_own(self._snapshots, self.store.rank)
 
     def _raise_flags_of_used(self, bucket: Bucket) -> None:
         """Push nothing but zeros where others have a gradient, of whom the first step told.

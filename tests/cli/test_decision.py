@@ -151,9 +151,10 @@ def test_a_second_start_tries_what_the_first_one_chose(
     else:
         assert said[2] == "it takes 80.0 ms now, where it took 40.0 ms: choosing anew"
         assert len(trials) == 5
-    del trials[:]
-    chosen(task_file, [], LONG, **{**wishes, "tries": 1})
-    assert len(trials) == 1
+    for other in ({"tries": 1}, {"tries": 1, "allow": ("bf16",)}):
+        del trials[:]
+        chosen(task_file, [], LONG, **{**wishes, **other})
+        assert len(trials) == 1
 
     def lost(*_: object, **__: object) -> Timeline:
         raise MachineError("no rates")
@@ -162,6 +163,25 @@ def test_a_second_start_tries_what_the_first_one_chose(
     monkeypatch.setattr(choosing, "simulate", lost)
     chosen(task_file, [], LONG, **wishes)
     assert len(trials) == 2
+
+
+def test_training_may_change_the_maths_where_that_is_allowed(
+    task_file: str, machine_file: str, cache: Path
+) -> None:
+    """Precisions are traced, exchanges and rhythms are compared: those that are named, and no others."""
+    allowed = {
+        "bf16": lambda plan: plan.precision == "bf16",
+        "compression": lambda plan: plan.sync.compression != "none",
+        "local-steps": lambda plan: plan.sync.every > 1,
+    }
+    for name in allowed:
+        made = chosen(
+            task_file, [], LONG, machine_file=Path(machine_file), workers=2, tries=0, allow=(name,)
+        )
+        assert made.ranking is not None
+        plans = [candidate.plan for candidate in made.ranking.candidates]
+        changed = {other for other, is_changed in allowed.items() if any(map(is_changed, plans))}
+        assert changed == {name}
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])

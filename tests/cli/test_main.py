@@ -17,7 +17,9 @@ TASK = {"TASK", "--data", "--batch-size"}
 FLAGS = {
     "measure": OUTPUT | {"--full", "--refresh", "--output"},
     "trace": OUTPUT | TASK | {"--workers", "--machine", "--output"},
-    "plan": OUTPUT | TASK | {"--machine", "--devices", "--steps", "--explain", "--output"},
+    "plan": OUTPUT
+    | TASK
+    | {"--machine", "--devices", "--steps", "--allow", "--explain", "--output"},
     "simulate": OUTPUT | TASK | {"--machine", "--devices", "--what-if"},
     "verify": OUTPUT | {"A", "B", "--tolerance", "--machine", "--workload"},
     "report": OUTPUT | {"RUN_DIR"},
@@ -127,9 +129,19 @@ def test_wrong_usage_exits_with_2(run, words: list[str]) -> None:
         (("plan", "mlp", "--devices", "two"), "wanted a whole number, got 'two'"),
         (("verify", "a", "b", "--tolerance", "x"), "wanted a number above 0, got 'x'"),
         (("train", "mlp", "--seed", "x"), "wanted a whole number, got 'x'"),
+        *(
+            (
+                (verb, "mlp", "--allow", "bf16", "--allow", "speed"),
+                (
+                    "wanted a change of the maths out of tf32, bf16, random, compression, local-steps, "
+                    "got 'speed'"
+                ),
+            )
+            for verb in ("plan", "train")
+        ),
     ],
 )
-def test_words_that_are_no_numbers_are_named(run, words: tuple[str, ...], told: str) -> None:
+def test_words_of_the_wrong_kind_are_named(run, words: tuple[str, ...], told: str) -> None:
     """In words for people, not by the name of a function."""
     assert run(*words).err.endswith(f": {told}\n")
 

@@ -1,6 +1,7 @@
 """The verbs: what they write, what they print, as text and as JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -97,6 +98,39 @@ def test_plan_keeps_to_the_devices(run, task_file, machine_file) -> None:
     words = ("plan", task_file, "--machine", machine_file, "--devices", "1", "--json", "-q")
     ranking = decode(Ranking, run(*words).out.encode(), where="stdout")
     assert {candidate.plan.workers for candidate in ranking.candidates} == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_changed"),
+    [
+        ("bf16", lambda plan: plan.precision == "bf16"),
+        ("compression", lambda plan: plan.sync.compression != "none"),
+        ("local-steps", lambda plan: plan.sync.every > 1),
+    ],
+)
+def test_plan_compares_what_is_allowed(
+    run, task_file, machine_file, name: str, is_changed: Callable[[Plan], bool]
+) -> None:
+    """Plans that change the maths are ranked where `--allow` names the change, and nowhere else."""
+    words = ("plan", task_file, "--machine", machine_file, "--json", "-q")
+
+    def compared(*more: str) -> bool:
+        ranking = decode(Ranking, run(*words, *more).out.encode(), where="stdout")
+        return any(is_changed(candidate.plan) for candidate in ranking.candidates)
+
+    others = {"bf16", "random", "compression", "local-steps"} - {name}
+    assert not compared(*(word for other in sorted(others) for word in ("--allow", other)))
+    assert compared("--allow", name)
+
+
+def test_plan_explains_exchanges_by_what_is_allowed(run, task_file, machine_file) -> None:
+    """The table of exchanges asks for a permission only where it was not given."""
+    words = ("plan", task_file, "--machine", machine_file, "--explain", "sync", "-q")
+    wanted = "wants allow='local-steps'"
+    assert wanted in " ".join(run(*words).out.split())
+    allowed = run(*words, "--allow", "local-steps")
+    assert allowed.status == 0
+    assert wanted not in " ".join(allowed.out.split())
 
 
 def test_most_devices_need_not_share_the_batch(run, task_file, machine_file) -> None:

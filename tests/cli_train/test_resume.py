@@ -77,6 +77,16 @@ def test_other_data_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -
     assert "wanted epochs left to train, got all 1 done" in capsys.readouterr().err
 
 
+def test_a_plan_needs_no_permissions(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are for the search, which a given plan leaves out."""
+    words = ["train", "a_task.py", "--plan", "given.json", "--allow", "bf16", "--allow", "random"]
+    assert main([*words, "-o", "new"]) == 1
+    assert capsys.readouterr().err == (
+        "ridgeline: wanted a plan or permissions for the search of one, got --plan given.json and --allow "
+        "bf16, random; give one of them\n"
+    )
+
+
 def test_a_changed_task_and_a_lost_prediction(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,7 @@ def assert_refusals(run_dir: Path, machine_file: Path, capsys: pytest.CaptureFix
         ("--workers", "1", "2"),
         ("--threads", "2", "1"),
         ("--batch-size", "32", "8"),
+        ("--allow", "bf16", "nothing allowed"),
     ):
         assert main(["train", TASK, "--resume", "-o", str(run_dir), option, value]) == 1
         assert capsys.readouterr().err == (

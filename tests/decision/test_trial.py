@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ridgeline.decision import trial
 from ridgeline.errors import OutOfTimeError
 from ridgeline.plan import Execution, Plan, Sync
-from ridgeline.planner.periods import MOST_KEPT, PERIODS
+from ridgeline.planner.periods import EXCHANGED_SHARE, MOST_KEPT, has_exchange
 from ridgeline.planner.trial_steps import first_steps, least_steps, trial_steps
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.recorder import WINDOW, Recorder
@@ -31,6 +31,7 @@ class Step:
         self.recorder = Recorder(HostClock())
         self._seconds, self._is_warm = seconds, False
         self.notes: list[str] = []
+        self.calls: list[tuple[str, int]] = []
 
     def __call__(self, batch: Any) -> Tensor:
         self.now_s += self._seconds(self.num_steps)
@@ -44,6 +45,13 @@ class Step:
     def end_warm_up(self) -> None:
         self._is_warm = True
 
+    def hold_exchanges(self) -> None:
+        self.calls.append(("hold", self.num_steps))
+
+    def release_exchange(self) -> float:
+        self.calls.append(("release", self.num_steps))
+        return 0.25
+
     def timeline(self) -> Timeline:
         return self.recorder.timeline("step", 1)
 
@@ -51,7 +59,7 @@ class Step:
         """Nothing is held."""
 
 
-def attempt(step: Any, given_s: float = math.inf) -> Timeline:
+def attempt(step: Any, given_s: float = math.inf, hopeless_s: float = math.inf) -> Timeline:
     """A trial of the step, by its clock."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -67,6 +75,7 @@ def attempt(step: Any, given_s: float = math.inf) -> Timeline:
             [torch.ones(2)],
             World(0, 1, 0, torch.device("cpu")),
             lambda: given_s - step.now_s,
+            hopeless_s=hopeless_s,
         )
 
 
@@ -77,33 +86,61 @@ def attempt(step: Any, given_s: float = math.inf) -> Timeline:
         (2**-4, 7, 16),
         (0.5, 2, 8),
         (1.0, 2, 8),
-        (2.0, 2, 8),
-        (4.0, 2, 5),
+        (2.0, 2, 5),
+        (4.0, 2, 3),
         (60.0, 2, 3),
     ],
 )
 def test_long_steps_are_few(step_s: float, num_warm: int, num_measured: int) -> None:
-    """Eight where they take twenty seconds at most, three at least; short ones for a second."""
+    """Eight where they take ten seconds at most, three at least; short ones for a second."""
     step = Step(Plan(), lambda number: step_s)
     assert len(attempt(step).steps_ns) == num_measured
     assert step.num_steps == num_warm + num_measured == trial_steps(Plan(), step_s)
 
 
 @pytest.mark.parametrize(
-    ("step_s", "num_measured", "periods"),
-    [(0.25, 60, 1), (2**-7, 110, 2), (0.5, 60, 1), (2.0, 8, None)],
+    ("step_s", "num_alone", "num_kept"),
+    [(0.25, 8, 8), (2**-7, 0, 2), (0.5, 8, 8), (2.0, 0, 5)],
 )
-def test_workers_that_train_alone_are_tried_over_whole_periods(
-    step_s: float, num_measured: int, periods: int | None
+def test_workers_that_train_alone_are_tried_until_an_exchange_ended(
+    step_s: float, num_alone: int, num_kept: int
 ) -> None:
-    """After as many steps as their exchanges are late; or as others are, where a period takes too long."""
+    """Behind steps without one, or in whole periods where that is as short; else none is measured."""
     sync = Sync(every=50, options={"fragments": 4, "delay": 10})
     step = Step(Plan(workers=2, sync=sync), lambda number: step_s)
     found = attempt(step)
-    assert found.counters.get(PERIODS) == periods
-    assert len(found.steps_ns) == (periods or num_measured)
     assert step.num_steps == trial_steps(step.plan, step_s)
-    assert step.recorder.num_steps == num_measured
+    num_warm = step.num_steps - step.recorder.num_steps
+    assert step.calls == [("hold", 0), ("release", num_warm + num_alone)]
+    assert step.recorder.num_steps == (num_alone + 11 if num_alone else 110 if step_s < 1 else 5)
+    assert len(found.steps_ns) == num_kept
+    assert (EXCHANGED_SHARE in found.counters) == bool(num_alone)
+    assert has_exchange(found, sync) == (step_s < 1)
+
+
+def test_an_exchange_that_does_not_end_in_time_is_not_measured() -> None:
+    """What was measured until then stays as it is: its exchange is priced by the prediction."""
+    sync = Sync(every=50)
+    step = Step(Plan(workers=2, sync=sync), lambda number: 0.5 if number < 9 else 4.0)
+    found = attempt(step, 5.0)
+    assert not has_exchange(found, sync)
+    assert 0 < len(found.steps_ns) <= 8
+
+
+@pytest.mark.parametrize(
+    ("step_s", "hopeless_s", "num_warm", "num_measured"),
+    [(4.0, 3.9, 1, 1), (4.0, 4.1, 2, 3), (0.5, 0.4, 2, 8)],
+)
+def test_what_is_too_slow_to_be_chosen_is_measured_once(
+    step_s: float, hopeless_s: float, num_warm: int, num_measured: int
+) -> None:
+    """Where its steps take seconds; short ones cost nothing."""
+    for plan in (Plan(), Plan(workers=2, sync=Sync(every=50))):
+        step = Step(plan, lambda number: step_s)
+        found = attempt(step, hopeless_s=hopeless_s)
+        assert step.recorder.num_steps in (num_measured, num_measured + 1)
+        assert step.num_steps - step.recorder.num_steps == num_warm
+        assert len(found.steps_ns) == num_measured
 
 
 @pytest.mark.parametrize(("given_s", "num_warm"), [(math.inf, 4), (100.0, 1)])

@@ -1,27 +1,28 @@
 """The experiment `sync`: ways to send gradients, on hosts of their own or on this one."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from ridgeline.errors import LaunchError
 from ridgeline.experiments import namespaces, sync
-from ridgeline.experiments.sync.ours import WANTED
-from ridgeline.experiments.sync.peers import PEERS
+from ridgeline.experiments.sync.ours import QUICK_WANTED, WANTED
+from ridgeline.experiments.sync.peers import PEERS, QUICK_PEERS
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
 from ridgeline.experiments.ways.text import experiment_text
 from ridgeline.reporting.text import as_text
 
-SENDS_LESS = [name for name in PEERS if name != "DDP"]
 
-
-def check(case: WayCase) -> None:
+def check(case: WayCase, peers: Iterable[str], wanted: Iterable[str]) -> None:
     """Everybody trained; ours is DDP to the last bits, and what sends less is not."""
     rows = {row.way: row for row in case.rows}
+    ours = [f"ridgeline, {name}" for name in wanted]
+    assert [row.way for row in case.rows if row.kind != "part"] == [*peers, *ours]
     assert [(row.way, row.reason) for row in case.rows if row.status != "measured"] == []
     assert rows["ridgeline, exact"].difference < 1e-5
-    assert all(rows[name].difference > 1e-5 for name in SENDS_LESS)
-    for name in WANTED:
-        assert rows[f"ridgeline, {name}"].predicted_s > 0.0
-    for name in ("powersgd, rank 4", "every 4 steps", "every 50 steps"):
+    assert all(rows[name].difference > 1e-5 for name in peers if name != "DDP")
+    assert all(rows[name].predicted_s > 0.0 for name in ours)
+    for name in {"powersgd, rank 4", "every 4 steps", "every 50 steps"}.intersection(wanted):
         assert rows[f"ridgeline, {name}"].difference > 1e-5
     assert "rl.Plan(workers=2" in rows["ridgeline, exact"].notes[0]
     assert case.limit is not None
@@ -43,7 +44,7 @@ def test_local_workers(local: WayExperiment) -> None:
     reason = "no network namespaces: this machine lacks privileges"
     assert (shaped.title, shaped.skipped) == ("a link of 100mbit", reason)
     assert unshaped.title == f"128 samples a step over 2 local workers, not shaped ({reason})"
-    check(unshaped)
+    check(unshaped, QUICK_PEERS, QUICK_WANTED)
     assert {row.wire_bytes for row in unshaped.rows} == {None}
     assert "Predicted" in as_text(experiment_text(local))
 
@@ -54,7 +55,7 @@ def test_local_workers(local: WayExperiment) -> None:
 def test_hosts() -> None:
     """What the link carried is what the gradients are, and headers; with less sent it is less."""
     (case,) = sync.run(only=("mlp",), rates=("1gbit",), limit_s=2.0, device="cpu").cases
-    check(case)
+    check(case, PEERS, WANTED)
     assert case.title == "128 samples a step over 2 hosts, a link of 1gbit"
     rows = {row.way: row for row in case.rows}
     sent = rows["ridgeline, exact"].wire_bytes

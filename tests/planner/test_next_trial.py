@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planned_candidates import make_candidate
-from ridgeline.plan import Execution, Plan
+from planned_candidates import S, make_candidate
+from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.planner import Candidate
 from ridgeline.planner.relatives import corrected
 from ridgeline.planner.trial_loop import Allowance
 from ridgeline.planner.trial_steps import least_steps
-from ridgeline.planner.trials import Room, next_trial
+from ridgeline.planner.trials import Room, could_win, next_trial
+from strategies import make_timeline
 
 
 def _trials(candidates: list[Candidate], device: str = "cpu", tries: int = 9) -> list[str]:
@@ -140,6 +141,28 @@ def test_the_first_program_is_begun_though_time_may_run_out(
     room = allowance.room(candidates, 1, 0.0)
     index = next_trial(candidates, room, device=device)
     assert (None if index is None else candidates[index].plan.execution) == picked
+
+
+@pytest.mark.parametrize(
+    ("computing_s", "exchange", "tried"),
+    [(0.1, "all_reduce", False), (2.0, "all_reduce", True), (0.1, "ring", True)],
+)
+def test_what_a_link_rules_out_is_not_tried(computing_s: float, exchange: str, tried: bool) -> None:
+    """What computes otherwise is as slow where the step is its exchange; another exchange may be faster."""
+
+    def made(memory_format: str, algorithm: str) -> Candidate:
+        begin, end = round(computing_s * S), round((computing_s + 4.0) * S)
+        spans = [("forward", "compute", 0, begin), ("all_reduce/0", "communication", begin, end)]
+        sync = Sync(algorithm=algorithm)
+        plan = Plan(workers=2, memory_format=memory_format, sync=sync)
+        timeline = make_timeline(spans, origin="predicted", workers=2)
+        return Candidate(plan=plan, timeline=timeline, samples=1, why="")
+
+    plain = made("as-is", "all_reduce")
+    measured = msgspec.structs.replace(plain.timeline, origin="measured")
+    done = msgspec.structs.replace(plain, measured=measured)
+    other = made("channels_last", exchange)
+    assert could_win(other, [done, other], device="cpu") == tried
 
 
 def test_what_cannot_be_captured_is_not_tried_again() -> None:

@@ -1,4 +1,4 @@
-"""Trials of workers that train alone: means over whole periods, or each step with its share of an exchange."""
+"""Trials of workers that train alone: means over periods, whole or in parts, or predicted shares."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
 from ridgeline.planner.expectation import expected
-from ridgeline.planner.periods import MOST_KEPT, PERIODS, over_periods, period_steps, with_share
+from ridgeline.planner.periods import (
+    EXCHANGED_SHARE,
+    MOST_KEPT,
+    PERIODS,
+    Parts,
+    Sampling,
+    exchange_steps,
+    has_exchange,
+    over_parts,
+    over_periods,
+    period_steps,
+    sampling,
+    with_share,
+)
 from ridgeline.planner.trial_steps import LONGEST_PERIODS_S, measured_steps
 from ridgeline.planner.trials import could_win
 from ridgeline.simulator.step import simulate
@@ -57,6 +70,60 @@ def test_a_whole_period_has_every_exchange_once(every: int, warm: int, data: st.
     assert due_fragment(every, every, fragments) == fragments - 1
 
 
+@given(st.integers(2, 60), st.integers(1, 20), st.data())
+def test_parts_of_a_period_tell_what_the_whole_does(
+    every: int, alone: int, data: st.DataObject
+) -> None:
+    """Equal steps and one exchange, whatever share of all bytes it brings: the mean is that of the period."""
+    fragments = data.draw(st.integers(1, every))
+    delay = data.draw(st.integers(0, every // fragments - 1))
+    size_s, beside = data.draw(st.integers(0, 10**6)), data.draw(st.integers(0, 50))
+    sync = Sync(every=every, options={"fragments": fragments, "delay": delay})
+    steps = [100] * alone + [100, *[100 + beside] * delay]
+    steps[-1] += size_s
+    found = over_parts(measured(steps), sync, Parts(alone, 1 / fragments))
+    assert len(found.steps_ns) == alone
+    assert set(found.steps_ns) == {100 + round(fragments * (size_s + delay * beside) / every)}
+    assert has_exchange(found, sync)
+    assert found.counters[EXCHANGED_SHARE] == 1 / fragments
+    cut_off = measured(steps[:-1])
+    assert over_parts(cut_off, sync, Parts(alone, 1 / fragments)) is cut_off
+    assert not has_exchange(cut_off, sync)
+
+
+@given(
+    st.integers(2, 120), st.integers(1, 8), st.integers(0, 119), st.floats(1e-4, 10.0), st.data()
+)
+def test_the_shorter_way_to_measure_an_exchange_is_taken(
+    every: int, fragments: int, delay: int, step_s: float, data: st.DataObject
+) -> None:
+    """In parts, unless a whole period has as few steps, exchanges overlap, or it takes too long."""
+    sync = Sync(
+        every=every, options={"fragments": min(fragments, every), "delay": min(delay, every - 1)}
+    )
+    least = data.draw(st.integers(1, 100))
+    steps, alone = sampling(sync, least, step_s, LONGEST_PERIODS_S)
+    whole = period_steps(sync, least, step_s, LONGEST_PERIODS_S)
+    others = exchange_steps(sync)
+    assert others in (0, sync.options["delay"] + 1)
+    if alone:
+        assert (steps, alone) == (least + others, least)
+        assert steps * step_s <= LONGEST_PERIODS_S
+        assert steps <= whole or whole == least
+    else:
+        assert steps == whole
+
+
+def test_what_overlaps_is_measured_over_whole_periods() -> None:
+    """One exchange on its way with another says nothing of one alone."""
+    alone = Sync(every=50, options={"fragments": 4, "delay": 11})
+    beside = Sync(every=50, options={"fragments": 4, "delay": 12})
+    assert (exchange_steps(alone), exchange_steps(beside)) == (12, 0)
+    assert sampling(alone, 8, 0.1, 20.0) == Sampling(20, 8)
+    assert sampling(beside, 8, 0.1, 20.0) == Sampling(62, 0)
+    assert sampling(Sync(), 8, 0.1, 20.0) == Sampling(8, 0)
+
+
 @given(st.integers(2, 500), st.integers(0, 60), st.floats(1e-4, 100.0), st.integers(1, 100))
 def test_a_trial_covers_whole_periods_where_it_has_time(
     every: int, delay: int, step_s: float, least: int
@@ -81,8 +148,9 @@ def test_steps_that_all_exchange_are_left_alone() -> None:
     timeline = measured([100, 300, 100])
     assert over_periods(timeline, Sync()) is timeline
     assert with_share(timeline, timeline, Sync()) is timeline
-    assert measured_steps(2**-4, Sync()) == 16
-    assert measured_steps(2**-4, Sync(every=50)) == 50
+    assert measured_steps(2**-4, Sync()) == Sampling(16)
+    assert measured_steps(2**-4, Sync(every=50)) == Sampling(17, 16)
+    assert measured_steps(2**-4, Sync(every=8)) == Sampling(16)
 
 
 def test_a_part_of_a_period_tells_nothing_of_an_exchange() -> None:
@@ -99,8 +167,8 @@ def test_a_part_of_a_period_tells_nothing_of_an_exchange() -> None:
     assert priced.steps_ns == (130,) * 9
     (note,) = priced.notes
     assert note == (
-        "no whole period of 10 steps was tried: each measured step is given the predicted share of an "
-        "exchange, 30.0 ns"
+        "no whole period of 10 steps was tried, nor a whole exchange: each measured step is given the "
+        "predicted share of one, 30.0 ns"
     )
     whole = over_periods(measured([100] * 9 + [200]), sync)
     assert whole.steps_ns == (110,)
@@ -135,11 +203,12 @@ def test_medians_without_exchange_do_not_decide() -> None:
         if plan.sync.every == 1:
             return msgspec.structs.replace(told, origin="measured", steps_ns=(told.step_ns,) * 8)
         alone_ns = told.step_ns - told.total_ns("all_reduce")
-        count = measured_steps(alone_ns * 1e-9, plan.sync)
+        count, alone = measured_steps(alone_ns * 1e-9, plan.sync)
         steps = [alone_ns] * (count - 1) + [alone_ns + dear_ns]
-        return over_periods(
-            msgspec.structs.replace(told, origin="measured", steps_ns=tuple(steps)), plan.sync
-        )
+        taken = msgspec.structs.replace(told, origin="measured", steps_ns=tuple(steps))
+        if alone:
+            return over_parts(taken, plan.sync, Parts(alone, 1.0))
+        return over_periods(taken, plan.sync)
 
     settings = {"world_size": 2, "allow": ("local-steps",), "fixed": {"execution": "eager"}}
     found = choose(machine, workload, trial=trial, **settings)
@@ -164,7 +233,9 @@ def test_what_a_trial_did_not_see_is_told() -> None:
     every = found.best.plan.sync.every
     assert every > 1
     assert found.notes[0].startswith("workers train alone and exchange parameters")
-    assert found.notes[1].startswith(f"no whole period of {every} steps was tried: each measured")
+    assert found.notes[1].startswith(
+        f"no whole period of {every} steps was tried, nor a whole exchange"
+    )
     share_s = found.best.timeline.total_ns("all_reduce") * 1e-9
     assert found.best.step_s == pytest.approx(found.best.timeline.step_ns * 1e-9, rel=1e-6)
     assert share_s > 0.0

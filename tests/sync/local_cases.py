@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import toy_codec  # registers its entry
 import toy_transport  # likewise
+from held_runs import begun, held
 from local_runs import DELAYED, diverged, put_back, resumed
 from seam_cases import fed_back
 from torch import Tensor, nn
@@ -363,6 +364,8 @@ def main() -> None:
             str(delay): gap(trained(world, planned(delay=delay))["rounds"], late(delay))
             for delay in (1, 3)
         },
+        "held": held(world),
+        "begun": begun(world),
         "messages": messages(world),
         "put back": put_back(world),
         "delayed, put back": put_back(world, DELAYED, {"local_steps", "common", "flying"}),

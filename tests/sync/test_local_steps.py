@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from held_runs import HELD_STEPS, SIZES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,6 +102,24 @@ def test_fragments_take_turns(found: dict[str, Any]) -> None:
     assert sum(map(len, parts[:5])) == len(told["names"])
     assert "last.bias" in parts[1]
     assert "first.weight" in parts[4]
+
+
+def test_a_trial_holds_exchanges_back_and_lets_one_go(found: dict[str, Any]) -> None:
+    """That of the largest fragment, in the very next step, with its share of all bytes; the others follow."""
+    told = found["held"]
+    assert told["same"][:HELD_STEPS] == [[]] * HELD_STEPS
+    assert told["same"][HELD_STEPS:] == [[1], [0], [2]]
+    counts = told["exchanges"]
+    assert counts[:HELD_STEPS] == [0] * HELD_STEPS
+    assert counts[HELD_STEPS:] == [3, 4, 5], (
+        "the first two are compared, which a trial is not to measure"
+    )
+    assert told["share"] == SIZES[1] / sum(SIZES)
+
+
+def test_what_all_workers_have_is_not_sent(found: dict[str, Any]) -> None:
+    """A model is broadcast where one worker's differs, and not where all have the same bits."""
+    assert found["begun"] == {"alike": [0, 3], "apart": [3, 3]}
 
 
 def test_frozen_parameters_that_the_step_writes_follow_worker_0(found: dict[str, Any]) -> None:

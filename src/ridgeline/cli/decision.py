@@ -184,7 +184,8 @@ def choice_key(
 ) -> str:
     """What a choice for this run depends on, see `remembered`; runs of about as many steps share it."""
     traces = [msgspec.json.encode(workload) for workload in workloads.values()]
-    parts = ["train", machine.fingerprint, wishes.knobs, wishes.tries, steps.bit_length(), *traces]
+    wanted = [wishes.knobs, wishes.tries, sorted(wishes.allow), steps.bit_length()]
+    parts = ["train", machine.fingerprint, *wanted, *traces]
     return remembered.key_of(parts)
 
 
@@ -244,6 +245,7 @@ def _choose(
             machine,
             workloads,
             fixed=wishes.knobs,
+            allow=wishes.allow,
             steps=steps,
             trial=trial,
             tries=wishes.tries,

@@ -1,6 +1,7 @@
 """Arguments that several verbs share, and what they stand for: a task, its steps, a machine."""
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from ridgeline.cli.command import Output
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
+from ridgeline.planner.knobs import INEXACT, NO_PRECISION
 from ridgeline.simulator.model import setting_of
 from ridgeline.workload import Workload
 
@@ -76,6 +78,32 @@ def add_machine_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_allow_argument(parser: argparse._ActionsContainer) -> None:
+    """Changes of the maths that the search may make."""
+    parser.add_argument(
+        "--allow",
+        action="append",
+        type=inexact,
+        default=[],
+        metavar="NAME",
+        help=f"a change of the maths that may be chosen, once for each: {', '.join(INEXACT)} (default: none)",
+    )
+
+
+def inexact(text: str) -> str:
+    """The name of a change of the maths, for argparse."""
+    if text not in INEXACT:
+        raise argparse.ArgumentTypeError(
+            f"wanted a change of the maths out of {', '.join(INEXACT)}, got {text!r}"
+        )
+    return text
+
+
+def precisions_of(allow: Collection[str]) -> tuple[str, ...]:
+    """Those of the allowed changes of the maths that are precisions, each once."""
+    return tuple(dict.fromkeys(name for name in allow if name not in NO_PRECISION))
+
+
 def load(args: argparse.Namespace) -> "Task":
     """The task that the arguments name.
 
@@ -89,7 +117,12 @@ def load(args: argparse.Namespace) -> "Task":
 
 
 def describe(
-    args: argparse.Namespace, output: Output, *, wished: int | None = None, most: int | None = None
+    args: argparse.Namespace,
+    output: Output,
+    *,
+    wished: int | None = None,
+    most: int | None = None,
+    allow: Collection[str] = (),
 ) -> tuple[Machine, dict[int, Workload]]:
     """The machine that the arguments name (else this one), and the step at every number of workers.
 
@@ -101,6 +134,7 @@ def describe(
         output: Takes lines of progress.
         wished: See `worker_counts`.
         most: See `worker_counts`.
+        allow: Changes of the maths that may be made; the step is traced in the precisions among them, too.
 
     Raises:
         PlanError: the batch cannot be shared equally by the wished number of workers.
@@ -125,6 +159,7 @@ def describe(
                 task,
                 counts,
                 device=machine.device_kind,
+                precisions=precisions_of(allow),
                 memory_formats=MEMORY_FORMATS,
                 may_run=True,
             )

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from ridgeline.cli.wishes import TRIES, Wishes
 from ridgeline.cli.worker import Job, TrainRequest
 from ridgeline.codec import Value
 from ridgeline.decision.heartbeat import Say
-from ridgeline.errors import CheckpointError, RidgelineError
+from ridgeline.errors import CheckpointError, PlanError, RidgelineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.timeline import Timeline
@@ -36,6 +37,7 @@ class Order(Value, frozen=True, kw_only=True):
         is_task_changed: See `TrainRequest`.
         planned: The plan of the run that is resumed.
         decided: All that it decided; None where it lost a part of that.
+        allow: Changes of the maths that its choice may make.
     """
 
     run_dir: str
@@ -48,6 +50,7 @@ class Order(Value, frozen=True, kw_only=True):
     is_task_changed: bool = False
     planned: Plan | None = None
     decided: Decision | None = None
+    allow: tuple[str, ...] = ()
 
     def request(self, plan: Plan, device: str) -> TrainRequest:
         """What the workers are to do."""
@@ -62,6 +65,7 @@ class Order(Value, frozen=True, kw_only=True):
             checkpoint_every=self.checkpoint_every,
             task_digest=self.task_digest,
             is_task_changed=self.is_task_changed,
+            allow=self.allow,
         )
 
 
@@ -89,6 +93,7 @@ def order_from(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
         resume=False,
         checkpoint_every=args.checkpoint_every,
         task_digest=_digest(task),
+        allow=_sorted(args.allow),
     )
 
 
@@ -124,6 +129,7 @@ def _resumed(args: argparse.Namespace, run_dir: Path, say: Say) -> Order:
         is_task_changed=before.is_task_changed or is_changed,
         planned=before.plan,
         decided=_decided_before(run_dir, say),
+        allow=before.allow,
     )
 
 
@@ -159,6 +165,9 @@ def _check_unchanged(args: argparse.Namespace, before: TrainRequest, run_dir: Pa
         ("--workers", args.workers, plan.workers),
         ("--threads", args.threads, plan.threads),
     ]
+    if args.allow:
+        own_words = ", ".join(before.allow) or "nothing"
+        wanted.append(("--allow", ", ".join(_sorted(args.allow)), f"{own_words} allowed"))
     if args.batch_size is not None:
         own = before.job.batch_size or before.job.load(before.seed).batch_size
         wanted.append(("--batch-size", args.batch_size, own))
@@ -189,14 +198,26 @@ def wishes_from(args: argparse.Namespace) -> Wishes:
 
     Raises:
         FileFormatError: the plan's file is no plan.
+        PlanError: a plan is given, and permissions for the search as well.
     """
+    if args.plan is not None and args.allow:
+        raise PlanError(
+            f"wanted a plan or permissions for the search of one, got --plan {args.plan} and --allow "
+            f"{', '.join(args.allow)}; give one of them"
+        )
     return Wishes(
         plan=Plan.load(args.plan) if args.plan is not None else None,
         workers=args.workers,
         threads=args.threads,
         machine_file=args.machine,
         tries=0 if args.no_trials else TRIES,
+        allow=_sorted(args.allow),
     )
+
+
+def _sorted(allow: Collection[str]) -> tuple[str, ...]:
+    """Each permission once, in one order."""
+    return tuple(sorted(set(allow)))
 
 
 def resumed_wishes(wishes: Wishes, order: Order) -> Wishes:

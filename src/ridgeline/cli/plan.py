@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.inputs import (
+    add_allow_argument,
     add_machine_argument,
     add_task_arguments,
     describe,
@@ -38,6 +39,7 @@ class Command:
         parser.add_argument(
             "--steps", type=positive, metavar="N", help="steps of the run, if known"
         )
+        add_allow_argument(parser)
         parser.add_argument(
             "--explain",
             metavar="KNOB",
@@ -49,13 +51,14 @@ class Command:
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, choose, show."""
-        machine, workloads = describe(args, output, most=args.devices)
+        machine, workloads = describe(args, output, most=args.devices, allow=args.allow)
         output.progress("comparing plans")
         name = next(iter(workloads.values())).name
         ranking = choose(
             machine,
             workloads,
             world_size=args.devices,
+            allow=args.allow,
             steps=args.steps,
             compile_factor=1.0 if args.machine is not None else _compile_factor(name),
         )
@@ -63,7 +66,7 @@ class Command:
             output.progress(f"wrote {ranking.best.plan.save(args.output)}")
         if args.explain == EXCHANGES:
             plan = _of_several(ranking)
-            rows = exchange_table(machine, workloads, plan, error=ranking.error)
+            rows = exchange_table(machine, workloads, plan, allow=args.allow, error=ranking.error)
             output.result({"plan": plan, "ways": rows}, exchanges_text(rows, label(plan)))
         elif args.explain is not None:
             choice = ranking.choice(args.explain)

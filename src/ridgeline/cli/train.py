@@ -21,7 +21,13 @@ from ridgeline.cli.claim import claimed
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.decision import Decision, decide
 from ridgeline.cli.drift import with_drift, with_stale_profile
-from ridgeline.cli.inputs import add_machine_argument, add_task_arguments, positive, seed
+from ridgeline.cli.inputs import (
+    add_allow_argument,
+    add_machine_argument,
+    add_task_arguments,
+    positive,
+    seed,
+)
 from ridgeline.cli.order import EPOCHS, Order, order_from, resumed_wishes, wishes_from
 from ridgeline.cli.report import PAGE_NAME, write_report
 from ridgeline.cli.watch import Watch
@@ -73,6 +79,7 @@ class Command:
         plan.add_argument(
             "--no-trials", action="store_true", help="trust the predictions, try nothing"
         )
+        add_allow_argument(plan)
         add_machine_argument(parser)
 
     def run(self, args: argparse.Namespace, output: Output) -> int:

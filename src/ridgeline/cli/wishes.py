@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ridgeline.cli.inputs import MEMORY_FORMATS
+from ridgeline.cli.inputs import MEMORY_FORMATS, precisions_of
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -22,6 +22,7 @@ class Wishes:
         threads: Torch threads per worker.
         machine_file: A saved profile instead of measuring.
         tries: Candidates tried for real; 0 trusts the simulator.
+        allow: Changes of the maths that the search may make.
     """
 
     plan: Plan | None = None
@@ -29,6 +30,7 @@ class Wishes:
     threads: int | None = None
     machine_file: Path | None = None
     tries: int = TRIES
+    allow: tuple[str, ...] = ()
 
     @property
     def machine(self) -> Machine | None:
@@ -48,7 +50,7 @@ class Wishes:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions that the step may run in besides the model's own."""
-        return () if self.plan is None else (self.plan.precision,)
+        return precisions_of(self.allow) if self.plan is None else (self.plan.precision,)
 
     @property
     def memory_formats(self) -> tuple[str, ...]:

@@ -64,6 +64,7 @@ class TrainRequest(Noun, frozen=True, kw_only=True):
         checkpoint_every: Steps.
         task_digest: SHA-256 of the task file's text; None for a built-in task.
         is_task_changed: That text has changed between the starts of this run.
+        allow: Changes of the maths that the choice of the plan could make.
     """
 
     kind: ClassVar[str] = "train-request"
@@ -78,6 +79,7 @@ class TrainRequest(Noun, frozen=True, kw_only=True):
     checkpoint_every: int | None = None
     task_digest: str | None = None
     is_task_changed: bool = False
+    allow: tuple[str, ...] = ()
 
 
 class TrialRequest(Value, frozen=True, kw_only=True):

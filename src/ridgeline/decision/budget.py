@@ -1,12 +1,16 @@
-"""The seconds that a choice may take: how many are left, and when a trace must end."""
+"""The seconds that a choice may take: how many are left, when a trace must end, and what is not worth any."""
 
 import math
 import time
 
 from ridgeline import units
 from ridgeline.errors import OutOfTimeError
+from ridgeline.plan import Sync
+from ridgeline.planner.periods import has_exchange
+from ridgeline.planner.trial_steps import HOPELESS
 from ridgeline.runtime.agree import share_text
 from ridgeline.runtime.world import World
+from ridgeline.timeline import Timeline
 
 MOST_TRACING_SHARE = 0.5
 """Of the seconds that were given, after which the step is not traced in further precisions and formats."""
@@ -27,6 +31,17 @@ class Budget:
         self.seconds = math.inf if seconds is None else seconds
         self._world = world
         self._begin = time.monotonic()
+        self._fastest_s = math.inf
+
+    @property
+    def hopeless_s(self) -> float:
+        """Steps that take longer are too slow to be chosen, for all that was measured within this budget."""
+        return HOPELESS * self._fastest_s
+
+    def note(self, measured: Timeline, sync: Sync) -> None:
+        """Remember what a trial found, the same on all workers; nothing where exchanges are not in it."""
+        if has_exchange(measured, sync):
+            self._fastest_s = min(self._fastest_s, measured.step_ns * 1e-9)
 
     def clock(self) -> float:
         """Seconds since the choice began, by rank 0's clock: all workers decide alike, and all call this."""

@@ -375,12 +375,14 @@ class PlanChoice:
                 self.world,
                 self._left,
                 watch,
+                self._budget.hopeless_s,
             )
         except OutOfTimeError:
             assumed_s = compile_seconds(self._described(), plan.execution)
             if assumed_s:  # it takes longer still, which the next choice is to know
                 self._stopped_factor = (time.monotonic() - begin) / assumed_s
             raise
+        self._budget.note(measured, plan.sync)
         rehearsed_s = largest_of_workers(rehearsed_s, self.world)
         if not rehearsed_s:
             return measured

@@ -14,7 +14,7 @@ from ridgeline.errors import OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
-from ridgeline.planner.periods import over_periods
+from ridgeline.planner.periods import Parts, exchange_steps, over_parts, over_periods
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.trial_steps import (
     FEWEST_STEPS,
@@ -62,6 +62,7 @@ def run_trial(
     world: World,
     left: Callable[[], float] = lambda: math.inf,
     watch: ProgramWatch | None = None,
+    hopeless_s: float = math.inf,
 ) -> Timeline:
     """The measured timeline of a plan; model, optimizer and random state are put back.
 
@@ -79,6 +80,7 @@ def run_trial(
         world: This worker's place.
         left: Seconds that are left for it, the same on all workers; infinite where none were given.
         watch: Made before anything of the plan was compiled, if that was earlier.
+        hopeless_s: A step of seconds that takes longer than this is measured once; the same on all workers.
 
     Raises:
         OutOfTimeError: no step was measured in that time.
@@ -90,22 +92,32 @@ def run_trial(
     before = Undo(model, loss_fn, optimizer, list(examples))
     watch = watch or ProgramWatch()
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
+    parts: Parts | None = None
     try:
         step = make(plan)
         try:
             try:
                 with limited(plan, world, left()), alone:
-                    _run(step, examples, world, left)
+                    parts = _run(step, examples, world, left, hopeless_s)
             except OutOfTimeError:
                 if not step.recorder.num_steps:
                     raise
-            measured = over_periods(step.timeline(), plan.sync)
+            measured = step.timeline()
+            if parts is None:
+                measured = over_periods(measured, plan.sync)
+            else:
+                measured = over_parts(measured, plan.sync, parts)
         finally:
             step.close()
     finally:
         before.restore()
     if world.rank == 0 and MODES[plan.execution].is_compiled:
         measured = watch.noted(measured)
+    return _of_the_slowest(measured, world)
+
+
+def _of_the_slowest(measured: Timeline, world: World) -> Timeline:
+    """Rank 0's timeline, on all workers, with each step and what was prepared as on the slowest of them."""
     everyone = [
         msgspec.json.decode(data, type=Timeline)
         for data in gather_bytes(msgspec.json.encode(measured), world)
@@ -138,23 +150,41 @@ def limited(
 
 
 def _run(
-    step: PlannedStep, examples: Sequence[Any], world: World, left: Callable[[], float]
-) -> None:
-    """Warm up, then run as many steps as their length and the time that is left allow."""
+    step: PlannedStep,
+    examples: Sequence[Any],
+    world: World,
+    left: Callable[[], float],
+    hopeless_s: float,
+) -> Parts | None:
+    """Warm up, then run as many steps as their length and the time that is left allow.
+
+    Returns:
+        What an exchange was measured in parts with; None where all steps exchange, or whole periods ran.
+    """
     is_limited = math.isfinite(left())
     batches = itertools.cycle(examples)
     # Compilers make a program for the second shape that serves the others; each is met twice.
     least = first_steps(step.plan) + 2 * (len(examples) - 1)
+    is_held = exchange_steps(step.plan.sync) > 0
     step.begin_warm_up()
+    if is_held:
+        step.hold_exchanges()
     with _programs_tried_first(step, world):
-        step_s = _warmed_up(step, batches, world, is_limited, least)
+        step_s = _warmed_up(step, batches, world, is_limited, least, hopeless_s)
     step.end_warm_up()
-    wanted = measured_steps(step_s, step.plan.sync)
+    wanted, alone = measured_steps(step_s, step.plan.sync)
+    if max(WARM_S, hopeless_s) < step_s:
+        wanted, alone = 1, 0
     if is_limited and step_s < LOOKED_AFTER_S:
         wanted = min(wanted, int(left() / step_s))
-    for _ in range(wanted):
+    if is_held and not alone:
+        step.release_exchange()
+    share = 0.0
+    for number in range(wanted):
         if is_limited and step_s >= LOOKED_AFTER_S and step_s > left():
             break
+        if alone and number == alone:
+            share = step.release_exchange()
         try:
             if is_limited and step_s >= LOOKED_AFTER_S:
                 step_s = _timed(step, next(batches), world)
@@ -172,6 +202,7 @@ def _run(
             f"wanted a measured step of {label(step.plan)}, got {units.seconds(max(0.0, left()))} left where "
             f"one takes {units.seconds(step_s)}; allow more seconds"
         )
+    return Parts(alone, share) if alone else None
 
 
 def _programs_tried_first(
@@ -184,18 +215,25 @@ def _programs_tried_first(
 
 
 def _warmed_up(
-    step: PlannedStep, batches: Iterator[Any], world: World, is_limited: bool, least: int
+    step: PlannedStep,
+    batches: Iterator[Any],
+    world: World,
+    is_limited: bool,
+    least: int,
+    hopeless_s: float,
 ) -> float:
     """Run steps, `least` of them, until the coming ones are like each other; seconds of the last one.
 
-    With limited seconds a step that is still faster than the one before is not waited for.
+    With limited seconds a step that is still faster than the one before is not waited for, nor where it takes
+    longer than `hopeless_s`.
     """
     step_s = spent_s = 0.0
     for number in range(1, max(MOST_WARM_STEPS, least) + 1):
         before_s, step_s = step_s, _timed(step, next(batches), world)
         if number >= least:
             spent_s += step_s
-            if spent_s >= WARM_S and (is_limited or 0.0 < SETTLED * before_s <= step_s):
+            is_settled = 0.0 < SETTLED * before_s <= step_s
+            if spent_s >= WARM_S and (is_limited or is_settled or step_s > hopeless_s):
                 break
     return step_s
 

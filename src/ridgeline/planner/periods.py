@@ -1,26 +1,81 @@
-"""What a step takes in a trial of workers that exchange parameters now and then: the mean over whole periods.
+"""What a step takes in a trial of workers that exchange parameters now and then: the mean over a period.
 
 The median of such steps has no exchange in it, so that by medians workers that train alone would always be
-the fastest. A trial that runs for whole periods tells the mean; where that takes too long, the exchange is
-priced apart: each measured step is given its predicted share of one.
+the fastest. Steps between two exchanges are all alike: a trial measures some of them and one exchange, which
+together tell the mean, or whole periods where these are as short. Where not even one exchange was measured it
+is priced apart: each measured step is given its predicted share of one.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from ridgeline import units
 from ridgeline.plan import Sync
-from ridgeline.synchronisation import delay_of, is_exchange_frame, trains_apart
+from ridgeline.synchronisation import delay_of, is_exchange_frame, trains_apart, values_of
 from ridgeline.timeline import Span, Timeline
 
 PERIODS = "whole_periods"
 """The counter of a timeline whose steps are means over periods: over how many."""
+EXCHANGED_SHARE = "exchanged_share"
+"""The counter of a timeline whose steps are means from one exchange: of which share of all parameters."""
 PRICED_APART = "no whole period of "
 """How the note begins of a trial that tells nothing of an exchange."""
 MOST_KEPT = 200
 """Steps that a trial can tell of: as many as the runtime's recorder keeps."""
+
+
+class Sampling(NamedTuple):
+    """The steps that a trial measures.
+
+    Attributes:
+        steps: All of them.
+        alone: Those before the one exchange that is measured; 0 where whole periods are, or nothing is.
+    """
+
+    steps: int
+    alone: int = 0
+
+
+class Parts(NamedTuple):
+    """A period measured in parts.
+
+    Attributes:
+        alone: Steps without exchange, the first that were recorded.
+        share: Of the parameters' bytes, what the exchange behind them brought.
+    """
+
+    alone: int
+    share: float
+
+
+def exchange_steps(sync: Sync) -> int:
+    """Steps from the start of an exchange of parameters to its end; 0 without any, or where they overlap."""
+    if not trains_apart(sync):
+        return 0
+    delay = delay_of(sync)
+    return delay + 1 if delay < sync.every // int(values_of(sync)["fragments"]) else 0
+
+
+def sampling(sync: Sync, least: int, step_s: float, longest_s: float) -> Sampling:
+    """What to measure so that the mean over a period is known: in parts, where that takes fewer steps.
+
+    Args:
+        sync: The plan's.
+        least: Steps that the median wants.
+        step_s: Seconds of a step without exchange.
+        longest_s: That the steps may take.
+    """
+    whole = period_steps(sync, least, step_s, longest_s)
+    others = exchange_steps(sync)
+    parts = least + others
+    if not others or parts > MOST_KEPT or parts * step_s > longest_s:
+        return Sampling(whole)
+    is_whole = whole >= delay_of(sync) + sync.every
+    return Sampling(whole) if is_whole and whole <= parts else Sampling(parts, least)
 
 
 def period_steps(sync: Sync, least: int, step_s: float, longest_s: float) -> int:
@@ -64,20 +119,44 @@ def over_periods(measured: Timeline, sync: Sync) -> Timeline:
     return _lengthened(measured, means, counters, note="")
 
 
+def over_parts(measured: Timeline, sync: Sync, parts: Parts) -> Timeline:
+    """A measured timeline whose steps are means over a period, from steps without and with an exchange.
+
+    It stays as it is where the exchange was not measured to its end.
+
+    Args:
+        measured: Of one worker: steps without exchange, then those from the start of one to its end.
+        sync: The plan's.
+        parts: Which these are. The exchange of all parameters takes as much longer as these have more bytes.
+    """
+    alone, others = measured.steps_ns[: parts.alone], measured.steps_ns[parts.alone :]
+    if not alone or len(others) != exchange_steps(sync):
+        return measured
+    extra_ns = max(0.0, sum(others) - len(others) * statistics.median(alone))
+    share_ns = round(extra_ns / parts.share / sync.every)
+    counters = {**measured.counters, EXCHANGED_SHARE: parts.share}
+    return _lengthened(measured, [step + share_ns for step in alone], counters, note="")
+
+
+def has_exchange(measured: Timeline, sync: Sync) -> bool:
+    """Whether the steps of a trial have what exchanges take; they lack it where none ended."""
+    return not trains_apart(sync) or not {PERIODS, EXCHANGED_SHARE}.isdisjoint(measured.counters)
+
+
 def with_share(measured: Timeline, predicted: Timeline, sync: Sync) -> Timeline:
     """A trial's timeline in which every step has its share of an exchange, as far as it is not measured.
 
     Args:
-        measured: By `over_periods`, where a whole period was recorded.
+        measured: By `over_periods` or `over_parts`, where so much was recorded.
         predicted: The simulated step of the same plan.
         sync: The plan's.
     """
-    if not trains_apart(sync) or PERIODS in measured.counters:
+    if has_exchange(measured, sync):
         return measured
     share = sum(span.duration_ns for span in predicted.frames if is_exchange_frame(span.name))
     note = (
-        f"{PRICED_APART}{sync.every} steps was tried: each measured step is given the predicted share of an "
-        f"exchange, {units.nanoseconds(share)}"
+        f"{PRICED_APART}{sync.every} steps was tried, nor a whole exchange: each measured step is given "
+        f"the predicted share of one, {units.nanoseconds(share)}"
     )
     return _lengthened(measured, [step + share for step in measured.steps_ns], {}, note)
 

@@ -1,10 +1,10 @@
-"""How many steps a trial runs: many where they are short, few where each takes seconds, and whole periods."""
+"""How many steps a trial runs: many where they are short, few where each takes seconds, and an exchange."""
 
 import math
 
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan, Sync
-from ridgeline.planner.periods import period_steps
+from ridgeline.planner.periods import Sampling, sampling
 from ridgeline.planner.preparation import is_compiled
 
 MOST_WARM_STEPS = 7
@@ -18,11 +18,16 @@ FEWEST_STEPS = 3
 MOST_STEPS = 100
 MEASURED_S = 1.0
 """Seconds of steps that are measured where they are short; a GPU's clock settles meanwhile."""
-LONGEST_S = 20.0
-"""Of longer steps so many are measured as fit into this, but `FEWEST_STEPS` at least."""
-LONGEST_PERIODS_S = 60.0
-"""Whole periods are measured where they take no longer: over a link for which they are made, an exact step
-takes seconds, and its trial half as long."""
+LONGEST_S = 10.0
+"""Of longer steps so many are measured as fit into this, but `FEWEST_STEPS` at least: what takes seconds,
+over a slow link most of all, varies by little from step to step."""
+LONGEST_PERIODS_S = 20.0
+"""A period is measured, whole or in parts, where its steps without exchanges take no longer."""
+HOPELESS = 1.5
+"""A step of seconds that takes so many times as long as the fastest known one is measured once.
+
+Source: steps on two shared cores, a minute apart, differed by up to 30 % (`run_off.CLOSE`), and a plan that
+changes less is kept while it is slower by less than 25 % (`LEAST_GAIN`)."""
 CHECK_STEPS = 6
 """A compiled step is compared with the eager one under three perturbations, see `runtime/equivalence.py`."""
 
@@ -41,20 +46,22 @@ def first_steps(plan: Plan) -> int:
     return 2 if mode.is_compiled or mode.replays_model else 1
 
 
-def measured_steps(step_s: float, sync: Sync) -> int:
-    """Steps that are measured where one takes `step_s` seconds: whole periods, where not all exchange."""
+def measured_steps(step_s: float, sync: Sync) -> Sampling:
+    """Steps that are measured where one without exchange takes `step_s` seconds."""
     if step_s > MEASURED_S:
         steps = max(FEWEST_STEPS, min(LEAST_STEPS, math.floor(LONGEST_S / step_s)))
     else:
         steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(MEASURED_S / max(step_s, 1e-9))))
-    return period_steps(sync, steps, step_s, LONGEST_PERIODS_S)
+    return sampling(sync, steps, step_s, LONGEST_PERIODS_S)
 
 
 def trial_steps(plan: Plan, step_s: float) -> int:
     """Steps that a trial runs in all: to warm up, to compare with the eager step, and those measured."""
     settling = math.ceil(WARM_S / max(step_s, 1e-9))
     warm = min(MOST_WARM_STEPS, max(2, first_steps(plan) - 1 + settling))
-    return warm + measured_steps(step_s, plan.sync) + (CHECK_STEPS if is_compiled(plan) else 0)
+    return (
+        warm + measured_steps(step_s, plan.sync).steps + (CHECK_STEPS if is_compiled(plan) else 0)
+    )
 
 
 def least_steps(plan: Plan) -> int:

@@ -16,6 +16,7 @@ from ridgeline import units
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import num_changes
+from ridgeline.planner.link_bound import least_share
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.ranking import Candidate
 from ridgeline.planner.trial_steps import least_steps
@@ -48,6 +49,8 @@ DOUBT = {
 Source: assumed; how far the ratio of measured to predicted steps differed between such plans of eleven
 networks on an H200.
 """
+EXCHANGING = frozenset({"workers", "sync", "exchange"})
+"""Of these, those that change what exchanges take."""
 COMPILED_ON_GPU = 0.5
 """`form` on a GPU, where what compiling gains is worth minutes: 0.9 to 3.5 times in those networks."""
 BOTH_COMPILED = 0.15
@@ -177,9 +180,15 @@ def could_win(
 def _at_best_s(
     candidate: Candidate, tried: Sequence[Candidate], device: str, steps: int | None
 ) -> float:
-    """What a candidate may cost at best, for all that is known from its nearest tried relative."""
-    doubt = min(_doubt(candidate.plan, c.plan, device) for c in tried)
-    return candidate.cost_s(steps) * (1.0 - doubt)
+    """What a candidate may cost at best, for all that is known from its nearest tried relative.
+
+    How it computes is in doubt; what its exchanges take is, where the relative exchanges otherwise.
+    """
+    nearest = min(tried, key=lambda c: _doubt(candidate.plan, c.plan, device))
+    kept = 1.0 - _doubt(candidate.plan, nearest.plan, device)
+    different = differences(candidate.plan, nearest.plan) & EXCHANGING
+    exchanging = math.prod(1.0 - DOUBT[name] for name in different)
+    return candidate.cost_s(steps) * max(kept, least_share(candidate, kept, exchanging))
 
 
 def has_failed_alike(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:

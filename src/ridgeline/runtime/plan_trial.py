@@ -6,7 +6,7 @@ for the median to be that of the steady state: a step of half a millisecond need
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,15 @@ import msgspec
 
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan, Sync
-from ridgeline.planner.periods import over_periods, period_steps
-from ridgeline.planner.trial_steps import LONGEST_PERIODS_S
+from ridgeline.planner.periods import (
+    Parts,
+    Sampling,
+    exchange_steps,
+    over_parts,
+    over_periods,
+    sampling,
+)
+from ridgeline.planner.trial_steps import FEWEST_STEPS, LONGEST_PERIODS_S, LONGEST_S
 from ridgeline.runtime import random_state, schedule
 from ridgeline.runtime.agree import gather_bytes, share_bytes
 from ridgeline.runtime.blackbox import BlackBox
@@ -33,7 +40,8 @@ from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
 TRIAL_STEPS = 15
-"""Least measured steps: enough for a median with quartiles, few enough to try several plans."""
+"""Least measured steps: enough for a median with quartiles, few enough to try several plans. Of those that
+take seconds fewer are measured, see `LONGEST_S`."""
 TRIAL_S = 0.5
 """Short steps are measured for so long, as far as the recorder keeps them."""
 
@@ -87,12 +95,7 @@ def try_plan(
                         if reader.is_full:
                             reader.take(wants_stop=False)
 
-            first = WARMUP_STEPS + TRIAL_STEPS
-            run(1, first)
-            more = _further_steps(plan.sync, step.timeline().step_ns, world)
-            if more:
-                run(first + 1, more)
-            measured = over_periods(step.timeline(), plan.sync)
+            measured = _sampled(step, run)
         box.close()
     if MODES[plan.execution].is_compiled:
         measured = watch.noted(measured)
@@ -102,11 +105,44 @@ def try_plan(
     return msgspec.structs.replace(measured, steps_ns=slowest)
 
 
-def _further_steps(sync: Sync, step_ns: int, world: World) -> int:
-    """Steps still to be measured; worker 0's word, so that all take as many."""
+def _sampled(step: TrainStep, run: Callable[[int, int], None]) -> Timeline:
+    """The timeline of as many steps as tell the mean of a step.
+
+    Args:
+        step: Of the plan that is tried; nothing ran yet.
+        run: Takes steps: the number of the first one, from 1, and how many.
+    """
+    sync, world = step.plan.sync, step.world
+    is_held = exchange_steps(sync) > 0
+    if is_held:
+        step.hold_exchanges()
+    first = WARMUP_STEPS + FEWEST_STEPS
+    run(1, first)
+    wanted, alone = _sampling(sync, step.timeline().step_ns, world)
+    if alone:
+        more = alone - FEWEST_STEPS
+        if more:
+            run(first + 1, more)
+        share = step.release_exchange()
+        run(first + more + 1, wanted - alone)
+        return over_parts(step.timeline(), sync, Parts(alone, share))
+    if is_held:
+        step.release_exchange()
+    run(first + 1, wanted - (0 if is_held else FEWEST_STEPS))
+    measured = step.timeline()
+    if is_held:  # those that were taken first are no part of a period
+        recorded = measured.steps_ns[-wanted:]
+        measured = msgspec.structs.replace(measured, steps_ns=recorded)
+    return over_periods(measured, sync)
+
+
+def _sampling(sync: Sync, step_ns: int, world: World) -> Sampling:
+    """What is measured where a step takes so long; worker 0's word, so that all take as many."""
     step_s = max(1, int(share_bytes(str(step_ns).encode(), world))) * 1e-9
-    wanted = max(TRIAL_STEPS, min(math.ceil(TRIAL_S / step_s), WINDOW))
-    return max(0, period_steps(sync, wanted, step_s, LONGEST_PERIODS_S) - TRIAL_STEPS)
+    least = max(TRIAL_STEPS, min(math.ceil(TRIAL_S / step_s), WINDOW))
+    if least * step_s > LONGEST_S:
+        least = max(FEWEST_STEPS, math.floor(LONGEST_S / step_s))
+    return sampling(sync, least, step_s, LONGEST_PERIODS_S)
 
 
 class _Batches:

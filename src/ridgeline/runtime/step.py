@@ -41,6 +41,7 @@ from ridgeline.runtime.requirements import (
     check_update,
 )
 from ridgeline.runtime.sync.joining import StateWatch, join_others
+from ridgeline.runtime.sync.local_steps import LocalSteps
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import shards_update
@@ -253,6 +254,20 @@ class TrainStep(Closing):
         """Have the coming steps in the timeline, the frames of the next one too."""
         self._num_warmup = self.num_steps
         self.recorder.sample_next()
+
+    def hold_exchanges(self) -> None:
+        """Where workers train alone: take steps without exchanges until one is let go; see `LocalSteps`."""
+        if isinstance(self.synchronizer, LocalSteps):
+            self.synchronizer.hold()
+
+    def release_exchange(self) -> float:
+        """Let the next step start an exchange, and the others when they are due; the share that it is of.
+
+        A step that exchanges all in any case has nothing to let go.
+        """
+        if isinstance(self.synchronizer, LocalSteps):
+            return self.synchronizer.release()
+        return 1.0
 
     def timeline(self) -> Timeline:
         """The measured timeline of this worker's last steps (median step, all durations).

@@ -137,6 +137,7 @@ def step_workloads(
     workers: Collection[int],
     *,
     device: str | None = None,
+    precisions: Collection[str] = (),
     memory_formats: Collection[str] = (),
     may_run: bool = False,
 ) -> dict[int, Workload]:
@@ -149,7 +150,12 @@ def step_workloads(
     """
     return {
         count: step_workload(
-            task, workers=count, device=device, memory_formats=memory_formats, may_run=may_run
+            task,
+            workers=count,
+            device=device,
+            precisions=precisions,
+            memory_formats=memory_formats,
+            may_run=may_run,
         )
         for count in workers
     }

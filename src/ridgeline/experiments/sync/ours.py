@@ -1,6 +1,6 @@
 """Our steps: the plans that the planner takes for this network, and what torch's hooks do, done by ours."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from ridgeline import units
 from ridgeline.experiments.sync.peers import LOCAL_STEPS, RANK
 from ridgeline.experiments.sync.training import CHECKED_STEPS, Step, Training, make_runner
 from ridgeline.experiments.ways.case import Runner, Way
+from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.planner.exchanges import APART_PERMISSION, PERMISSION
@@ -19,6 +20,7 @@ from ridgeline.simulator.step import simulate
 from ridgeline.simulator.synchronising import sent_bytes
 from ridgeline.synchronisation import delay_of
 from ridgeline.tracing.capture import trace
+from ridgeline.workload import Workload
 
 EXECUTION = "eager"
 """As the others run: what is compared is how gradients are sent."""
@@ -49,21 +51,43 @@ WANTED = {
         {"every": FAR_APART, "options": {"delay": DELAY}}
     ),
 }
+QUICK_WANTED = ("exact", "lossy allowed", f"powersgd, rank {RANK}")
 
 
-def our_ways(training: Training, *, is_counted: bool) -> Sequence[Way]:
-    """A way for each of `WANTED`.
+class Profile:
+    """This machine and its network for the cases of one link.
 
-    Cost: Measures this machine and its network, which may have been busy when they were measured before, and
-        traces the step.
+    The first case measures all anew, since they may have been busy when they were measured before; the others
+    what their steps need besides.
+    """
+
+    def __init__(self) -> None:
+        self._is_fresh = False
+
+    def measured(self, training: Training, workload: Workload) -> Machine:
+        """The profile, with what this workload needs. Cost: seconds; over a slow link half a minute."""
+        machine = measure(
+            workload=workload, process_group=training.world.group(), refresh=not self._is_fresh
+        )
+        self._is_fresh = True
+        return machine
+
+
+def our_ways(
+    training: Training, profile: Profile, *, names: Iterable[str], is_counted: bool
+) -> Sequence[Way]:
+    """A way for each of those names of `WANTED`.
+
+    Cost: Measures what the profile lacks, and traces the step.
     """
     model = training.made()
     optimizer = training.optimizer(model)
     workload = trace(model, training.loss_fn, optimizer, training.batches[0], name=training.name)
-    machine = measure(workload=workload, process_group=training.world.group(), refresh=True)
+    machine = profile.measured(training, workload)
     always = {"execution": EXECUTION, "threads": training.world.threads}
     ways = []
-    for words, wanted in WANTED.items():
+    for words in names:
+        wanted = WANTED[words]
         ranking = choose(
             machine,
             workload,

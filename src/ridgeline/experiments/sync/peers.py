@@ -85,3 +85,5 @@ PEERS: dict[str, tuple[Peer, int]] = {
 }
 """Name to what makes its step, and the steps after which its costs recur; the first is what all are compared
 with."""
+QUICK_PEERS = ("DDP", f"DDP, powerSGD_hook, rank {RANK}")
+"""What everybody has, and what sends least in every step."""

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from ridgeline import units
 from ridgeline.experiments.namespaces import bytes_per_s
 from ridgeline.experiments.plain_step import PlainStep
-from ridgeline.experiments.sync.ours import our_ways
-from ridgeline.experiments.sync.peers import PEERS
+from ridgeline.experiments.sync.ours import QUICK_WANTED, WANTED, Profile, our_ways
+from ridgeline.experiments.sync.peers import PEERS, QUICK_PEERS
 from ridgeline.experiments.sync.training import Training, make_runner
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way
 from ridgeline.experiments.ways.together import Asked
@@ -21,6 +21,7 @@ from ridgeline.runtime.world import World
 BATCH = {"resnet18": 64, "mlp": 128}
 """Samples a step, of all workers together: small, so that two cores take a fraction of a second."""
 CASES = tuple(BATCH)
+QUICK_CASES = ("resnet18",)
 COMPUTE, ONE_ALL_REDUCE = "computing alone", "all gradients alone, in one all-reduce"
 
 
@@ -40,12 +41,12 @@ class ShapedLink(NamedTuple):
 
 def group_cases(world: World, asked: Asked) -> Sequence[Case]:
     """A case a model, for workers of a process group."""
-    link = _link(world, asked)
+    link, profile = _link(world, asked), Profile()
     return [
         Case(
             name=name,
             title=f"{BATCH[name]} samples a step over {link.words}",
-            prepare=partial(_contest, world, name, link),
+            prepare=partial(_contest, world, name, link, profile, is_quick=asked.quick),
             unit="step",
             calls=1,
         )
@@ -63,19 +64,26 @@ def _link(world: World, asked: Asked) -> ShapedLink:
     return ShapedLink(words, bytes_per_s(asked.rate), is_counted=True)
 
 
-def _contest(world: World, name: str, link: ShapedLink) -> Contest:
+def _contest(
+    world: World, name: str, link: ShapedLink, profile: Profile, *, is_quick: bool
+) -> Contest:
     training = Training(world, name, BATCH[name] // world.size)
     counted = link.is_counted
-    ways = [
-        Way(words, "peer", partial(make_runner, training, partial(peer, training), counted, units_))
-        for words, (peer, units_) in PEERS.items()
-    ]
-    ways += our_ways(training, is_counted=counted)
-    return Contest(ways=ways, bound=_bound(training, link))
+    ways = []
+    for words in QUICK_PEERS if is_quick else PEERS:
+        peer, units_ = PEERS[words]
+        make = partial(make_runner, training, partial(peer, training), counted, units_)
+        ways.append(Way(words, "peer", make))
+    names = QUICK_WANTED if is_quick else WANTED
+    ways += our_ways(training, profile, names=names, is_counted=counted)
+    return Contest(ways=ways, bound=_bound(training, link, is_quick=is_quick))
 
 
-def _bound(training: Training, link: ShapedLink) -> Bound:
-    """No exact step ends before it has computed, and its gradients have crossed the link."""
+def _bound(training: Training, link: ShapedLink, *, is_quick: bool) -> Bound:
+    """No exact step ends before it has computed, and its gradients have crossed the link.
+
+    One all-reduce is a part of it where nobody knows the link's rate; else it is told beside, unless quick.
+    """
     world = training.world
     model = training.made()
     alone = PlainStep(model, model, training.loss_fn, training.optimizer(model))
@@ -93,6 +101,8 @@ def _bound(training: Training, link: ShapedLink) -> Bound:
             seconds=lambda taken: max(taken[COMPUTE], taken[ONE_ALL_REDUCE]),
             reason="the longer of computing and one all-reduce, where all gradients are sent",
         )
+    if is_quick:
+        del parts[ONE_ALL_REDUCE]
     link_s = sent / link.bytes_per_s
     return Bound(
         parts=parts,

@@ -31,7 +31,7 @@ def apply_layout(model: nn.Module, layout: Layout | None, world: World) -> None:
         PlanError: the layout has several workers along another axis than data.
         WorkloadError: the workers built different models, or a buffer cannot be sent.
 
-    Cost: Along the data axis two small exchanges and a broadcast of the model.
+    Cost: Along the data axis three small exchanges, and a broadcast of the model where workers differ.
     """
     layout = layout or Layout(data=world.size)
     for axis in _ORDER:

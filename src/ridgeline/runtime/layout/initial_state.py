@@ -1,4 +1,8 @@
-"""Workers that hold the same parameters begin with the same: those of the first of them."""
+"""Workers that hold the same parameters begin with the same: those of the first of them.
+
+Most scripts seed all workers alike, and trials begin with what an earlier one left: over a slow link what all
+have already is not sent once more.
+"""
 
 import torch
 import torch.distributed as dist
@@ -7,6 +11,7 @@ from torch import nn
 from ridgeline.runtime import attendance
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.layout.ownership import replicated_axes
+from ridgeline.runtime.same_state import is_same_model
 from ridgeline.runtime.world import World
 
 
@@ -20,10 +25,13 @@ def take_initial_state(model: nn.Module, world: World) -> None:
     Raises:
         WorkloadError: a buffer cannot be sent; see `FlatBuffers`.
 
-    Cost: One broadcast a parameter, and one for the buffers, of which there is a copy meanwhile.
+    Cost: Reads all of them and compares checksums. Where some differ one broadcast a parameter, and one for
+        the buffers, of which there is a copy meanwhile.
     """
     buffers = FlatBuffers(model)
     for axis in replicated_axes(world):
+        if is_same_model(model, world, axis):
+            continue
         group = world.group(axis)
         with torch.no_grad(), attendance.meeting("the broadcast of the initial parameters", world):
             for parameter in model.parameters():

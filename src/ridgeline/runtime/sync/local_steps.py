@@ -100,6 +100,7 @@ class LocalSteps:
         self._recorder: Recorder | None = None
         self._count = torch.zeros(1, dtype=torch.int64, device=world.device)
         self.num_steps = self.num_exchanges = 0
+        self._held_at = 0
         self.overhead_ns = 0
 
     def arm(self, recorder: Recorder) -> None:
@@ -130,6 +131,10 @@ class LocalSteps:
 
         Cost: On the CPU, blocks until the exchange is over; on GPUs, only the stream waits.
         """
+        if self._held_at:
+            self.num_steps = self._held_at
+            with self._framed():
+                return
         self.num_steps += 1
         due = due_fragment(self.num_steps, *self._rhythm)
         landing = landing_fragment(self.num_steps, *self._rhythm, self._delay)
@@ -145,6 +150,26 @@ class LocalSteps:
                         self._broadcast_buffers()
                         self._frozen.follow()
                     self.num_exchanges += 1
+
+    def hold(self) -> None:
+        """Take steps without an exchange until `release`: for a trial, which is undone, on all workers alike.
+
+        Nothing may be on its way, nor be due before an exchange that starts has ended.
+        """
+        every, fragments = self._rhythm
+        largest = max(range(fragments), key=lambda index: _num_bytes(self._fragments[index]))
+        place = -(-(largest + 1) * every // fragments)
+        self._held_at = every + place - 1
+
+    def release(self) -> float:
+        """Count on, so that the next step starts an exchange; the share of all bytes that it is of."""
+        due = due_fragment(self._held_at + 1, *self._rhythm)
+        assert due is not None  # `hold` was called
+        self._held_at = 0
+        self.num_exchanges = (
+            2  # the first two are compared (`CommonState`), most of those in a run are not
+        )
+        return _num_bytes(self._fragments[due]) / max(1, _num_bytes(self.buckets))
 
     def check_covers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """See that all parameters of an optimizer (its `param_groups`) are exchanged.
@@ -247,6 +272,11 @@ def _cut(
         fragments.append(buckets)
         number += len(buckets)
     return tuple(fragments)
+
+
+def _num_bytes(buckets: Sequence[Bucket]) -> int:
+    """Of the parameters in some buckets."""
+    return sum(p.numel() * p.element_size() for bucket in buckets for p in bucket.parameters)
 
 
 def _kind(parameter: nn.Parameter) -> str:

@@ -40,6 +40,17 @@ def test_silences_that_overlap_are_one(told: list[Silence]) -> None:
         assert one.address == parts[-1].address
 
 
+def test_a_replacement_is_one_outage() -> None:
+    """Also where one connection moves to the new server before another one looks; a second one counts apart."""
+    silences = Silences()
+    first = Silence(1.0, 2.0, "tcp://second", 6, is_replaced=True)
+    later = Silence(2.5, 3.0, "tcp://second", 1, is_replaced=True)
+    again = Silence(5.0, 6.0, "tcp://third", 2, is_replaced=True)
+    for one in (first, later, again):
+        silences.add(one)
+    assert silences.all() == [Silence(1.0, 3.0, "tcp://second", 7, is_replaced=True), again]
+
+
 def test_outages_say_who_missed_what() -> None:
     """With the moment by the clock on the wall."""
     silences = Silences()

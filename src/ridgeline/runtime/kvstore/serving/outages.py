@@ -28,8 +28,14 @@ class Silence(NamedTuple):
     is_replaced: bool
 
 
+def _is_one(last: Silence, new: Silence) -> bool:
+    """Whether both tell of the same: they overlap, or one connection heard later of who took over."""
+    is_overlapping = last.ended_s >= new.began_s
+    return is_overlapping or (last.is_replaced and new.is_replaced and last.address == new.address)
+
+
 class Silences:
-    """Those of one server, in order; no two of them overlap."""
+    """Those of one server, in order; no two of them overlap, or are of the same replacement."""
 
     def __init__(self) -> None:
         self._all: list[Silence] = []
@@ -38,7 +44,7 @@ class Silences:
     def add(self, new: Silence) -> None:
         """A connection has heard of the server again; others may have waited meanwhile, too."""
         with self._lock:
-            while self._all and self._all[-1].ended_s >= new.began_s:
+            while self._all and _is_one(self._all[-1], new):
                 last = self._all.pop()
                 new = Silence(
                     min(last.began_s, new.began_s),

@@ -327,10 +327,8 @@ class Channel:
         if not is_shared:
             _log.info("tensors go through sockets, since %s is on another host", self._at.address)
             return
-        self._segment, self._shares = (
-            segment,
-            False,
-        )  # also where this was asked of another server in the end
+        self._segment = segment
+        self._shares = False  # also where this was asked of another server in the end
         self._free = [MOST_SHARED * place for place in range(WINDOW)]
 
     def _tell_of_outage(self) -> None:

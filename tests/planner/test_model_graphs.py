@@ -60,6 +60,23 @@ def test_an_obstacle_in_the_model_leaves_eager_and_compiled() -> None:
     assert failure == "not tried, since 1 worker, model-graph failed: in the model"
 
 
+def test_a_model_that_cannot_be_read_is_captured_once() -> None:
+    """Trials are few: another precision of a model that could not be captured takes none."""
+    no = CaptureError("wanted a program that can be read in one piece")
+    failures = {"graph": ObstacleError("no"), "model-graph": no, "compiled+model-graph": no}
+    ranking, tried = chosen(failures, allow=("bf16",), tries=99)
+    for name in MODEL_GRAPHS:
+        assert tried.count(name) <= 1, name
+    assert ranking.best.plan.execution in ("eager", "compiled")
+
+
+def test_a_model_that_does_not_compile_may_be_replayed_as_it_is() -> None:
+    failures = {"graph": ObstacleError("no"), "compiled+model-graph": CaptureError("compiler")}
+    ranking, tried = chosen(failures, tries=99)
+    assert "model-graph" in tried
+    assert ranking.best.plan.execution != "compiled+model-graph"
+
+
 def test_a_capture_that_failed_otherwise_adds_nothing() -> None:
     ranking, _ = chosen({"graph": CaptureError("out of memory")})
     assert not {c.plan.execution for c in ranking.candidates} & set(MODEL_GRAPHS)

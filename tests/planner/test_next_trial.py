@@ -220,6 +220,29 @@ def test_a_program_that_is_expected_to_win_comes_before_one_that_is_not() -> Non
     assert next_trial(candidates[:2] + candidates[3:], Room(tries=9), device="cuda") == 1
 
 
+@pytest.mark.parametrize("execution", ["compiled", "regional", "step-graph"])
+@pytest.mark.parametrize("seconds", [None, 20.0])
+def test_what_a_user_would_write_is_tried_though_a_program_took_all_the_time(
+    execution: str, seconds: float | None
+) -> None:
+    """Unless the user gave the seconds: a refused program leaves eager, and `torch.compile` may beat it."""
+    other = make_candidate("compiled+graph", 2.0, 5.0, is_measured=True)
+    candidates = [
+        make_candidate("eager", 1.5, is_measured=True),
+        other,
+        msgspec.structs.replace(
+            make_candidate("compiled+graph", 0.9, 5.0),
+            plan=msgspec.structs.replace(other.plan, precision="bf16"),
+            failure="refused",
+        ),
+        make_candidate(execution, 1.0, 5.0),
+    ]
+    allowance = Allowance(9, math.inf, seconds, None, "cuda", lambda: 60.0)
+    room = allowance.room(candidates, 3, 0.0)
+    is_tried = execution == "compiled" and seconds is None
+    assert next_trial(candidates, room, device="cuda") == (3 if is_tried else None)
+
+
 @pytest.mark.parametrize(("own_s", "first"), [(0.9, 1), (1.0, 0)])
 def test_the_faster_way_to_draw_comes_first(own_s: float, first: int) -> None:
     """A second program may find no time any more; at equal times the one that draws eager's is tried."""

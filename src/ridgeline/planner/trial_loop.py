@@ -1,5 +1,6 @@
 """Trials of plans, one after the other: each corrects what is predicted of its relatives."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ import msgspec
 
 from ridgeline.errors import (
     AbsentWorkerError,
+    CaptureError,
     DeviceLostError,
     ObstacleError,
     OutOfTimeError,
@@ -59,15 +61,17 @@ class Allowance(NamedTuple):
         """What is left of it.
 
         On a GPU, where compiling seldom loses and what it takes is guessed, the first program is begun even
-        if there may not be time to finish it.
+        if there may not be time to finish it. What a user would write has the time that the user gave.
         """
+        clock_s = self.clock()
         compiled = [
             c.compile_s for c in candidates if c.measured is not None and is_compiled(c.plan)
         ]
         return Room(
             tries=self.tries - num_tried,
             compile_s=max(0.0, self.compile_s - sum(compiled)),
-            seconds=allowed_s(candidates, self.steps, self.seconds) - self.clock(),
+            seconds=allowed_s(candidates, self.steps, self.seconds) - clock_s,
+            plain_s=math.inf if self.seconds is None else self.seconds - clock_s,
             overhead_s=overhead_s,
             compile_share=COMPILE_MAY_TAKE if self.device == "cuda" and not compiled else 1.0,
         )
@@ -149,10 +153,13 @@ def _as_written(plan: Plan, fixed: Mapping[str, object]) -> Plan:
 
 
 def _holds_alike(plan: Plan, tried: Plan, device: str) -> bool:
-    """Whether a plan captures what the tried one does, the whole step or its model."""
+    """Whether a plan captures what the tried one does, the whole step or its model.
+
+    Of a model, one that is compiled may have failed for that alone.
+    """
     mode = MODES[plan.execution]
     if MODES[tried.execution].replays_model:
-        return mode.replays_model
+        return mode.replays_model and (mode.is_compiled or not is_compiled(tried))
     return mode.is_replayed_on(device)
 
 
@@ -191,6 +198,7 @@ def attempted(
             written = msgspec.structs.replace(candidate, plan=written)
             return attempted(written, candidates, trial, fixed)
         failure = str(error) if is_ours else f"{type(error).__name__}: {error}".splitlines()[0]
-        has_obstacles = isinstance(error, ObstacleError)
+        is_of_model = MODES[plan.execution].replays_model and isinstance(error, CaptureError)
+        has_obstacles = isinstance(error, ObstacleError) or is_of_model
         return msgspec.structs.replace(candidate, failure=failure), has_obstacles
     return msgspec.structs.replace(candidate, measured=measured), False

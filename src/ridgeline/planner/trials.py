@@ -85,6 +85,7 @@ class Room(NamedTuple):
         overhead_s: Seconds that a trial takes besides its steps and their preparation.
         compile_share: Of the expected compiling, with which a trial is worth beginning: it is stopped when
             the seconds are over.
+        plain_s: Seconds in all, if more, for what a user would write, see `is_compiled_plainly`.
     """
 
     tries: int
@@ -92,6 +93,7 @@ class Room(NamedTuple):
     seconds: float = math.inf
     overhead_s: float = 0.0
     compile_share: float = 1.0
+    plain_s: float = 0.0
 
 
 def next_trial(
@@ -305,12 +307,25 @@ def _has_small_steps(candidate: Candidate, tried: Sequence[Candidate]) -> bool:
     return any(c.plan.settings == plain and c.step_s < SMALL_STEP_S for c in tried)
 
 
+def is_compiled_plainly(plan: Plan) -> bool:
+    """Whether a plan is `torch.compile` with its own defaults: what is chosen is compared with it.
+
+    Where a program that a GPU replays was refused or failed, this one was not compiled yet.
+    """
+    mode = MODES[plan.execution]
+    is_called = mode.form == "compiled" and not (
+        mode.is_captured or mode.is_one_program or mode.replays_model
+    )
+    return is_called and plan.kernels == "default"
+
+
 def _fits(candidate: Candidate, room: Room) -> bool:
     if is_compiled(candidate.plan) and candidate.compile_s > room.compile_s:
         return False
     compile_s = room.compile_share * candidate.compile_s
     seconds = compile_s + least_steps(candidate.plan) * candidate.step_s
-    return room.overhead_s + seconds <= room.seconds
+    plain_s = room.plain_s if is_compiled_plainly(candidate.plan) else 0.0
+    return room.overhead_s + seconds <= max(room.seconds, plain_s)
 
 
 def _turn(

@@ -39,9 +39,10 @@ def dropout_states(modules: Iterable[nn.Module]) -> list[Tensor]:
 
 def _dropout_state(device: torch.device) -> Tensor | None:
     """That of one GPU; None where its recurrent layers do without cuDNN."""
-    like: dict[str, Any] = {"device": device, "dtype": torch.float32}
-    begin = torch.zeros(1, 1, 1, **like)
-    weights = [torch.zeros(4, 1, **like) for _ in range(2)]
+    begin = torch.zeros(1, 1, 1, device=device, dtype=torch.float32)
+    # The layer's weights lie in one piece of memory, without which torch warns; they need no values.
+    layer = nn.LSTM(1, 1, bias=False, device="meta", dtype=torch.float32).to_empty(device=device)
+    weights = [*layer.parameters()]
     with (
         DropoutStateSeen() as seen,
         torch.no_grad(),

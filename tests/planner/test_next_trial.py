@@ -226,21 +226,48 @@ def test_what_a_user_would_write_is_tried_though_a_program_took_all_the_time(
     execution: str, seconds: float | None
 ) -> None:
     """Unless the user gave the seconds: a refused program leaves eager, and `torch.compile` may beat it."""
-    other = make_candidate("compiled+graph", 2.0, 5.0, is_measured=True)
+    refused, open_ = (
+        msgspec.structs.replace(c, plan=msgspec.structs.replace(c.plan, precision="bf16"))
+        for c in (make_candidate("compiled+graph", 0.9, 5.0), make_candidate(execution, 1.0, 5.0))
+    )
     candidates = [
         make_candidate("eager", 1.5, is_measured=True),
-        other,
-        msgspec.structs.replace(
-            make_candidate("compiled+graph", 0.9, 5.0),
-            plan=msgspec.structs.replace(other.plan, precision="bf16"),
-            failure="refused",
-        ),
-        make_candidate(execution, 1.0, 5.0),
+        make_candidate("compiled+graph", 2.0, 5.0, is_measured=True),
+        msgspec.structs.replace(refused, failure="refused"),
+        open_,
     ]
     allowance = Allowance(9, math.inf, seconds, None, "cuda", lambda: 60.0)
     room = allowance.room(candidates, 3, 0.0)
     is_tried = execution == "compiled" and seconds is None
     assert next_trial(candidates, room, device="cuda") == (3 if is_tried else None)
+
+
+def test_what_was_compiled_and_won_leaves_no_time_for_other_programs() -> None:
+    """`torch.compile` in another layout, say, which is expected to be slower."""
+    candidates = [
+        make_candidate("eager", 1.5, is_measured=True),
+        make_candidate("compiled+graph", 1.0, 5.0, is_measured=True),
+        make_candidate("compiled", 1.0, 5.0),
+    ]
+    other = msgspec.structs.replace(candidates[2].plan, memory_format="channels_last")
+    candidates[2] = msgspec.structs.replace(candidates[2], plan=other)
+    allowance = Allowance(9, math.inf, None, None, "cuda", lambda: 60.0)
+    room = allowance.room(candidates, 2, 0.0)
+    assert next_trial(candidates, room, device="cuda") is None
+    assert next_trial(candidates, Room(tries=9), device="cuda") == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_host_is_not_tried_with_kernels_that_were_replayed(device: str) -> None:
+    """However fast the host was found to be: what it issues is what the replay holds."""
+    eager = make_candidate("eager", 4.0, is_measured=True)
+    measured = msgspec.structs.replace(eager.timeline, steps_ns=(round(0.5 * S),))
+    candidates = [
+        msgspec.structs.replace(eager, measured=measured),
+        make_candidate("compiled+graph", 1.0, 5.0, is_measured=True),
+        make_candidate("compiled", 1.5, 5.0),
+    ]
+    assert could_win(corrected(candidates)[2], candidates, device=device) is (device == "cpu")
 
 
 @pytest.mark.parametrize(("own_s", "first"), [(0.9, 1), (1.0, 0)])

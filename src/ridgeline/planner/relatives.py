@@ -104,4 +104,5 @@ def _preparing_s(candidate: Candidate, tried: Sequence[Candidate]) -> float | No
     ]
     if not ratios or not expected_s:
         return None
-    return AGAIN * expected_s * min(ratios)
+    # The least would be of a program that the compiler had made before, for another plan.
+    return AGAIN * expected_s * max(ratios)

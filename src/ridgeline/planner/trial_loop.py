@@ -61,17 +61,20 @@ class Allowance(NamedTuple):
         """What is left of it.
 
         On a GPU, where compiling seldom loses and what it takes is guessed, the first program is begun even
-        if there may not be time to finish it. What a user would write has the time that the user gave.
+        if there may not be time to finish it. While nothing that was compiled is the fastest, what a user
+        would write has the time that the user gave.
         """
         clock_s = self.clock()
-        compiled = [
-            c.compile_s for c in candidates if c.measured is not None and is_compiled(c.plan)
-        ]
+        given_s = math.inf if self.seconds is None else self.seconds
+        tried = [c for c in candidates if c.measured is not None]
+        compiled = [c.compile_s for c in tried if is_compiled(c.plan)]
+        fastest = min(tried, key=lambda c: c.cost_s(self.steps), default=None)
+        has_won = fastest is not None and is_compiled(fastest.plan)
         return Room(
             tries=self.tries - num_tried,
             compile_s=max(0.0, self.compile_s - sum(compiled)),
             seconds=allowed_s(candidates, self.steps, self.seconds) - clock_s,
-            plain_s=math.inf if self.seconds is None else self.seconds - clock_s,
+            plain_s=0.0 if has_won else given_s - clock_s,
             overhead_s=overhead_s,
             compile_share=COMPILE_MAY_TAKE if self.device == "cuda" and not compiled else 1.0,
         )

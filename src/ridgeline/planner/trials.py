@@ -173,6 +173,8 @@ def could_win(
         return True
     if candidate.plan.kernels == "combined" and not _has_small_steps(candidate, tried):
         return False
+    if device == "cuda" and any(_only_issues(candidate.plan, c.plan) for c in tried):
+        return False
     fastest = min(tried, key=lambda c: c.cost_s(steps))
     is_milder = candidate.plan.sync.every < fastest.plan.sync.every
     enough = 1.0 / (1.0 - LEAST_GAIN) if is_milder else 1.0 - SAME_PLAN_MARGIN
@@ -289,6 +291,11 @@ def _is_issued_replay(one: Plan, other: Plan) -> bool:
     """Whether the host would issue what a graph replayed under the other plan, and so only adds to it."""
     modes = MODES[one.execution], MODES[other.execution]
     return modes[1].is_captured and not (modes[0].is_captured or modes[0].is_one_program)
+
+
+def _only_issues(plan: Plan, other: Plan) -> bool:
+    """Whether a plan has the host issue the very kernels that the other has replayed."""
+    return differences(plan, other) <= {"replay", "optimizer"} and _is_issued_replay(plan, other)
 
 
 def _has_replay(*plans: Plan) -> bool:

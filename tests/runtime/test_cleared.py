@@ -15,11 +15,12 @@ from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
 from ridgeline.reach.undo import Undo
-from ridgeline.runtime import clearance, graph
+from ridgeline.runtime import clearance, cleared, graph
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.graph import EAGER_STEPS
 from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
 from ridgeline.runtime.hybrid.compiling import CompiledForms
+from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.perturbed_runs import ONE_SHIFT, SHIFTS
 from ridgeline.runtime.step import TrainStep
 
@@ -240,14 +241,17 @@ def scaled(model: Net) -> None:
     [(unchanged, False), (scaled, True), (become(OtherNet), True), (become(Logging), True)],
 )
 def test_what_an_earlier_process_captured_is_not_looked_at_again(
-    looked: list[str], change: Callable[[Net], None], is_looked_at: bool
+    looked: list[str], compared: list[Any], change: Callable[[Net], None], is_looked_at: bool
 ) -> None:
-    """Unless its code or its operators are others; and only in a trial, which is undone."""
+    """And compared once; unless its code or its operators are others; and only in a trial, which is undone."""
     earlier = frozenset(digests_after(unchanged))
     assert len(earlier) == 1
+    assert compared[0] == SHIFTS
     looked.clear()
+    compared.clear()
     found = digests_after(change, earlier)
     assert looked == ["lint"] * is_looked_at
+    assert compared[0] == (SHIFTS if is_looked_at else ONE_SHIFT)
     assert (found == earlier) is not is_looked_at
     forms, model = CompiledForms(), Net()
     forms.findings.earlier_digests = earlier
@@ -255,6 +259,24 @@ def test_what_an_earlier_process_captured_is_not_looked_at_again(
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     steps(model, optimizer, Plan(execution="graph"), forms, EAGER_STEPS + 2)
     assert looked == ["lint"]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"execution": "graph"}, {"random": "compiled"}, {"kernels": "combined"}],
+    ids=lambda way: "-".join(way) or "the same",
+)
+def test_what_was_run_in_another_way_was_not_captured_earlier(way: dict[str, Any]) -> None:
+    """Of other kernels nobody knows that they compute the same."""
+    digests = list[str]()
+    for settings in ({}, way):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        plan = Plan(**{"execution": "compiled+graph", **settings})
+        with TrainStep(model, squared, optimizer, plan, device="cpu") as step:
+            reads = StepReads(step._body, batch_of(0), "cpu", is_lifted=False)
+            digests.append(cleared._digest(step._body, batch_of(0), reads))
+    assert (digests[0] == digests[1]) is (not way)
 
 
 class Doubled(torch.autograd.Function):

@@ -86,3 +86,50 @@ def test_the_check_finds_the_same_in_fewer_steps(
     monkeypatch.setattr(kept_runs, "MOST_BYTES", 0)
     assert checked() == told
     assert count < 0.8 * (len(steps) - count)
+
+
+class Averaging(Convolving):
+    """Keeps a mean, which rounding moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(out.float().mean() * 0.1)
+        return out
+
+
+@pytest.mark.parametrize(("apart", "are_all_asked"), [(2**-8, False), (1.0, True)])
+def test_runs_that_take_longest_are_taken_where_others_explain_too_little(
+    monkeypatch: pytest.MonkeyPatch, apart: float, are_all_asked: bool
+) -> None:
+    """A mean of 16 bits that is off by what these round is explained by the step without them."""
+    asked = list[int]()
+    moved = PerturbedRuns.narrowly_moved
+    monkeypatch.setattr(
+        PerturbedRuns,
+        "narrowly_moved",
+        lambda self, before, shift: (asked.append(shift), moved(self, before, shift))[1],
+    )
+    torch.manual_seed(0)
+    model = Averaging()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    world, plan = World.join(device="cpu"), Plan(precision="bf16")
+    body = StepBody(model, mean_square, optimizer, plan, None, clip_norm=None, device=world.device)
+    body.plan = Plan(execution="compiled", precision="bf16")
+    batch = torch.randn(4, 16, 64)
+
+    def replay() -> torch.Tensor:
+        loss = body(batch, Recorder(HostClock()))
+        model.mean.mul_(1.0 + apart * 1.5)
+        return loss
+
+    rates = LearningRates(optimizer)
+    try:
+        check_replay(body, batch, [batch], rates, replay, world=world, notes=[])
+    except EquivalenceError:
+        assert are_all_asked
+    assert bool(asked) is are_all_asked

@@ -81,7 +81,7 @@ def keep(body: StepBody, batch: Any, reads: StepReads, clearance: Clearance) -> 
 
 
 def cleared_earlier(body: StepBody, batch: Any, world: World) -> bool:
-    """Whether an earlier process captured this very step, without a doubt and without draws on the host.
+    """Whether an earlier process captured and compared this very step, without a doubt or draws on the host.
 
     Only where all is undone: what trains is looked at in its own process.
 
@@ -102,8 +102,10 @@ def cleared_earlier(body: StepBody, batch: Any, world: World) -> bool:
 
 
 def _digest(body: StepBody, batch: Any, reads: StepReads) -> str:
-    """Equal for steps of equal code and operators, in this process or another."""
-    parts = [torch.__version__, repr(key_of(body, batch)), reads.text]
+    """Equal for steps of equal code and operators that are run alike, in this process or another."""
+    plan = body.plan
+    way = f"{plan.execution} {plan.kernels} {plan.random}"
+    parts = [torch.__version__, repr(key_of(body, batch)), way, reads.text]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

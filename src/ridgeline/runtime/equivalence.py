@@ -273,13 +273,15 @@ class _Trial(NamedTuple):
         name = max(found, key=found.__getitem__, default="nothing")
         if size <= allowed:
             return _Gap(size, allowed, "the eager step", f"the change of {name}")
-        others = [self.runs.again(shift), *self.runs.nudged(before, shift)]
-        others += self.runs.narrowly_moved(before, shift)
-        others += [self.runs.exact(shift)] if self._casts() else []
-        moves = [written_apart(eager, other) for other in others]
+        moves = dict.fromkeys(found, 0.0)
+        for other in self.runs.moved(before, shift, is_cast=self._casts()):
+            apart = written_apart(eager, other)
+            moves = {one: max(move, apart.get(one, 0.0)) for one, move in moves.items()}
+            explained = (max(allowed, SENSITIVITY_FACTOR * move) for move in moves.values())
+            if not self._largest(float(any(map(float.__gt__, found.values(), explained)))):
+                break
         left_out, limits = list[str](), dict[str, float]()
-        for one in found:
-            move = max(apart.get(one, 0.0) for apart in moves)
+        for one, move in moves.items():
             if move > MOST_MOVED and found[one] > allowed:
                 left_out.append(one)
             else:

@@ -217,14 +217,15 @@ class GraphRunner:
             EquivalenceError: what was compiled, and would train before the capture, differs.
         """
         check_gradient_hooks(self._body)
+        is_as_earlier = known is None and cleared.cleared_earlier(self._body, batch, self._world)
         if known is not None:
             self._clearance = known.clearance
-        elif not cleared.cleared_earlier(self._body, batch, self._world):
+        elif not is_as_earlier:
             self._clearance = clear_for_capture(self._body, batch, self._world, self._notes)
         is_compiled = MODES[self._body.plan.execution].is_compiled
         # What is captured of code as written is the same whoever captures it.
         is_checked = known is not None and (known.form is self._body.form or not is_compiled)
-        self._is_compared = is_checked
+        self._is_compared = is_checked or is_as_earlier
         # Of steps that are undone the check of the replay, which covers what is compiled, will do.
         if is_compiled and not (is_checked or self._body.is_undone):
             check_compiled(self._body, batch, self._rates, self._world, self._notes, self._stream)

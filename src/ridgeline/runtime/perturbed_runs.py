@@ -201,6 +201,20 @@ class PerturbedRuns(NamedTuple):
         for number in range(num_roundings):
             yield self.rounded(shift, number)
 
+    def moved(self, before: Outcome, shift: int, *, is_cast: bool) -> Iterator[Outcome]:
+        """Steps as written that rounding or chance makes different, those that take longest last.
+
+        Args:
+            before: Where the runs begin.
+            shift: The perturbation.
+            is_cast: Whether the plan computes in 16 bits: the step without is one of them.
+        """
+        yield self.again(shift)
+        if is_cast:
+            yield self.exact(shift)
+        yield from self.nudged(before, shift)
+        yield from self.narrowly_moved(before, shift)
+
     def _nudged(self, before: Outcome, shift: int) -> list[Outcome]:
         found: list[Outcome] = []
         for bits in NUDGES:

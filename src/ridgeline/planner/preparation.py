@@ -33,6 +33,18 @@ def is_compiled(plan: Plan) -> bool:
     return MODES[plan.execution].is_compiled
 
 
+def is_compiled_plainly(plan: Plan) -> bool:
+    """Whether a plan is `torch.compile` with its own defaults: what is chosen is compared with it.
+
+    Where a program that a GPU replays was refused or failed, this one was not compiled yet.
+    """
+    mode = MODES[plan.execution]
+    is_called = mode.form == "compiled" and not (
+        mode.is_captured or mode.is_one_program or mode.replays_model
+    )
+    return is_called and plan.kernels == "default"
+
+
 def allowed_s(candidates: Sequence[Candidate], steps: int | None, seconds: float | None) -> float:
     """Seconds that the whole choice may take, from its start.
 

@@ -17,7 +17,7 @@ from ridgeline.execution import MODES
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import num_changes
 from ridgeline.planner.link_bound import least_share
-from ridgeline.planner.preparation import is_compiled
+from ridgeline.planner.preparation import is_compiled, is_compiled_plainly
 from ridgeline.planner.ranking import Candidate
 from ridgeline.planner.trial_steps import least_steps
 from ridgeline.synchronisation import LEAST_GAIN
@@ -312,18 +312,6 @@ def _has_small_steps(candidate: Candidate, tried: Sequence[Candidate]) -> bool:
     """Whether the same step with the compiler's own kernels was tried and is short."""
     plain = msgspec.structs.replace(candidate.plan, kernels="default", choices=())
     return any(c.plan.settings == plain and c.step_s < SMALL_STEP_S for c in tried)
-
-
-def is_compiled_plainly(plan: Plan) -> bool:
-    """Whether a plan is `torch.compile` with its own defaults: what is chosen is compared with it.
-
-    Where a program that a GPU replays was refused or failed, this one was not compiled yet.
-    """
-    mode = MODES[plan.execution]
-    is_called = mode.form == "compiled" and not (
-        mode.is_captured or mode.is_one_program or mode.replays_model
-    )
-    return is_called and plan.kernels == "default"
 
 
 def _fits(candidate: Candidate, room: Room) -> bool:

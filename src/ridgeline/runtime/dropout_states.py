@@ -42,7 +42,7 @@ def _dropout_state(device: torch.device) -> Tensor | None:
     begin = torch.zeros(1, 1, 1, device=device, dtype=torch.float32)
     # The layer's weights lie in one piece of memory, without which torch warns; they need no values.
     layer = nn.LSTM(1, 1, bias=False, device="meta", dtype=torch.float32).to_empty(device=device)
-    weights = [*layer.parameters()]
+    weights: list[Tensor] = [*layer.parameters()]
     with (
         DropoutStateSeen() as seen,
         torch.no_grad(),

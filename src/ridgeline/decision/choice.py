@@ -29,6 +29,7 @@ from ridgeline.probe.group import Group
 from ridgeline.probe.measure import known_machine, measure, missing_seconds, stand_by
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import largest_of_workers, share_bytes, share_text
+from ridgeline.runtime.hybrid.compiler_import import importing_compiler
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.step import TrainStep as PlannedStep
@@ -267,7 +268,7 @@ class PlanChoice:
         `group` measures, and is ended in either case: nothing is to run beside trials.
         """
         workload = self._to_measure()
-        with group or contextlib.nullcontext():
+        with group or contextlib.nullcontext(), importing_compiler(self.world.kind):
             return self._measured(workload, group, refresh)
 
     def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine:

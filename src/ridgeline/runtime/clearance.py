@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.execution import MODES
 from ridgeline.optimizer_forms import has_step_of_torch
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import largest_of_workers
@@ -12,11 +13,14 @@ from ridgeline.runtime.hybrid.capture.child_trial import check_trial, try_step_i
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.hybrid.capture.lint import (
+    FROM_HOST,
     Finding,
+    Lint,
     check_capturable,
     inspect_step,
     is_doubtful,
 )
+from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.world import World
 
 OUTSIDE_LIMIT_S = 120.0
@@ -56,11 +60,12 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
     """
     check_gradient_hooks(body)
     refuse_streams(body.model, body.loss_fn, body.optimizer)
-    lint = inspect_step(body, batch, device=world.device)
+    lint = _without_constants(inspect_step(body, batch, device=world.device), body, batch, world)
+    is_whole = MODES[body.plan.execution].form == "compiled"
     dynamic = [one for one in lint.findings if one.rule == "dynamic-shape"]
     body.findings.value_shapes[:] = [f"{one.op} at {one.line}" for one in dynamic]
     is_refused = largest_of_workers(float(bool(lint.findings)), world)
-    check_capturable(lint.findings)
+    check_capturable(lint.findings, is_compiled=is_whole)
     if is_refused:
         raise CaptureError(
             "wanted a step that all workers can capture, got one that another worker cannot; its message "
@@ -77,6 +82,25 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
     doubts = "; ".join(str(doubt) for doubt in lint.doubts)
     notes.append(f"captured without a trial, since there are {world.size} workers: {doubts}")
     return found
+
+
+def _without_constants(lint: Lint, body: StepBody, batch: Any, world: World) -> Lint:
+    """Without what the step copies from the host, where the compiler may make that on the device.
+
+    What its code makes there of Python numbers alone is the same in every replay: guards see other numbers,
+    and what torch cannot copy in a capture it refuses before it calls the device. A tensor that the step
+    finds there may hold other values later, which no replay would see.
+
+    Cost: Reads the step where there is such a copy; what was read serves the capture.
+    """
+    is_whole = MODES[body.plan.execution].form == "compiled"
+    if not (is_whole and lint.findings and all(one.rule in FROM_HOST for one in lint.findings)):
+        return lint
+    try:
+        reads = StepReads(body, batch, world.device.type, is_lifted=False)
+    except CaptureError:
+        return lint
+    return lint if reads.takes_host else lint._replace(findings=())
 
 
 def check_gradient_hooks(body: StepBody) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import ObstacleError
+from ridgeline.errors import CaptureError, ObstacleError
 from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import Undo
@@ -34,12 +34,13 @@ from ridgeline.runtime.hybrid.capture.kept import (
 )
 from ridgeline.runtime.hybrid.capture.lint_observer import Doubt, Observation, watching
 from ridgeline.runtime.hybrid.capture.lint_optimizer import optimizer_findings
-from ridgeline.runtime.hybrid.capture.lint_rules import Finding, finding
+from ridgeline.runtime.hybrid.capture.lint_rules import FROM_HOST, Finding, finding
 from ridgeline.runtime.hybrid.capture.python_state import changed_in_python
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
 
 __all__ = [
+    "FROM_HOST",
     "Doubt",
     "Finding",
     "Lint",
@@ -160,15 +161,22 @@ def inspect_callable(fn: Callable[..., Any], inputs: Any, *, device: str | torch
     return Lint(seen.findings, (*seen.doubts, *_fast_paths(module)))
 
 
-def check_capturable(findings: Sequence[Finding]) -> None:
+def check_capturable(findings: Sequence[Finding], *, is_compiled: bool = True) -> None:
     """Refuse a capture for which there are findings.
+
+    Args:
+        findings: All.
+        is_compiled: Whether they are of what the compiler makes of the whole step. It may make on the device
+            what the code makes on the host, so that this is no obstacle for it.
 
     Raises:
         ObstacleError: names each operator and line, why it cannot be captured, and what to do.
+        CaptureError: likewise, where a compiled step may do without.
     """
     if findings:
         listed = "".join(f"\n- {one}" for one in findings)
-        raise ObstacleError(
+        may_compile = not is_compiled and all(one.rule in FROM_HOST for one in findings)
+        raise (CaptureError if may_compile else ObstacleError)(
             f"wanted a program that a CUDA graph can hold, got {len(findings)} "
             f"{'obstacle' if len(findings) == 1 else 'obstacles'}; nothing was captured. Remove them, or use "
             f"an execution mode without a graph:{listed}"

@@ -163,6 +163,9 @@ HOST_READS: dict[str, str] = {
 COPIES_FROM_HOST = ("torch.tensor", "torch.as_tensor", "torch.asarray", "torch.Tensor.new_tensor")
 """Functions that turn Python data into a tensor; with a device they copy, and no operator tells."""
 
+FROM_HOST = frozenset(("unpinned-copy", "host-tensor"))
+"""Rules that a program breaks by what lies on the host; the compiler may make that on the device."""
+
 OPERATORS: dict[str, str] = {
     "aten._local_scalar_dense": "host-sync",
     "aten.item": "host-sync",

@@ -48,6 +48,7 @@ class Guards:
         places: Where these lay when it was made, and how.
         writes: What it changes in Python.
         graph: The operators that it comes to; equal texts are equal programs.
+        takes_host: Whether it takes tensors that lie on the host.
         leaves_out_checks: Whether it makes distributions, whose value checks captured programs leave out.
 
     Raises:
@@ -87,6 +88,7 @@ class Guards:
         self.tensors: tuple[Tensor, ...] = self._read(now)
         self.writes: tuple[Write, ...] = reading.writes
         self.graph: str = reading.graph
+        self.takes_host: bool = reading.takes_host
         self.places = tuple(
             (address(t), t.shape, strides_of(t), t.dtype, is_noted(t)) for t in self.tensors
         )

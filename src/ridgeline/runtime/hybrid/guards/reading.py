@@ -93,6 +93,7 @@ class Reading(NamedTuple):
         graph: The operators that it comes to, with the shapes of what it takes and gives, and the settings
             that choose kernels, as text.
         kept: Objects that are compared by identity, held so that none gives its place to another.
+        takes_host: Whether it takes tensors that lie on the host, and does not make all of those itself.
     """
 
     manager: Any
@@ -104,6 +105,7 @@ class Reading(NamedTuple):
     writes: tuple[Write, ...]
     graph: str
     kept: tuple[Any, ...]
+    takes_host: bool
 
 
 def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> Reading:
@@ -195,8 +197,10 @@ def _found(graph: fx.GraphModule) -> dict[str, Any]:
     placeholders = graph.graph.find_nodes(op="placeholder")
     kernels = [ask() for ask in settings_of(operators_of(graph))]
     arguments = [node.meta["grapharg"] for node in placeholders if "grapharg" in node.meta]
+    taken = [*placeholders, *graph.graph.find_nodes(op="get_attr")]
     return {
         "writes": writes,
+        "takes_host": any(map(_is_on_host, taken)),
         "tensors": tuple(_expression(argument.source) for argument in arguments),
         "guards": [(guard.create_fn_name(), guard.originating_source) for guard in output.guards],
         "code": frozenset(TracingContext.get().traced_code),
@@ -210,6 +214,11 @@ def _inputs(placeholders: Iterable[fx.Node]) -> list[Any]:
     """Shapes, dtypes and devices of what a graph takes, which operators and results need not show."""
     values = [node.meta.get("example_value") for node in placeholders]
     return [(v.shape, v.dtype, v.device) for v in values if isinstance(v, torch.Tensor)]
+
+
+def _is_on_host(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
 def _results(graph: fx.GraphModule, placeholders: Iterable[fx.Node]) -> list[Any]:
@@ -255,6 +264,7 @@ def _made(
         ),
         graph=found["graph"],
         kept=(wrapper, *objects),
+        takes_host=found["takes_host"],
     )
 
 

@@ -91,6 +91,11 @@ class StepReads(LayoutReads):
         """What was read, the same in every process: operators, code and writes."""
         return self.guards[0].text
 
+    @property
+    def takes_host(self) -> bool:
+        """Whether it takes tensors that lie on the host, and does not make all of those itself."""
+        return self.guards[0].takes_host
+
     def is_still_read(self, batch: Any) -> bool:
         """Whether its code would be read alike for this batch, wherever tensors lie by now."""
         arguments = {**self._fixed, **self._brought(batch)}

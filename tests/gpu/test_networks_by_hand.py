@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
+from ridgeline.experiments.networks.by_hand import whole_step_graph
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.forms import Subject, forms_by_hand, plain_forms
+from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.runtime.world import World
 
 pytestmark = [
@@ -34,3 +37,20 @@ def test_a_replay_is_a_step(name: str) -> None:
     graph.close()
     assert got == pytest.approx(wanted[3:], rel=1e-3)
     assert len({round(loss, 7) for loss in got}) > 1
+
+
+def test_a_capture_that_fails_leaves_the_others_running() -> None:
+    """One that waits for the device after it has drawn: torch alone would refuse to draw from then on."""
+    model = nn.Linear(4, 4).cuda()
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.dropout(model(batch)).square().mean()
+        loss.item()
+        return loss
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = PlainStep(model, model, loss_fn, optimizer)
+    with pytest.raises(RuntimeError):
+        whole_step_graph(step, torch.ones(4, 4, device="cuda"))
+    assert torch.rand(3, device="cuda").isfinite().all()
+    step(torch.ones(4, 4, device="cuda"))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.plain_step import PlainStep
+from ridgeline.runtime.capturing import clear_failed_capture
 from ridgeline.runtime.dropout_states import dropout_states
 from ridgeline.runtime.unchecked import unchecked
 from ridgeline.tracing.subject import tensors_of
@@ -38,9 +39,15 @@ class WholeStepGraph:
         step.optimizer.zero_grad(set_to_none=True)
         self._states = dropout_states(step.model.modules())
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-        # Other threads (a pool of compilers, a recorder) may call the device meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._loss = step(batch)
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+        try:
+            # Other threads (a pool of compilers, a recorder) may call the device meanwhile.
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                self._loss = step(batch)
+        except BaseException:  # a script would end here; other forms go on in this process
+            torch.cuda.set_stream(stream)
+            clear_failed_capture(self._graph, pool, stream.device)
+            raise
         self._held = step  # the graph writes into its parameters
         self._inputs = tensors_of(batch)  # the graph reads them
 

@@ -95,3 +95,21 @@ def capture(*, reads: bool) -> None:
     graph.replay()
     if y.sum().item() != 16.0:
         raise ValueError(f"got {y}")
+
+
+def losses(model: torch.nn.Module) -> list[float]:
+    """Of three steps on [3, 4] inputs."""
+    optimizer, x = torch.optim.SGD(model.parameters(), 0.1), torch.linspace(-1, 1, 12).view(3, 4)
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def require_losses(*, model: torch.nn.Module, wanted: list[float]) -> None:
+    if losses(model) != wanted:
+        raise ValueError("other losses")

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
+from ridgeline.runtime.hybrid.capture import parametrized
 from ridgeline.runtime.hybrid.capture.child_worker import (
     LOG,
     PAYLOAD,
@@ -166,7 +167,7 @@ def _prepare(directory: Path, payload: Mapping[str, Any]) -> tuple[Literal["ok",
         return "not-tried", "this process is such a child itself"
     file = directory / PAYLOAD
     try:
-        torch.save(dict(payload), file)
+        torch.save(dict(payload), file, pickle_module=parametrized)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError, OSError) as error:
         return "not-tried", (
             "wanted a model, loss function, optimizer and batch that a new process can rebuild, got "

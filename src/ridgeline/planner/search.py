@@ -46,6 +46,8 @@ MOST_MARGIN = 0.1
 """However noisy trials are, a plainer plan that is slower by more than this is not kept."""
 UNTRIED = "what compiles was left out of the choice, since the given seconds left no time to try it"
 TRIES = 12
+RUN_OFF_S = 15.0
+"""What a run-off may take though compiling took all the time, where nobody gave seconds."""
 """Most trials unless the caller says otherwise: a bound against surprises, seldom reached."""
 
 
@@ -128,6 +130,7 @@ def _settled(
     room = allowance.room(candidates, sum(c.measured is not None for c in candidates), 0.0)
     if room.tries < NUM_TRIALS:
         return candidates, []
+    least_s = RUN_OFF_S if allowance.seconds is None else 0.0
     try:
         return run_off(
             candidates,
@@ -135,7 +138,7 @@ def _settled(
             device=allowance.device,
             fixed=request.fixed,
             steps=allowance.steps,
-            left_s=room.seconds,
+            left_s=max(room.seconds, least_s),
         )
     except OutOfTimeError:
         return candidates, []

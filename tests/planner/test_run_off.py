@@ -78,7 +78,9 @@ def test_what_is_plain_and_fastest_has_no_rival(other: Execution) -> None:
     assert finalists(pair(1_000_000, 1_000_001, "graph"), device="cuda") is None
 
 
-@pytest.mark.parametrize(("lead", "is_close"), [(0.35, False), (0.25, True), (-0.25, True), (-0.5, False)])
+@pytest.mark.parametrize(
+    ("lead", "is_close"), [(0.35, False), (0.25, True), (-0.25, True), (-0.5, False)]
+)
 def test_what_the_host_of_a_gpu_issues_is_tried_again(lead: float, is_close: bool) -> None:
     """Its speed drifts, whichever of them was the faster one; another device's does not say so."""
     candidates = pair(1_000_000, round(1e6 * (1.0 - lead)))

@@ -40,6 +40,7 @@ from ridgeline.runtime.requirements import (
     check_supported,
     check_update,
 )
+from ridgeline.runtime.same_plan import check_same_plan
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.local_steps import LocalSteps
 from ridgeline.runtime.sync.synchronizer import Synchronizer
@@ -148,6 +149,7 @@ class TrainStep(Closing):
         check_calls(optimizer, self.plan)
         check_clip_norm(clip_norm)
         check_update(optimizer, self.plan, clip_norm)
+        check_same_plan(self.plan, self.world)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
         self.name = name

@@ -83,6 +83,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a minute or two each")
     parser.add_argument("--only", nargs="+", default=[], help="cases: sizes, or models")
     parser.add_argument("--rates", nargs="+", default=[], help="of sync: 100mbit, 1gbit, none ...")
+    parser.add_argument("--workers", type=int, help="of allreduce: processes that take part")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="what each may take, about")
     parser.add_argument("--output", type=Path, help="directory; default: benchmarks/results/")
     arguments = parser.parse_args()
@@ -90,7 +91,11 @@ def main() -> int:
     if unknown:
         parser.error(f"wanted some of {', '.join(EXPERIMENTS)}, got {unknown[0]!r}")
     for name in arguments.names:
-        more: dict[str, Any] = {"rates": arguments.rates} if name == "sync" else {}
+        more: dict[str, Any] = {}
+        if name == "sync":
+            more["rates"] = arguments.rates
+        elif name == "allreduce":
+            more["workers"] = arguments.workers
         before = os.getloadavg()
         experiment = EXPERIMENTS[name](
             quick=arguments.quick,

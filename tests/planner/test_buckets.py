@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from chained_workloads import make_chain
 from ridgeline.plan import Execution, Plan, Sync, cut_buckets
-from ridgeline.planner.buckets import best_cuts, searched_bucket_bytes
+from ridgeline.planner.buckets import (
+    SLACK,
+    Slowdown,
+    best_cuts,
+    last_end_s,
+    quickest_cuts,
+    searched_bucket_bytes,
+)
 from ridgeline.simulator.pieces import cut_workload
 from ridgeline.simulator.step import simulate
 from strategies import make_machine, make_workload
@@ -60,10 +67,15 @@ def test_no_bucket_could_close_earlier(
         assert sum(sizes[i][0] for i in cut[:-1]) < limit
 
 
-def _end(lengths: Sequence[int], sizes: Sequence[int], ready: Sequence[float], seconds) -> float:
+def _end(
+    lengths: Sequence[int], sizes: Sequence[int], ready: Sequence[float], seconds, factor: float = 1
+) -> float:
+    """Of the last bucket, where a collective takes `factor` times as long until the last gradient is ready."""
     at, end = 0, 0.0
     for length in lengths:
-        end = max(ready[at + length - 1], end) + seconds(sum(sizes[at : at + length]))
+        start, own = max(ready[at + length - 1], end), seconds(sum(sizes[at : at + length]))
+        beside = min(own, max(0.0, ready[-1] - start) / factor)
+        end = start + factor * beside + own - beside
         at += length
     return end
 
@@ -73,25 +85,54 @@ def _end(lengths: Sequence[int], sizes: Sequence[int], ready: Sequence[float], s
     st.lists(st.tuples(st.integers(1, 100), st.floats(0, 10)), min_size=1, max_size=7),
     st.floats(0, 20),
     st.floats(0.01, 2),
+    st.sampled_from((1.0, 1.3, 3.0)),
 )
 def test_the_search_finds_the_best_cuts(
-    steps: Sequence[tuple[int, float]], latency: float, per_byte: float
+    steps: Sequence[tuple[int, float]], latency: float, per_byte: float, factor: float
 ) -> None:
     """No way of cutting ends earlier, and none that ends as early has fewer buckets."""
     sizes = [size for size, _ in steps]
     ready = list(itertools.accumulate(step for _, step in steps))
     seconds = lambda num_bytes: latency + per_byte * num_bytes  # noqa: E731 - a cost model
-    found = best_cuts(sizes, ready, seconds, slack=0.0)
+    slowdown = Slowdown(communication=factor)
+    found = best_cuts(sizes, ready, seconds, slack=0.0, slowdown=slowdown)
     assert sum(found) == len(sizes)
     ways = [
         [b - a for a, b in itertools.pairwise((0, *inner, len(sizes)))]
         for count in range(len(sizes))
         for inner in itertools.combinations(range(1, len(sizes)), count)
     ]
-    ends = {tuple(way): _end(way, sizes, ready, seconds) for way in ways}
+    ends = {tuple(way): _end(way, sizes, ready, seconds, factor) for way in ways}
     assert ends[found] == pytest.approx(min(ends.values()))
     fewest = min(len(way) for way, end in ends.items() if end <= min(ends.values()))
     assert len(found) <= fewest
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.floats(0.1, 10)), min_size=1, max_size=12),
+    st.floats(0.1, 2),
+    st.builds(Slowdown, st.floats(1, 2), st.floats(1, 3)),
+)
+def test_cuts_for_what_slows_end_no_later(
+    steps: Sequence[tuple[int, float]], per_byte: float, slowdown: Slowdown
+) -> None:
+    """Than those that know nothing of it, on a clock on which both sides are slowed."""
+    sizes = [size for size, _ in steps]
+    ready = list(itertools.accumulate(step for _, step in steps))
+    case = (sizes, ready, lambda num_bytes: 1.0 + per_byte * num_bytes)
+    found = last_end_s(quickest_cuts(*case, slowdown), *case, slowdown)
+    assert found <= last_end_s(best_cuts(*case), *case, slowdown)
+
+
+def test_a_slowed_collective_leaves_less_for_the_end() -> None:
+    """What would be sent just in time is late where sending beside backward takes longer."""
+    case = ([5, 20, 10], [5.0, 15.0, 45.0], lambda num_bytes: 1.0 + num_bytes)
+    slowdown = Slowdown(1.05, 1.5)
+    late, found = best_cuts(*case), quickest_cuts(*case, slowdown)
+    ends = [last_end_s(cuts, *case, slowdown) for cuts in (late, found)]
+    assert (late, found) == ((2, 1), (1, 1, 1))
+    assert ends[1] < ends[0] * (1 - SLACK)
 
 
 def test_latency_alone_makes_one_bucket() -> None:

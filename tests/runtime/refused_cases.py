@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ridgeline.errors import WorkloadError
-from ridgeline.plan import Plan
+from ridgeline.errors import PlanError, WorkloadError
+from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 
@@ -110,6 +110,15 @@ def other_strides(world: World) -> None:
     train(model, world)
 
 
+def other_plans(world: World) -> None:
+    """Buckets and their exchange differ; how many threads compute may."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    TrainStep(model, loss_fn, optimizer, Plan(workers=2, threads=1 + world.rank)).close()
+    sync = Sync(algorithm="ring", bucket_bytes=(64,)) if world.rank else Sync()
+    TrainStep(model, loss_fn, optimizer, Plan(workers=2, accumulate=1 + world.rank, sync=sync))
+
+
 def train(
     model: nn.Module,
     world: World,
@@ -128,10 +137,10 @@ def train(
 def messages_of(world: World) -> dict[str, str]:
     """The message of each case."""
     messages = {}
-    for case in (other_strides, unfrozen, twice, late, outside, replaced, interrupted):
+    for case in (other_plans, other_strides, unfrozen, twice, late, outside, replaced, interrupted):
         torch.manual_seed(0)
         try:
             case(world)
-        except WorkloadError as error:
+        except (WorkloadError, PlanError) as error:
             messages[case.__name__] = str(error)
     return messages

@@ -59,7 +59,7 @@ WANTED = {
     ),
     "trains_alone": (
         "wanted all 2 workers in an exchange between all workers of step 1, got none from rank 1: it made no "
-        "TrainStep. Completed: 0 steps on rank 0. Make the same steps on all workers"
+        "TrainStep. Completed: no step on rank 0. Make the same steps on all workers"
     ),
 }
 

@@ -1,18 +1,22 @@
 """Where to cut the gradients into buckets so that the least communication is left exposed.
 
 Large buckets waste no latency but start late and end late; small ones start early and pay latency often.
-The best cuts follow from when each gradient is ready and how long each size takes.
+The best cuts follow from when each gradient is ready and how long each size takes, and from how much
+computing and communicating slow each other: beside backward a collective takes longer than behind it.
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan, cut_buckets
+from ridgeline.simulator.communication import overlap_slowdown
 from ridgeline.simulator.compiled import price_execution
 from ridgeline.simulator.dataflow import element_bytes
+from ridgeline.simulator.events import SimTask, run_tasks
 from ridgeline.simulator.model import as_run, gradients_come_at_end, setting_of
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.simulator.synchronising import BucketPrices
@@ -26,12 +30,23 @@ SLACK = 0.005
 """Ends of communication that differ by less than this fraction are as good: fewer buckets win."""
 
 
+class Slowdown(NamedTuple):
+    """How many times as long computing and communicating take beside each other."""
+
+    compute: float = 1.0
+    communication: float = 1.0
+
+
+APART = Slowdown()
+
+
 def best_cuts(
     sizes: Sequence[int],
     ready_s: Sequence[float],
     seconds: Callable[[int], float],
     *,
     slack: float = SLACK,
+    slowdown: Slowdown = APART,
 ) -> tuple[int, ...]:
     """Number of gradients in each bucket: the fewest buckets whose last collective ends earliest.
 
@@ -44,16 +59,20 @@ def best_cuts(
         ready_s: When each is ready, never falling.
         seconds: Time of the collective for so many bytes.
         slack: Ends within this fraction of the earliest are as good.
+        slowdown: Of backward, taken to have a collective beside it from its first gradient on, and of what is
+            sent before its end.
 
     Source: overlap recurrence start_k = max(ready_k, end_{k-1}); optimal because an earlier end of the
         first buckets never delays the last.
     """
     count = len(sizes)
+    first_s = ready_s[0]
+    ready_s = [first_s + slowdown.compute * (at - first_s) for at in ready_s]
     durations = [_durations(sizes, last, seconds) for last in range(1, count + 1)]
     rounds: list[tuple[list[float], list[int]]] = []
     ends = [0.0] + [math.inf] * count
     while len(rounds) < min(count, MOST_BUCKETS):
-        ends, before = _one_more_bucket(ends, ready_s, durations)
+        ends, before = _one_more_bucket(ends, ready_s, durations, slowdown.communication)
         rounds.append((ends, before))
     earliest = min(r[0][count] for r in rounds)
     chosen = next(k for k, r in enumerate(rounds) if r[0][count] <= earliest * (1.0 + slack))
@@ -76,18 +95,74 @@ def _durations(sizes: Sequence[int], last: int, seconds: Callable[[int], float])
 
 
 def _one_more_bucket(
-    ends: Sequence[float], ready_s: Sequence[float], durations: Sequence[Sequence[float]]
+    ends: Sequence[float],
+    ready_s: Sequence[float],
+    durations: Sequence[Sequence[float]],
+    factor: float,
 ) -> tuple[list[float], list[int]]:
     """Earliest ends of all prefixes with one bucket more, and where that bucket starts."""
+    over_s = ready_s[-1]
     better = [math.inf] * len(ends)
     before = [0] * len(ends)
     for last in range(1, len(ends)):
         ready, row = ready_s[last - 1], durations[last - 1]
         for first in range(last):
-            end = max(ready, ends[first]) + row[first]
+            start = max(ready, ends[first])
+            end = start + row[first]
+            if (
+                start < over_s
+            ):  # backward goes on: the collective takes `factor` times as long, so long
+                end = start + factor * row[first]
+                if end > over_s:
+                    end = over_s + row[first] - (over_s - start) / factor
             if end < better[last]:
                 better[last], before[last] = end, first
     return better, before
+
+
+def quickest_cuts(
+    sizes: Sequence[int],
+    ready_s: Sequence[float],
+    seconds: Callable[[int], float],
+    slowdown: Slowdown,
+) -> tuple[int, ...]:
+    """The better of the cuts with and without the slowdown, by when all is sent as the virtual clock has it.
+
+    Arguments as in `best_cuts`, where either is a bound: backward is slowed only while something is sent.
+    """
+    apart = best_cuts(sizes, ready_s, seconds)
+    if slowdown == APART:
+        return apart
+    beside = best_cuts(sizes, ready_s, seconds, slowdown=slowdown)
+    ends = [last_end_s(cuts, sizes, ready_s, seconds, slowdown) for cuts in (apart, beside)]
+    return beside if ends[1] < ends[0] * (1.0 - SLACK) else apart
+
+
+def last_end_s(
+    lengths: Sequence[int],
+    sizes: Sequence[int],
+    ready_s: Sequence[float],
+    seconds: Callable[[int], float],
+    slowdown: Slowdown,
+) -> float:
+    """Seconds from the start of backward until the last bucket of these lengths is sent."""
+    tasks: list[SimTask] = []
+    at, before_s = 0, 0.0
+    for number, length in enumerate(lengths):
+        last_s = ready_s[at + length - 1]
+        own_s = seconds(sum(sizes[at : at + length]))
+        full = (f"bucket/{number}",)
+        tasks += [
+            SimTask(name="b", lane="compute", duration_ns=_ns(last_s - before_s), writes=full),
+            SimTask(name="c", lane="communication", duration_ns=_ns(own_s), reads=full),
+        ]
+        at, before_s = at + length, last_s
+    spans = run_tasks(tasks, {"compute": slowdown.compute, "communication": slowdown.communication})
+    return max(span.end_ns for span in spans) * 1e-9
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def searched_bucket_bytes(
@@ -113,11 +188,13 @@ def searched_bucket_bytes(
     setting = setting_of(machine, workload, plan)
     prices = BucketPrices(machine, plan.sync, setting)
     each = element_bytes(gradients[0].dtype)
-    sizes, ready_s = _grouped(
-        [p.num_bytes for p in gradients],
-        _ready_seconds(machine, workload, plan, [p.ready_op for p in gradients]),
+    ready, kernels_s = _ready_seconds(machine, workload, plan, [p.ready_op for p in gradients])
+    sizes, ready_s = _grouped([p.num_bytes for p in gradients], ready)
+    beside, _ = overlap_slowdown(machine, setting, kernels_s)
+    slowdown = Slowdown(beside.get("compute", 1.0), beside.get("communication", 1.0))
+    lengths = quickest_cuts(
+        sizes, ready_s, lambda num_bytes: prices.whole_seconds(num_bytes, each), slowdown
     )
-    lengths = best_cuts(sizes, ready_s, lambda num_bytes: prices.whole_seconds(num_bytes, each))
     limits = []
     at = 0
     for length in lengths:
@@ -132,8 +209,11 @@ def searched_bucket_bytes(
 
 def _ready_seconds(
     machine: Machine, workload: Workload, plan: Plan, ops: Sequence[int]
-) -> list[float]:
-    """When each of some operators of backward is done, from its start; -1 stands for the end."""
+) -> tuple[list[float], list[float]]:
+    """When each of some operators of backward is done, from its start, and the seconds of its kernels.
+
+    The operator -1 stands for the end.
+    """
     setting = setting_of(machine, workload, plan)
     priced = price_execution(machine, workload, setting, plan)
     mode = MODES[plan.execution]
@@ -146,11 +226,13 @@ def _ready_seconds(
         at += max(part.lane_s, part.host_s) if issues else part.lane_s
         if piece.op >= 0:
             ready.append((piece.op, at))
+    kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
     if gradients_come_at_end(plan, setting):
-        return [at] * len(ops)
+        return [at] * len(ops), kernels_s
     # A kernel that was fused stands for several operators; it is done before any operator after it.
     done = [op for op, _ in ready]
-    return [ready[bisect_right(done, op) - 1][1] if ready and op >= 0 else at for op in ops]
+    found = [ready[bisect_right(done, op) - 1][1] if ready and op >= 0 else at for op in ops]
+    return found, kernels_s
 
 
 def _grouped(sizes: Sequence[int], ready_s: Sequence[float]) -> tuple[list[int], list[float]]:

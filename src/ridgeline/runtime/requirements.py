@@ -14,6 +14,18 @@ from ridgeline.runtime.world import World
 from ridgeline.synchronisation import replaces_update, shards_update, values_of
 
 
+def check_training(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
+    """What a step asks of its optimizer and of clipping.
+
+    Raises:
+        PlanError: one of them is not for a step, or not for this plan.
+    """
+    check_optimizer(optimizer)
+    check_calls(optimizer, plan)
+    check_clip_norm(clip_norm)
+    check_update(optimizer, plan, clip_norm)
+
+
 def check_optimizer(optimizer: Optimizer) -> None:
     """A step calls the optimizer's methods.
 

@@ -34,12 +34,10 @@ from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.requirements import (
-    check_calls,
-    check_clip_norm,
-    check_optimizer,
     check_supported,
-    check_update,
+    check_training,
 )
+from ridgeline.runtime.same_plan import check_same_plan
 from ridgeline.runtime.sync.joining import StateWatch, join_others
 from ridgeline.runtime.sync.local_steps import LocalSteps
 from ridgeline.runtime.sync.synchronizer import Synchronizer
@@ -144,10 +142,8 @@ class TrainStep(Closing):
             self.plan.threads, device, mesh=mesh, process_group=process_group
         )
         check_supported(self.plan, self.world)
-        check_optimizer(optimizer)
-        check_calls(optimizer, self.plan)
-        check_clip_norm(clip_norm)
-        check_update(optimizer, self.plan, clip_norm)
+        check_training(optimizer, self.plan, clip_norm)
+        check_same_plan(self.plan, self.world)
         self.model = move(model, self.world.device)
         self.optimizer = optimizer
         self.name = name

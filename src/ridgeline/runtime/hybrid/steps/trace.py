@@ -86,7 +86,7 @@ def _tracing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_onednn() -> Iterator[None]:
-    """oneDNN's LSTM leaves a workspace that its backward pass misses in a graph; the plain one is many operators.
+    """Have an LSTM traced as its operators: that of oneDNN keeps a workspace that is missed in a graph.
 
     `torch.backends.mkldnn.flags` would set what it does not know, with a warning.
     """

@@ -52,12 +52,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "forward hook/before the first" if torch.__version__ < "2.12" else "",
     ),
     Exclusion(
-        "A replay renews the tensors that a step shows; it puts none where somebody, or a step that ran without "
-        "the graph, has put another.",
-        REPLAYED,
-        "last activation",
-    ),
-    Exclusion(
         "Nesterov momentum in torch's form for many tensors at once, which a user can ask for later, writes into "
         "gradients; the fused form, which replays take, leaves them.",
         REPLAYED,

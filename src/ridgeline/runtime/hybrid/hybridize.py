@@ -59,7 +59,8 @@ def hybridize(
         budget_s: Seconds for the search of `auto`. A compilation that has begun is not broken off.
         static_io: Read inputs from the tensors of `.inputs`, which the caller writes, and let every call
             overwrite the results of the one before. Then `hybrid()` on a CUDA graph is the bare replay:
-            nothing is looked at, so make another `Hybrid` after replacing parameters or changing settings.
+            nothing is looked at, so make another `Hybrid` after replacing parameters or changing settings,
+            and make a first call that fills a cache before.
         max_shapes: Signatures that are captured; calls with further ones run eagerly, counted in the report.
 
     Raises:

@@ -24,10 +24,6 @@ class Exclusion(NamedTuple):
         return tuple(word for part in self.text.split(";") if (word := " ".join(part.split())))
 
 
-CALLS = (
-    *("call:script", "call:compiled", "call:regional", "call:packaged", "call:auto"),
-    *("call:graph", "call:compiled+graph"),
-)
 REPLAYED = (
     *("step:graph", "step:compiled+graph", "step:regional+graph"),
     *("step:model-graph", "step:compiled+model-graph"),
@@ -51,22 +47,9 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "number/to nan",
     ),
     Exclusion(
-        "What fills itself with the first call is filled when the callable is looked at.",
-        CALLS,
-        """
-        cache by shape; first call is special; lazy module; lazy tensor
-        """,
-    ),
-    Exclusion(
         "torch's compiler looks for a hook at another place where one was put before it, and fails (2.11).",
         ("call:compiled", *GUARDED),
         "forward hook/before the first" if torch.__version__ < "2.12" else "",
-    ),
-    Exclusion(
-        "A replay renews the tensors that a step shows; it puts none where somebody, or a step that ran without "
-        "the graph, has put another.",
-        REPLAYED,
-        "last activation",
     ),
     Exclusion(
         "Nesterov momentum in torch's form for many tensors at once, which a user can ask for later, writes into "
@@ -79,11 +62,6 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "makes of them is chance; replayed steps update one after another.",
         ON_GPUS,
         "data shared",
-    ),
-    Exclusion(
-        "A result that is an argument is a copy of it, laid out as in the capture.",
-        ("call:graph", "call:compiled+graph"),
-        "input result; view of the input",
     ),
     Exclusion(
         "What a graph computes is no tensor of inference, in whichever mode it is called.",

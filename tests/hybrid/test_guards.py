@@ -21,6 +21,7 @@ from ridgeline.runtime.autoparallel.parallelize import parallelize
 from ridgeline.runtime.hybrid.calls.reads import CallReads
 from ridgeline.runtime.hybrid.guards import guards
 from ridgeline.runtime.hybrid.guards.reading import Reading, UnreadableError
+from ridgeline.runtime.hybrid.guards.settled import WritingError
 from ridgeline.runtime.hybrid.hybridize import hybridize
 from ridgeline.runtime.unchecked import NOTE
 
@@ -139,8 +140,8 @@ def test_parallelized_functions_serve_other_modes_and_refuse_what_writes() -> No
     assert seen == []
 
 
-def test_a_call_that_fills_caches_leaves_buffers_alone() -> None:
-    """It is made once when the callable is read; what it does to running statistics is undone."""
+def test_a_call_that_fills_caches_is_not_made() -> None:
+    """Reading names what it fills; caches, running statistics and random numbers are left to that call."""
 
     class Cached(nn.Module):
         def __init__(self) -> None:
@@ -154,9 +155,12 @@ def test_a_call_that_fills_caches_leaves_buffers_alone() -> None:
 
     model, x = Cached(), torch.randn(8, 4)
     before = copy.deepcopy(model.state_dict())
-    CallReads(model, (x,))
-    assert model.scale is not None
+    with pytest.raises(WritingError, match=r"got one that writes Cached\.scale \(a Cached\)"):
+        CallReads(model, (x,))
+    assert model.scale is None
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    model(x)
+    assert CallReads(model, (x,)).tensors
 
 
 def test_modes_of_the_caller_count() -> None:

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.errors import CaptureError
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.casts import casting
 from ridgeline.runtime.flat_program import name_of
 from ridgeline.runtime.hybrid.guards.guards import Guards
-from ridgeline.runtime.hybrid.guards.reading import Write
-from ridgeline.runtime.hybrid.guards.settled import settled_guards
+from ridgeline.runtime.hybrid.guards.reading import UnreadableError, Write
+from ridgeline.runtime.hybrid.guards.settled import WritingError, settled_guards
 
 Refusal = Literal["other_shapes", "changed", "gradients"]
 """Why a call runs as the function was written: other inputs; parameters that were replaced, or Python values
@@ -35,7 +34,7 @@ def read_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Guards:
 
     Raises:
         UnreadableError: torch's compiler cannot read the function in one piece.
-        CaptureError: it changes something in Python.
+        WritingError: it changes something in Python.
     """
     return settled_guards(read_call, fn, args, name_of(fn), allows=_is_gradient)
 
@@ -106,7 +105,10 @@ class Guard:
         """Whether the function reads what it has read, and computes the same in the modes of now."""
         modes = _modes()
         if modes not in self._guards:
-            self._guards[modes] = self._in_other_modes(args)
+            try:
+                self._guards[modes] = self._in_other_modes(args)
+            except WritingError:  # this call fills a cache: a later one may not
+                return False
         guards = self._guards[modes]
         return guards is not None and guards.holds({"fn": self._fn, "args": args})
 
@@ -114,7 +116,7 @@ class Guard:
         """What the function reads in the modes of now; None where it is another program in them."""
         try:
             guards = read_function(self._fn, args)
-        except CaptureError:
+        except UnreadableError:
             return None
         first = self._first
         is_same = guards.graph == first.graph and guards.places == first.places

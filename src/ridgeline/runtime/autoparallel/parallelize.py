@@ -59,7 +59,7 @@ def parallelize(
 
     Raises:
         CaptureError: the function depends on values of tensors, writes into an argument, changes something
-            in Python, or cannot be captured.
+            in Python (a cache that its first call fills: make that call before), or cannot be captured.
         EquivalenceError: with `parallel`, no way gave the function's results.
         MachineError: the machine has no figures for a link that is needed.
         PlanError: a device or argument is not usable, the function works on a device that is not among

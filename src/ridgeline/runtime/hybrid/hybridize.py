@@ -23,6 +23,7 @@ from ridgeline.runtime.hybrid.calls.reads import CallReads, check_shapes, device
 from ridgeline.runtime.hybrid.calls.report import HybridReport, ModeRow
 from ridgeline.runtime.hybrid.calls.search import search
 from ridgeline.runtime.hybrid.guards.reading import UnreadableError
+from ridgeline.runtime.hybrid.guards.settled import WritingError, filled
 
 
 def hybridize(
@@ -47,7 +48,8 @@ def hybridize(
     are seen at once; parameters, modules, hooks or objects that were replaced lead to a new capture, other
     values (`training`, `self.scale`, memory layouts) to a further one, see `max_shapes`. A callable that the
     compiler cannot read in one piece, or that changes more than the values of tensors (a counter, a list),
-    is not captured.
+    is not captured. Where only first calls do that (they fill a cache, or look at the first batch), these run
+    as written, with what they are given; making the form leaves no trace of the example.
 
     Args:
         fn_or_module: What to call; positional arguments, any nest of tensors and constants in and out.
@@ -57,7 +59,8 @@ def hybridize(
         budget_s: Seconds for the search of `auto`. A compilation that has begun is not broken off.
         static_io: Read inputs from the tensors of `.inputs`, which the caller writes, and let every call
             overwrite the results of the one before. Then `hybrid()` on a CUDA graph is the bare replay:
-            nothing is looked at, so make another `Hybrid` after replacing parameters or changing settings.
+            nothing is looked at, so make another `Hybrid` after replacing parameters or changing settings,
+            and make a first call that fills a cache before.
         max_shapes: Signatures that are captured; calls with further ones run eagerly, counted in the report.
 
     Raises:
@@ -81,9 +84,10 @@ def hybridize(
     args = pytree.tree_map_only(Tensor, _example, args)
     dispatch = Dispatch(fn_or_module, args, static_io=static_io, max_shapes=max_shapes)
     try:
-        if mode == "auto":
-            return _searched(dispatch, calls, budget_s)
-        return _asked_for(dispatch, mode, calls)
+        with contextlib.ExitStack() as until_made:
+            if mode == "auto":
+                return _searched(dispatch, calls, budget_s, until_made)
+            return _asked_for(dispatch, mode, calls, until_made)
     except BaseException:
         dispatch.close()
         raise
@@ -171,7 +175,9 @@ def _example(tensor: Tensor) -> Tensor:
     return tensor if is_dense else tensor.contiguous()
 
 
-def _asked_for(dispatch: Dispatch, mode: Execution, calls: int | None) -> Hybrid:
+def _asked_for(
+    dispatch: Dispatch, mode: Execution, calls: int | None, until_made: contextlib.ExitStack
+) -> Hybrid:
     device = device_of(dispatch.fn, dispatch.args)
     check_offered(mode, "callable", device.type)
     dispatch.mode = mode
@@ -180,7 +186,7 @@ def _asked_for(dispatch: Dispatch, mode: Execution, calls: int | None) -> Hybrid
         refuse_streams(
             dispatch.fn, dispatch.args
         )  # first: the compiler draws from counters as it reads
-        reads, refusal = _read(dispatch)
+        reads, refusal = _read(dispatch, until_made)
         if reads is not None:
             entry = dispatch.make(dispatch.args, reads)
         elif mode == "compiled" and _is_left_to_compiler(refusal, dispatch):
@@ -208,10 +214,24 @@ def _asked_for(dispatch: Dispatch, mode: Execution, calls: int | None) -> Hybrid
     return Hybrid(dispatch, report)
 
 
-def _read(dispatch: Dispatch) -> tuple[CallReads | None, CaptureError]:
-    """What the callable reads; or nothing, and why."""
+def _read(
+    dispatch: Dispatch, until_made: contextlib.ExitStack
+) -> tuple[CallReads | None, CaptureError]:
+    """What the callable reads; or nothing, and why.
+
+    One that writes with its first call only is captured as it is after it, and put back at the end: that call
+    is the user's, and runs as written. A caller of `static_io` would not come by there.
+    """
+    nothing = CaptureError("nothing is in the way")
     try:
-        return dispatch.read(dispatch.args), CaptureError("nothing is in the way")
+        try:
+            return dispatch.read(dispatch.args), nothing
+        except WritingError:
+            if dispatch.static_io:
+                raise
+        with torch.no_grad():
+            until_made.enter_context(filled(dispatch.fn, dispatch.args))
+        return dispatch.read(dispatch.args), nothing
     except CaptureError as error:
         return None, error
 
@@ -221,10 +241,12 @@ def _is_left_to_compiler(refusal: CaptureError, dispatch: Dispatch) -> bool:
     return isinstance(refusal, UnreadableError) and not dispatch.static_io
 
 
-def _searched(dispatch: Dispatch, calls: int | None, budget_s: float) -> Hybrid:
+def _searched(
+    dispatch: Dispatch, calls: int | None, budget_s: float, until_made: contextlib.ExitStack
+) -> Hybrid:
     try:
         refuse_streams(dispatch.fn, dispatch.args)
-        reads, refusal = _read(dispatch)
+        reads, refusal = _read(dispatch, until_made)
         return _fastest(dispatch, reads, refusal, calls, budget_s)
     except SideEffectError as error:
         return _as_written(dispatch, f"no call of it can be taken back: {error}", calls)

@@ -33,4 +33,16 @@ def places(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 def call_with(module: nn.Module, named: dict[str, Tensor], args: tuple[Any, ...]) -> Any:
     """The module's result with these tensors by place; what it assigns anew is in `named` afterwards."""
-    return torch.func.functional_call(module, named, args, tie_weights=False)
+    lists = [(vars(part), _kept_lists(part)) for part in module.modules()]
+    try:
+        return torch.func.functional_call(module, named, args, tie_weights=False)
+    finally:
+        for attributes, before in lists:
+            attributes.update(before)
+
+
+def _kept_lists(part: nn.Module) -> dict[str, Any]:
+    """The lists that a recurrent layer makes of its weights, and makes again where these are others."""
+    if not isinstance(part, nn.RNNBase):
+        return {}
+    return {name: vars(part)[name] for name in ("_flat_weights", "_flat_weight_refs")}

@@ -26,13 +26,14 @@ from ridgeline.runtime.hybrid.calls.forms import (
 )
 from ridgeline.runtime.hybrid.calls.front import front_of
 from ridgeline.runtime.hybrid.calls.reads import CallReads, device_of
-from ridgeline.runtime.hybrid.guards.settled import tensors_of
+from ridgeline.runtime.hybrid.guards.settled import WritingError, tensors_of
 from ridgeline.runtime.interception import intercepted, is_special
 from ridgeline.runtime.unchecked import NOTE
 
 GRADIENTS = "calls whose arguments require gradients ran eagerly"
 OTHER_KIND = "calls with arguments of another structure or dtype than the example ran eagerly"
 SPECIAL = "calls with subclasses of Tensor ran eagerly"
+WRITING = "calls that change more than the values of tensors, such as those that fill a cache, ran eagerly"
 REPLACED = "parameters, modules, hooks or objects were replaced after the capture: captured again"
 MOST_READINGS = 32
 """After so many calls that were read anew, what changes changes all the time, and reading takes longer."""
@@ -79,6 +80,7 @@ class Dispatch:
         self._max_shapes = max_shapes
         self._captured: list[Captured] = []
         self._unread: set[Any] = set()
+        self._writing: set[Any] = set()
         self._num_readings = 0
         self._only: Entry | None = None
         self._kind = _kind(args)
@@ -210,6 +212,12 @@ class Dispatch:
         args = pytree.tree_map_only(Tensor, torch.detach, inputs)
         try:
             reads = self.read(args)
+        except WritingError as error:
+            if kind in self._writing:  # it has filled what it wanted to, and goes on
+                self._unread.add(kind)
+            self._writing.add(kind)
+            self._count_eager(f"{WRITING}: {error}")
+            return None
         except CaptureError as error:
             self._unread.add(kind)
             self._count_eager(f"another shape or setting ran eagerly: {error}")
@@ -259,6 +267,7 @@ class Dispatch:
             self._note(REPLACED)
             self._drop(gone)
             self._unread.clear()
+            self._writing.clear()
             self._link()  # to nothing that was closed, whatever comes of the next capture
 
     def _drop(self, gone: list[Captured]) -> None:

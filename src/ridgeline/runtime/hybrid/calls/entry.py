@@ -48,7 +48,7 @@ class Entry:
 
     Raises:
         CaptureError: the program cannot be captured or compiled, an argument is expanded or unfolded, or a
-            result lies in the memory of one whose sign is only noted.
+            result lies in the memory of one whose sign is only noted, or of one that a graph has a copy of.
     """
 
     def __init__(
@@ -148,6 +148,13 @@ class Entry:
         from ridgeline.runtime.hybrid.calls.graph import CallGraph
 
         graph = CallGraph(self.form.call, args, static_io=static_io)
+        if not (static_io or graph.owns_results):
+            graph.close()
+            raise CaptureError(
+                "wanted results apart from the arguments, got one that is an argument or a view of it, and "
+                "that a graph, which reads copies of these, would give as another; return a clone, or use a "
+                "mode without a graph"
+            )
         self.close_graph = graph.close
         self.run = self.fast = graph
         self.inputs = graph.inputs

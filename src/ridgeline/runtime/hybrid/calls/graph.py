@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.runtime.capturing import on_stream, release
 from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.hybrid.calls.capture import CallCapture
+from ridgeline.runtime.hybrid.distinct_results import memory_number
 
 WARM_UP_CALLS = 3
 """Eager calls on the capture stream: libraries make their workspaces, kernels are loaded and tuned."""
@@ -42,6 +43,7 @@ class CallGraph:
 
     Attributes:
         inputs: The arguments with the tensors that the graph reads.
+        owns_results: Whether no result lies in the memory of these, where the next call writes.
 
     Raises:
         CaptureError: the capture failed.
@@ -67,7 +69,8 @@ class CallGraph:
         self._spare = self._capture(fn, copies=copies)
         num_bytes = torch.cuda.memory_reserved(self._device) - before
         self._turns: list[CallCapture] = []
-        if not static_io and num_bytes <= MOST_TURN_BYTES and self._owns_results(self._spare):
+        self.owns_results = self._owns(self._spare.tensors)
+        if not static_io and num_bytes <= MOST_TURN_BYTES and self.owns_results:
             self._turns = [self._capture(fn, copies=copies) for _ in range(NUM_TURNS)]
         graphs = [capture.graph for capture in (self._spare, *self._turns)]
         self._finalizer = weakref.finalize(self, release, graphs)
@@ -114,10 +117,9 @@ class CallGraph:
             torch.cuda.current_stream(self._device).wait_stream(before)
         self._last_stream = stream
 
-    def _owns_results(self, capture: CallCapture) -> bool:
-        """Whether no result is an input as it was given: the next call writes into that."""
-        inputs = {tensor.untyped_storage().data_ptr() for tensor in self._tensors}
-        return not any(t.untyped_storage().data_ptr() in inputs for t in capture.tensors)
+    def _owns(self, results: list[Tensor]) -> bool:
+        inputs = {memory_number(tensor) for tensor in self._tensors} - {None}
+        return not any(memory_number(tensor) in inputs for tensor in results)
 
 
 def capture_once(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:

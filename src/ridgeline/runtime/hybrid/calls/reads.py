@@ -30,7 +30,7 @@ class CallReads:
 
     Raises:
         UnreadableError: torch's compiler cannot read the call in one piece.
-        CaptureError: the call changes something besides tensors.
+        WritingError: the call changes something besides tensors.
     """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -32,6 +32,7 @@ from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.guards.leaves import new_leaves_read
 from ridgeline.runtime.hybrid.guards.settings import operators_of, settings_of
 from ridgeline.runtime.hybrid.guards.sparse import leave_out_strides, sparse_tensors_read
+from ridgeline.runtime.hybrid.guards.static_sizes import sizes_read_as_they_are
 from ridgeline.runtime.hybrid.inductor import FAILURES
 from ridgeline.runtime.unchecked import without_checks
 
@@ -136,7 +137,14 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
-    with _lock, config.patch(settings), without_checks(), sparse_tensors_read(), new_leaves_read():
+    with (
+        _lock,
+        config.patch(settings),
+        without_checks(),
+        sparse_tensors_read(),
+        new_leaves_read(),
+        sizes_read_as_they_are(),
+    ):
         try:
             torch.compile(entry, backend=backend, fullgraph=True, dynamic=False)(**arguments)
         except _Read:

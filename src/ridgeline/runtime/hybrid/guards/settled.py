@@ -1,7 +1,8 @@
-"""The guards of a callable that changes nothing in Python once it has filled its caches."""
+"""The guards of a callable that changes nothing in Python, or no longer once it has filled its caches."""
 
+import contextlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -9,11 +10,15 @@ from torch import Tensor
 
 from ridgeline.errors import CaptureError
 from ridgeline.reach.reach import Reach
-from ridgeline.reach.undo import Undo
+from ridgeline.reach.undo import undone
 from ridgeline.runtime.hybrid.guards.guards import Guards
 from ridgeline.runtime.hybrid.guards.reading import Write
 from ridgeline.runtime.hybrid.guards.spoken import spoken
 from ridgeline.runtime.saved_state import preserved
+
+
+class WritingError(CaptureError):
+    """A call that changes something besides the values of tensors; perhaps the first one only."""
 
 
 def tensors_of(fn: Callable[..., Any]) -> list[Tensor]:
@@ -29,7 +34,7 @@ def settled_guards(
     *,
     allows: Callable[[Write], bool] = lambda _: False,
 ) -> Guards:
-    """The guards of `program(fn, args)`; a callable that writes is called once first, to fill its caches.
+    """The guards of `program(fn, args)`, which is read only.
 
     Args:
         program: Calls `fn(*args)`.
@@ -40,30 +45,27 @@ def settled_guards(
 
     Raises:
         UnreadableError: torch's compiler cannot read the call in one piece.
-        CaptureError: the call changes something besides tensors; everything is as it was before.
+        WritingError: this call changes something besides tensors; one after it may not.
     """
-
-    def read() -> tuple[Guards, list[Write]]:
-        guards = Guards(program, {"fn": fn, "args": args}, ["args"])
-        return guards, [write for write in guards.writes if not allows(write)]
-
-    guards, writes = read()
-    if not writes:
-        return guards
-    before = Undo(fn, args)
-    try:
-        with preserved(tensors_of(fn)):
-            fn(*args)
-        guards, writes = read()
-    except BaseException:
-        before.restore()
-        raise
+    guards = Guards(program, {"fn": fn, "args": args}, ["args"])
+    writes = [write for write in guards.writes if not allows(write)]
     if writes:
-        before.restore()
         listed = ", ".join(f"{spoken(w.what, fn, fn=name)} (a {w.kind})" for w in writes)
-        raise CaptureError(
+        raise WritingError(
             f"wanted a callable that changes nothing but the values of tensors, got one that writes "
-            f"{listed}, which a captured program would never do again; use mode='eager', or do it around the "
-            "call"
+            f"{listed}, which a captured program would never do again; use mode='eager', do it around the "
+            "call, or, where only a first call does it, make that before"
         )
     return guards
+
+
+@contextlib.contextmanager
+def filled(fn: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[None]:
+    """A callable with caches as a call leaves them; afterwards everything is as it was.
+
+    The call that fills them for good is one of the user's: it may look at the values of its arguments.
+    """
+    with undone(fn, args):
+        with preserved(tensors_of(fn)):
+            fn(*args)
+        yield

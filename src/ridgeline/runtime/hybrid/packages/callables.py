@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from ridgeline.errors import CaptureError, PackageError
 from ridgeline.plan import Execution
 from ridgeline.runtime.closing import Closing
-from ridgeline.runtime.flat_program import FlatProgram, flatten_program
+from ridgeline.runtime.flat_program import FlatProgram, as_arguments, flatten_program
+from ridgeline.runtime.hybrid.guards.settled import filled
 from ridgeline.runtime.hybrid.packages.aot import compile_program
 from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
 from ridgeline.runtime.hybrid.packages.package import check_path, load_compiled, write_package
@@ -62,7 +63,11 @@ def save_callable(fn: Callable[..., Any], example_inputs: Any, path: str | Path)
     Cost: 5 to 60 seconds, see `compile_program`.
     """
     target = check_path(path)
-    with package_callable(fn, example_inputs) as packaged:
+    with (
+        torch.no_grad(),
+        filled(fn, as_arguments(example_inputs)),
+        package_callable(fn, example_inputs) as packaged,
+    ):
         return packaged.save(target)
 
 

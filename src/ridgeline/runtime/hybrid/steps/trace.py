@@ -77,10 +77,25 @@ def _tracing() -> Iterator[None]:
     with (
         # cuDNN's batch norm hides that it writes its running statistics; the plain one is a decomposition.
         torch.backends.cudnn.flags(enabled=False),
+        _without_onednn(),
         torch.autograd.set_multithreading_enabled(False),
         torch.enable_grad(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Have an LSTM traced as its operators: that of oneDNN keeps a workspace that is missed in a graph.
+
+    `torch.backends.mkldnn.flags` would set what it does not know, with a warning.
+    """
+    before = torch._C._get_mkldnn_enabled()  # noqa: SLF001 - see above
+    torch._C._set_mkldnn_enabled(False)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)  # noqa: SLF001
 
 
 def _refusal(error: Exception) -> str:

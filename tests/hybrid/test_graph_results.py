@@ -1,0 +1,45 @@
+"""Results of graphs are results of the code: none is an argument's memory, of which a graph has a copy."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from emulated_graphs import emulated_graphs
+from ridgeline.errors import CaptureError
+from ridgeline.runtime.hybrid.hybridize import hybridize
+
+
+class Passing(nn.Module):
+    """Gives its argument along, or a part of it."""
+
+    def __init__(self, rows: int | None) -> None:
+        super().__init__()
+        self.linear, self.rows = nn.Linear(4, 4), rows
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x), x if self.rows is None else x[: self.rows]
+
+
+@pytest.mark.parametrize("rows", [None, 1])
+def test_an_argument_among_results_is_refused(rows: int | None) -> None:
+    """Who writes into such a result writes into the argument: it was another tensor, without a word."""
+    model, x = Passing(rows), torch.randn(3, 4)
+    with emulated_graphs():
+        with pytest.raises(CaptureError, match="got one that is an argument or a view of it"):
+            hybridize(model, x, "graph")
+        with hybridize(model, x, "graph", static_io=True) as hybrid:  # whose results are said to be
+            assert hybrid(x)[1].data_ptr() == hybrid.inputs[0].data_ptr()
+
+
+def test_a_clone_of_an_argument_is_a_result() -> None:
+    """As the message says."""
+
+    def cloned(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2.0, x.clone()
+
+    x = torch.randn(3, 4)
+    with emulated_graphs(), hybridize(cloned, x, "graph") as hybrid:
+        for given in (x, x + 1.0):
+            torch.testing.assert_close(hybrid(given), cloned(given))

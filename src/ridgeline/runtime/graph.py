@@ -30,6 +30,7 @@ from ridgeline.runtime.capturable import (
     give_up_fused,
     has_no_form_for_captures,
     make_capturable,
+    stepping_outside,
 )
 from ridgeline.runtime.capture_watch import CaptureWatch
 from ridgeline.runtime.captured_step import CapturedStep
@@ -271,9 +272,7 @@ class GraphRunner:
         if self._has_optimizer:
             changes = make_capturable(optimizer, self._world.device)
         else:
-            name = type(optimizer).__name__
-            outside = f"the optimizer {name} steps outside of the graph: no graph can hold it"
-            changes = (*give_up_fused(optimizer), outside)
+            changes = (*give_up_fused(optimizer), stepping_outside(optimizer))
         self._notes.extend(change for change in changes if change not in self._notes)
         self._rates = LearningRates(self._body.optimizer)
 

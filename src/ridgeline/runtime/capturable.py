@@ -23,8 +23,8 @@ INEXACT = {
 }
 """Optimizers of torch whose capturable form trains otherwise, and why.
 
-Source: torch/optim/radam.py, releases 2.11 to 2.13: a difference of numbers near 2,000, which counts in float32
-leave so that the update is 0.6 % off in steps 6 to 8; as a loop runs it, these numbers are Python's.
+Source: torch/optim/radam.py, releases 2.11 to 2.13: a difference of numbers near 2,000, which counts in
+float32 leave so that the update is 0.6 % off in steps 6 to 8; as a loop runs it, these are Python's numbers.
 """
 _MUTABLE: tuple[type[Any], ...] = (list, dict, set)
 

@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import msgspec
 import pytest
@@ -227,6 +228,13 @@ def test_later_results_replace_earlier() -> None:
         "4 x NVIDIA H200",
     ]
     assert page([EXPERIMENT, four]).count("\n## ") == 2
+
+
+@pytest.mark.parametrize("scale", ["gpu", "cpu"])
+def test_the_page_says_where_networks_are_small(scale: Literal["gpu", "cpu"]) -> None:
+    """Their titles have the sizes that they have on GPUs."""
+    text = page([msgspec.structs.replace(EXPERIMENT, scale=scale)])
+    assert ("The networks are small versions: " in text) is (scale == "cpu")
 
 
 def test_file_names() -> None:

@@ -93,6 +93,9 @@ def _joined(earlier: NetworkResult | None, later: NetworkResult) -> NetworkResul
     return later
 
 
+SMALL = " The networks are small versions: sizes in their titles are those for GPUs."
+
+
 def _section(experiment: NetworksExperiment) -> Iterator[str]:
     ran = tuple(row for row in experiment.networks if not row.reason)
     versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
@@ -101,7 +104,7 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
     yield ""
     yield (
         f"{experiment.date}; {versions}; allow={experiment.allow!r}; {experiment.turns} turns of {steps} "
-        f"steps{_budget(experiment)}."
+        f"steps{_budget(experiment)}.{SMALL if experiment.scale == 'cpu' else ''}"
     )
     yield ""
     yield from _summary(summarise(ran))

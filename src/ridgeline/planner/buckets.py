@@ -109,9 +109,8 @@ def _one_more_bucket(
         for first in range(last):
             start = max(ready, ends[first])
             end = start + row[first]
-            if (
-                start < over_s
-            ):  # backward goes on: the collective takes `factor` times as long, so long
+            # While backward goes on, the collective takes `factor` times as long.
+            if start < over_s:
                 end = start + factor * row[first]
                 if end > over_s:
                     end = over_s + row[first] - (over_s - start) / factor

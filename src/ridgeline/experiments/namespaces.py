@@ -28,11 +28,6 @@ LEAST_BURST_BYTES = 16_000
 """Ten frames; a bucket smaller than a frame lets nothing through."""
 BURST_S = 0.002
 """How long a link may run faster than its rate after it was idle."""
-SEGMENT_SHARE = 0.9
-"""Of a bucket, what TCP hands over at once, headers apart. The kernel would cut what a bucket does not hold
-into frames, and set a timer for each, where a network card cuts by itself. Source: two hosts on two cores,
-100 Mbit/s: that took 10 % of both cores, and of one of them up to 30.
-"""
 QUEUE = "100ms"
 """Waiting longer than this, frames are dropped; TCP keeps fewer in the queue of its own host."""
 GRACE_S = 3.0
@@ -220,19 +215,14 @@ def _veth(port: str, namespace: str) -> tuple[str, ...]:
 
 
 def _shape(host: NamespaceHost, rate: str) -> None:
-    segment = str(round(SEGMENT_SHARE * _burst_bytes(rate)))
-    _ip("-n", host.namespace, "link", "set", "dev", INTERFACE, "gso_max_size", segment)
     command = _token_bucket(host.namespace, rate)
     _run(command, f"a link of {rate}")
 
 
 def _token_bucket(namespace: str, rate: str) -> tuple[str, ...]:
-    bucket = ("tbf", "rate", rate, "burst", str(_burst_bytes(rate)), "latency", QUEUE)
+    burst = max(LEAST_BURST_BYTES, round(BURST_S * bytes_per_s(rate)))
+    bucket = ("tbf", "rate", rate, "burst", str(burst), "latency", QUEUE)
     return ("tc", "-n", namespace, "qdisc", "replace", "dev", INTERFACE, "root", *bucket)
-
-
-def _burst_bytes(rate: str) -> int:
-    return max(LEAST_BURST_BYTES, round(BURST_S * bytes_per_s(rate)))
 
 
 def _remove(names: Sequence[str]) -> None:

@@ -115,7 +115,7 @@ def make_runner(
 
 
 def sent_bytes() -> int:
-    """Bytes that this host has sent over its link so far, headers of what it hands over at once included.
+    """Bytes that this host has sent over its link so far, headers included.
 
     Source: the ninth number of an interface in /proc/net/dev is what it transmitted.
     """

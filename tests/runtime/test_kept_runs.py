@@ -54,14 +54,21 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
+def body_of(model: torch.nn.Module, optimizer: Any, world: World) -> StepBody:
+    """A step in 16 bits that is said to be compiled."""
+    plan = Plan(precision="bf16")
+    body = StepBody(model, mean_square, optimizer, plan, None, clip_norm=None, device=world.device)
+    body.plan = Plan(execution="compiled", precision="bf16")
+    return body
+
+
 def checked() -> list[str]:
     """What the check of a step in 16 bits says."""
     torch.manual_seed(0)
     model = Convolving()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    world, plan = World.join(device="cpu"), Plan(precision="bf16")
-    body = StepBody(model, mean_square, optimizer, plan, None, clip_norm=None, device=world.device)
-    body.plan = Plan(execution="compiled", precision="bf16")
+    world = World.join(device="cpu")
+    body = body_of(model, optimizer, world)
     batch, notes = torch.randn(4, 16, 64), list[str]()
 
     def replay() -> torch.Tensor:
@@ -117,9 +124,8 @@ def test_runs_that_take_longest_are_taken_where_others_explain_too_little(
     torch.manual_seed(0)
     model = Averaging()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    world, plan = World.join(device="cpu"), Plan(precision="bf16")
-    body = StepBody(model, mean_square, optimizer, plan, None, clip_norm=None, device=world.device)
-    body.plan = Plan(execution="compiled", precision="bf16")
+    world = World.join(device="cpu")
+    body = body_of(model, optimizer, world)
     batch = torch.randn(4, 16, 64)
 
     def replay() -> torch.Tensor:

@@ -38,11 +38,7 @@ def is_compiled_plainly(plan: Plan) -> bool:
 
     Where a program that a GPU replays was refused or failed, this one was not compiled yet.
     """
-    mode = MODES[plan.execution]
-    is_called = mode.form == "compiled" and not (
-        mode.is_captured or mode.is_one_program or mode.replays_model
-    )
-    return is_called and plan.kernels == "default"
+    return plan.execution == "compiled" and plan.kernels == "default"
 
 
 def allowed_s(candidates: Sequence[Candidate], steps: int | None, seconds: float | None) -> float:

@@ -60,8 +60,10 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
     """
     check_gradient_hooks(body)
     refuse_streams(body.model, body.loss_fn, body.optimizer)
-    lint = _without_constants(inspect_step(body, batch, device=world.device), body, batch, world)
+    lint = inspect_step(body, batch, device=world.device)
     is_whole = MODES[body.plan.execution].form == "compiled"
+    if is_whole:
+        lint = _without_constants(lint, body, batch, world)
     dynamic = [one for one in lint.findings if one.rule == "dynamic-shape"]
     body.findings.value_shapes[:] = [f"{one.op} at {one.line}" for one in dynamic]
     is_refused = largest_of_workers(float(bool(lint.findings)), world)
@@ -85,7 +87,7 @@ def clear_for_capture(body: StepBody, batch: Any, world: World, notes: list[str]
 
 
 def _without_constants(lint: Lint, body: StepBody, batch: Any, world: World) -> Lint:
-    """Without what the step copies from the host, where the compiler may make that on the device.
+    """Without what a compiled step copies from the host, where the compiler may make that on the device.
 
     What its code makes there of Python numbers alone is the same in every replay: guards see other numbers,
     and what torch cannot copy in a capture it refuses before it calls the device. A tensor that the step
@@ -93,8 +95,7 @@ def _without_constants(lint: Lint, body: StepBody, batch: Any, world: World) -> 
 
     Cost: Reads the step where there is such a copy; what was read serves the capture.
     """
-    is_whole = MODES[body.plan.execution].form == "compiled"
-    if not (is_whole and lint.findings and all(one.rule in FROM_HOST for one in lint.findings)):
+    if not lint.findings or any(one.rule not in FROM_HOST for one in lint.findings):
         return lint
     try:
         reads = StepReads(body, batch, world.device.type, is_lifted=False)

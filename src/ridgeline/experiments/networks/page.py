@@ -49,6 +49,7 @@ are compared in float32: the largest relative difference of a loss, and that of 
 gap over the norm). They are equal within 1e-6 on a CPU and 1e-3 on a GPU, or where they differ by less than
 four times what a change of the parameters' last bits does to the plain loop itself.
 """
+SMALL_NETWORKS = " The networks are small versions: sizes in their titles are those for GPUs."
 
 
 def page(experiments: Sequence[NetworksExperiment]) -> str:
@@ -93,9 +94,6 @@ def _joined(earlier: NetworkResult | None, later: NetworkResult) -> NetworkResul
     return later
 
 
-SMALL = " The networks are small versions: sizes in their titles are those for GPUs."
-
-
 def _section(experiment: NetworksExperiment) -> Iterator[str]:
     ran = tuple(row for row in experiment.networks if not row.reason)
     versions = ", ".join(f"{name} {version}" for name, version in experiment.versions.items())
@@ -104,7 +102,7 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
     yield ""
     yield (
         f"{experiment.date}; {versions}; allow={experiment.allow!r}; {experiment.turns} turns of {steps} "
-        f"steps{_budget(experiment)}.{SMALL if experiment.scale == 'cpu' else ''}"
+        f"steps{_budget(experiment)}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
     )
     yield ""
     yield from _summary(summarise(ran))

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan
 from ridgeline.runtime import captured_step, dropout_states
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.captured_step import CapturedStep
-from ridgeline.runtime.dropout_states import DropoutStateSeen
+from ridgeline.runtime.dropout_states import DropoutStates, DropoutStateSeen, HeldState
 
 META: dict[str, Any] = {"device": "meta"}
 
@@ -44,14 +46,16 @@ def test_states_are_those_of_layers_that_drop(
     monkeypatch: pytest.MonkeyPatch, device: str, dropout: float, training: bool, count: int
 ) -> None:
     """One for each GPU, however many layers it has, deep inside a model; none for those that drop nothing."""
-    monkeypatch.setattr(dropout_states, "_dropout_state", str)
+    monkeypatch.setattr(dropout_states, "dropout_state", str)
+    monkeypatch.setattr(dropout_states, "_place", lambda _: (0, 0))
     place = torch.device(device)
     weight = SimpleNamespace(is_cuda=place.type == "cuda", device=place)
     layers = [nn.GRU(2, 2, 2, dropout=dropout) for _ in range(2)]
     monkeypatch.setattr(nn.GRU, "parameters", lambda _: [weight, weight])
     model = nn.Sequential(nn.ModuleDict({"inner": nn.Sequential(*layers)}), nn.ReLU())
     model.train(training)
-    assert dropout_states.dropout_states(model.modules()) == ["cuda:0"] * count
+    held = DropoutStates(model.modules()).held
+    assert [one.state for one in held] == ["cuda:0"] * count
 
 
 def test_a_captured_step_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +63,9 @@ def test_a_captured_step_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[Any] = []
     teacher = nn.LSTM(1, 1)
 
-    def states(modules: list[nn.Module]) -> list[str]:
+    def states(modules: list[nn.Module]) -> str:
         order.append({type(module) for module in modules})
-        return ["the state"]
+        return "the states"
 
     @contextlib.contextmanager
     def capturing(*_: object, **__: object) -> Iterator[None]:
@@ -71,7 +75,7 @@ def test_a_captured_step_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
         return model(batch).sum() + teacher(batch)[0].sum()
 
-    monkeypatch.setattr(captured_step, "dropout_states", states)
+    monkeypatch.setattr(captured_step, "DropoutStates", states)
     monkeypatch.setattr(captured_step, "capturing", capturing)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: None)
@@ -88,4 +92,85 @@ def test_a_captured_step_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     stream: Any = None
     step: Any = CapturedStep(body, torch.ones(1, 1), stream, None, has_stamps=False)
     assert order == [{nn.Linear, nn.LSTM}, "capture"]
-    assert step._held == ["the state"]
+    assert step.dropout == "the states"
+
+
+class TorchsLayers:
+    """A GPU's generator, and layers that draw from a state which seeding has the next of them make anew."""
+
+    def __init__(self) -> None:
+        self.seed, self.offset, self._is_set = 0, 0, True
+
+    def place(self, _: torch.device) -> tuple[int, int]:
+        return self.seed, self.offset
+
+    def seeded(self, seed: int) -> None:
+        self.seed, self.offset, self._is_set = seed, 0, True
+
+    def state(self, _: torch.device | None = None) -> Tensor:
+        if self._is_set:
+            self._torchs = torch.tensor([self.seed * 1000 + self.offset])
+            self.offset += 4
+            self._is_set = False
+        return self._torchs
+
+    def draw(self) -> int:
+        """What a layer drops out; plain dropout behind it advances the generator."""
+        drawn = drawn_from(self.state())
+        self.offset += 4
+        return drawn
+
+
+def drawn_from(state: Tensor) -> int:
+    return int(state.mul_(31).add_(7).remainder_(10_007))
+
+
+def held_by(torchs: TorchsLayers, monkeypatch: pytest.MonkeyPatch) -> DropoutStates:
+    monkeypatch.setattr(dropout_states, "_place", torchs.place)
+    monkeypatch.setattr(dropout_states, "dropout_state", torchs.state)
+    states = DropoutStates([])
+    state = torchs.state()
+    states.held = [HeldState(META["device"], state, state, torchs.place(META["device"]))]
+    return states
+
+
+STEPS = st.lists(st.tuples(st.none() | st.integers(0, 2), st.integers(0, 2)), max_size=8)
+
+
+@given(steps=STEPS)
+def test_replays_draw_what_layers_would(steps: list[tuple[int | None, int]]) -> None:
+    """However often generators are seeded, also alike, and whatever runs without a graph in between."""
+    with pytest.MonkeyPatch.context() as patch:
+        eager, torchs = TorchsLayers(), TorchsLayers()
+        states = held_by(torchs, patch)
+        eager.state()
+        for seed, num_eager in steps:
+            if seed is not None:
+                eager.seeded(seed)
+                torchs.seeded(seed)
+            states.bring()
+            torchs.offset += 4
+            replayed = drawn_from(states.held[0].state)
+            states.leave()
+            assert replayed == eager.draw()
+            assert [torchs.draw() for _ in range(num_eager)] == [
+                eager.draw() for _ in range(num_eager)
+            ]
+
+
+def test_a_check_leaves_no_trace_in_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever checks seeds, replays, and sets the generator back."""
+    torchs = TorchsLayers()
+    states = held_by(torchs, monkeypatch)
+    before = int(states.held[0].state)
+    place = torchs.place(META["device"])
+    with states.kept():
+        for seed in (5, 6):
+            torchs.seeded(seed)
+            states.bring()
+            drawn_from(states.held[0].state)
+            states.leave()
+        assert int(states.held[0].state) != before
+        torchs.seed, torchs.offset = place
+    states.bring()
+    assert int(states.held[0].state) == before

@@ -16,7 +16,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturing import capturing
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
 from ridgeline.runtime.copies import copies_of, copy_into, repeats
-from ridgeline.runtime.dropout_states import dropout_states
+from ridgeline.runtime.dropout_states import DropoutStates
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.optimizer_calls import update
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
@@ -74,7 +74,7 @@ class CapturedStep:
             clock = DeviceClock(external=True) if body.synchronizer is None else BranchClock()
         recorder = Recorder(clock, starts=False)
         before = Undo(body.model, body.loss_fn, values=False)
-        self._held = dropout_states(Reach(body.model, body.loss_fn).modules)
+        self.dropout = DropoutStates(Reach(body.model, body.loss_fn).modules)
         self.graph = torch.cuda.CUDAGraph()
         with capturing(self.graph, "the step", stream=stream, pool=pool):
             recorder.current = StepRecord(clock.stamp())
@@ -113,7 +113,9 @@ class CapturedStep:
                 gradient.zero_()
             elif parameter.grad is not gradient:
                 gradient.copy_(parameter.grad)
+        self.dropout.bring()
         self.graph.replay()
+        self.dropout.leave()
         for renew in self._renewals:
             renew()
         for draw in self._idle_draws:

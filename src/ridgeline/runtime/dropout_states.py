@@ -2,10 +2,13 @@
 
 torch has one tensor for it on each GPU, which Python does not see. Whenever the GPU's generator is seeded or
 its state is set, the next recurrent layer that drops something out makes another one and frees the first. A
-CUDA graph goes on to write there, into what is somebody else's memory by then; so whoever captures holds it.
+CUDA graph goes on to draw from the first: so whoever captures holds it, and gives it the values of the other
+before a replay, for the draws of the layer as it is written.
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,32 +16,110 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def dropout_states(modules: Iterable[nn.Module]) -> list[Tensor]:
-    """What a capture of steps through these modules is to hold as long as its graph.
+class DropoutStates:
+    """What a capture of steps holds as long as its graph, and keeps as eager layers would have it.
 
-    To be called right before the capture; after it nothing sets a generator until that has ended.
+    To be made right before the capture; after it nothing sets a generator until that has ended.
 
     Args:
         modules: All that the step may call, those inside others included.
 
-    Returns:
-        One tensor of about 2 MB for each GPU with a recurrent layer that drops something out; none without.
+    Attributes:
+        held: One for each GPU with a recurrent layer that drops something out, about 2 MB; none without.
 
-    Cost: Where there are such layers, one of width 1 runs on each of their GPUs. It draws from cuDNN's state,
-        and from torch's generator where that was seeded since the last such layer, as the step would have.
+    A generator that was seeded is noticed by its seed, or by an offset that is less than replays left it at:
+    one that is set to a later place of the same sequence is not. The first replay afterwards makes torch's
+    new state before all else that it draws, an eager step at its first such layer: with other dropout before
+    that, their numbers differ.
+
+    Cost: Where there are such layers, one of width 1 runs on each of their GPUs, now and after each seeding.
+        It draws from torch's generator as the step's first such layer would have.
     """
-    devices = {
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        states = {device: dropout_state(device) for device in dropping_devices(modules)}
+        self.held = [
+            HeldState(device, state, state, _place(device))
+            for device, state in states.items()
+            if state is not None
+        ]
+
+    def bring(self) -> None:
+        """Before a replay: the states are those that layers run one by one would draw from now."""
+        for held in self.held:
+            held.bring()
+
+    def leave(self) -> None:
+        """After a replay: layers that run one by one go on where it ended.
+
+        Cost: Nothing until a generator is seeded; then copies of 2 MB on the GPU, here and in `bring`.
+        """
+        for held in self.held:
+            held.leave()
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Replays meanwhile leave no trace in what later ones draw; generators are put back by the caller."""
+        values = [held.state.clone() for held in self.held]
+        places = [held.place for held in self.held]
+        try:
+            yield
+        finally:
+            for held, value, place in zip(self.held, values, places, strict=True):
+                held.state.copy_(value)
+                held.torchs, held.place = held.state, place
+
+
+@dataclass
+class HeldState:
+    """That of one GPU.
+
+    Attributes:
+        state: What the graph draws from.
+        torchs: What torch's layers draw from now; `state` itself until a generator is seeded.
+        place: Seed and offset of the generator after the last replay.
+    """
+
+    device: torch.device
+    state: Tensor
+    torchs: Tensor
+    place: tuple[int, int]
+
+    def bring(self) -> None:
+        """See `DropoutStates`."""
+        seed, offset = _place(self.device)
+        if seed != self.place[0] or offset < self.place[1]:
+            made = dropout_state(self.device)
+            self.torchs = self.state if made is None else made
+        if self.torchs is not self.state:
+            self.state.copy_(self.torchs)
+
+    def leave(self) -> None:
+        """See `DropoutStates`."""
+        if self.torchs is not self.state:
+            self.torchs.copy_(self.state)
+        self.place = _place(self.device)
+
+
+def _place(device: torch.device) -> tuple[int, int]:
+    """Seed and offset of a GPU's generator."""
+    generator = torch.cuda.default_generators[device.index]
+    return generator.initial_seed(), generator.get_offset()
+
+
+def dropping_devices(modules: Iterable[nn.Module]) -> set[torch.device]:
+    """The GPUs with recurrent layers that drop something out."""
+    return {
         parameter.device
         for module in modules
         if isinstance(module, nn.RNNBase) and module.training and module.dropout > 0.0
         for parameter in module.parameters()
         if parameter.is_cuda
     }
-    return [state for device in devices if (state := _dropout_state(device)) is not None]
 
 
-def _dropout_state(device: torch.device) -> Tensor | None:
-    """That of one GPU; None where its recurrent layers do without cuDNN."""
+def dropout_state(device: torch.device) -> Tensor | None:
+    """That of one GPU, made anew where its generator was set; None where it does without cuDNN."""
     begin = torch.zeros(1, 1, 1, device=device, dtype=torch.float32)
     # The layer's weights lie in one piece of memory, without which torch warns; they need no values.
     layer = nn.LSTM(1, 1, bias=False, device="meta", dtype=torch.float32).to_empty(device=device)

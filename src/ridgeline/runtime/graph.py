@@ -380,17 +380,18 @@ class GraphRunner:
             torch.set_rng_state(random_state)
         self._captured[signature] = step
         try:
-            check_replay(
-                self._body,
-                step.batch,
-                step.inputs,
-                self._rates,
-                step.replay,
-                world=self._world,
-                notes=self._notes if has_stamps else [],  # the first check has said it
-                stream=self._stream,
-                shifts=ONE_SHIFT if self._is_compared else SHIFTS,
-            )
+            with step.dropout.kept():
+                check_replay(
+                    self._body,
+                    step.batch,
+                    step.inputs,
+                    self._rates,
+                    step.replay,
+                    world=self._world,
+                    notes=self._notes if has_stamps else [],  # the first check has said it
+                    stream=self._stream,
+                    shifts=ONE_SHIFT if self._is_compared else SHIFTS,
+                )
         except RidgelineError:
             self.close()
             raise

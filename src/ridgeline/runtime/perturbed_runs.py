@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import CaptureError, RidgelineError, first_line
+from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.capturing import on_stream
 from ridgeline.runtime.clocks import HostClock
+from ridgeline.runtime.dropout_states import dropout_state, dropping_devices
 from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.narrow_rounding import NarrowTypes, move_within_rounding
 from ridgeline.runtime.random_state import seed_all
@@ -58,6 +60,15 @@ class Start:
         self._outside = Undo(body.model, body.loss_fn, spared=spared)
         self._optimizer = Undo(body.optimizer, spared=spared)
         self._repeats_python = repeats_python
+        self._dropping = dropping_devices(Reach(body.model, body.loss_fn).modules)
+
+    def make_dropout_states(self) -> None:
+        """Have recurrent layers draw from what seeding decides, made before the step draws anything else.
+
+        A replay makes it then, an eager step at its first such layer, after the dropout before it.
+        """
+        for device in self._dropping:
+            dropout_state(device)
 
     def begin(self) -> None:
         """Go back for another run; the optimizer's settings stay.
@@ -272,6 +283,7 @@ class PerturbedRuns(NamedTuple):
         self._perturb(shift, nudge=nudge, moved=moved)
         torch.clear_autocast_cache()  # inside autocast it holds casts of the weights of the last step
         seed_all(_SEED + shift + seed)  # Python's and NumPy's too: what they decide may be baked in
+        self.start.make_dropout_states()
         self.rates.scale(factor)
         loss = float(step())
         self.rates.scale(1.0 / factor)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.runtime.capturing import clear_failed_capture
-from ridgeline.runtime.dropout_states import dropout_states
+from ridgeline.runtime.dropout_states import DropoutStates
 from ridgeline.runtime.unchecked import unchecked
 from ridgeline.tracing.subject import tensors_of
 
@@ -37,7 +37,7 @@ class WholeStepGraph:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         step.optimizer.zero_grad(set_to_none=True)
-        self._states = dropout_states(step.model.modules())
+        self._states = DropoutStates(step.model.modules())
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
         try:

@@ -18,7 +18,7 @@ from ridgeline.reach.renewals import renewals
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.capturing import capturing, on_stream, release
 from ridgeline.runtime.copies import copy_into, own_copy
-from ridgeline.runtime.dropout_states import dropout_states
+from ridgeline.runtime.dropout_states import DropoutStates
 
 Run = Callable[..., tuple[Tensor, ...]]
 WARM_UP_CALLS = 3
@@ -65,7 +65,7 @@ class CapturedModel:
                 self._backward_of(outputs)
         if before is not None:
             before.restore()
-        self._held = dropout_states(modules)
+        self.dropout = DropoutStates(modules)
         self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
         self._finalizer = weakref.finalize(self, release, self._graphs)
         with capturing(self._graphs[0], "the model", stream=stream):
@@ -95,7 +95,9 @@ class CapturedModel:
         self._serial += 1
         self._give_away()
         copy_into(self._targets, tensors)
+        self.dropout.bring()
         self._graphs[0].replay()
+        self.dropout.leave()
         for renew in self._renewals:
             renew()
         return self._serial, tuple(out.clone() for out in self._outputs)

@@ -1,6 +1,7 @@
 """Trials in a child process: however the child ends, the parent is told, and nothing is left."""
 
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -179,6 +180,22 @@ def main_module(patch: pytest.MonkeyPatch, script: Path | None, source: str) -> 
         module.__file__ = str(script)
     patch.setitem(sys.modules, "__main__", module)
     return module
+
+
+def test_a_module_run_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a framework registers under a name that no search finds is run in the child from its file."""
+    file = tmp_path / "settings.py"
+    file.write_text(
+        "class Value:\n    pass\n\ndef program(*, value):\n    assert type(value) is Value\n"
+    )
+    spec = importlib.util.spec_from_file_location("configuration_of_mine", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "configuration_of_mine", module)
+    spec.loader.exec_module(module)
+    outcome = try_in_child(module.program, {"value": module.Value()})
+    assert outcome.status == "ok", outcome
 
 
 def test_main_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

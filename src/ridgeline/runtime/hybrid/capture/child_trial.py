@@ -8,7 +8,6 @@ only its user may enter, that its own child reads at once, and that is deleted a
 outside is ever unpickled.
 """
 
-import ast
 import contextlib
 import os
 import pickle
@@ -17,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -31,8 +29,10 @@ from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.hybrid.capture import parametrized
+from ridgeline.runtime.hybrid.capture.child_modules import unfound_modules
 from ridgeline.runtime.hybrid.capture.child_worker import (
     LOG,
+    MODULES,
     PAYLOAD,
     TRIAL_VARIABLE,
     is_trial,
@@ -98,7 +98,7 @@ def try_in_child(
         directory = Path(name)
         status, text = _prepare(directory, payload)
         if status == "ok":
-            status, text = _run(directory, _reference(program), text, limit_s)
+            status, text = _run(directory, _reference(program), limit_s)
     return TrialOutcome(status, text, time.perf_counter() - begin)
 
 
@@ -162,7 +162,7 @@ def check_trial(outcome: TrialOutcome, doubts: Sequence[object]) -> str:
 
 
 def _prepare(directory: Path, payload: Mapping[str, Any]) -> tuple[Literal["ok", "not-tried"], str]:
-    """Write the payload; the path of the main script if the child needs it, or why there is no trial."""
+    """Write the payload and what the child must import from files; why there is no trial."""
     if is_trial():
         return "not-tried", "this process is such a child itself"
     file = directory / PAYLOAD
@@ -173,24 +173,16 @@ def _prepare(directory: Path, payload: Mapping[str, Any]) -> tuple[Literal["ok",
             "wanted a model, loss function, optimizer and batch that a new process can rebuild, got "
             f"{type(error).__name__}: {error}; define functions and classes at the top level of a file"
         )
-    if not _names_main(file):
-        return "ok", ""
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is None or not Path(script).is_file():
-        return "not-tried", (
-            "wanted functions and classes that a new process can import, got some that were typed into this "
-            "session; put them into a file and import it"
-        )
-    if not _is_guarded(Path(script).read_text(encoding="utf-8")):
-        return "not-tried", (
-            f"wanted a script that can be imported without running, got {script} without a line "
-            '`if __name__ == "__main__":`, which defines parts of the step; put what it runs under that line'
-        )
-    return "ok", str(Path(script).resolve())
+    try:
+        modules = unfound_modules(file)
+    except CaptureError as error:
+        return "not-tried", str(error)
+    (directory / MODULES).write_bytes(msgspec.json.encode(modules))
+    return "ok", ""
 
 
 def _run(
-    directory: Path, program: str, script: str, limit_s: float
+    directory: Path, program: str, limit_s: float
 ) -> tuple[Literal["ok", "failed", "not-tried"], str]:
     """Start the child, wait for its end, and leave nothing of it behind."""
     with (directory / LOG).open("wb") as log:
@@ -204,7 +196,6 @@ def _run(
                 str(directory),
                 program,
                 str(os.getpid()),
-                script,
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -248,19 +239,3 @@ def _reference(program: str | Callable[..., Any]) -> str:
     if isinstance(program, str):
         return program
     return f"{program.__module__}:{program.__qualname__}"
-
-
-def _names_main(file: Path) -> bool:
-    """Whether a saved payload refers to the main script."""
-    with zipfile.ZipFile(file) as archive:
-        return any(
-            b"__main__" in archive.read(name)
-            for name in archive.namelist()
-            if name.endswith("/data.pkl")
-        )
-
-
-def _is_guarded(source: str) -> bool:
-    """Whether a script keeps what it runs under `if __name__ == "__main__":`, as importing it demands."""
-    tests = [ast.unparse(node.test) for node in ast.parse(source).body if isinstance(node, ast.If)]
-    return any("__name__" in test and "__main__" in test for test in tests)

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import runpy
 import sys
 import traceback
 from pathlib import Path
@@ -13,9 +12,11 @@ import msgspec
 import torch
 
 from ridgeline.codec import Value, write_atomically
+from ridgeline.runtime.hybrid.capture.child_modules import import_modules
 from ridgeline.runtime.worker_process import end_well, end_with_parent
 
 PAYLOAD = "payload.pt"
+MODULES = "modules.json"
 REPORT = "report.json"
 LOG = "output.log"
 _LOG_LINES = 3
@@ -48,21 +49,20 @@ def last_lines(directory: Path) -> str:
     return f"; its last output: {' | '.join(lines)}" if lines else ""
 
 
-def main(directory: str, program: str, parent: str, script: str) -> None:
+def main(directory: str, program: str, parent: str) -> None:
     """Run `program` on the payload in `directory`; the report says how it went."""
     end_with_parent(int(parent))
     # A crash is an answer here; writing out the memory of a process with a GPU can take minutes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    report = _attempt(Path(directory), program, script)
+    report = _attempt(Path(directory), program)
     write_atomically(Path(directory) / REPORT, msgspec.json.encode(report))
     end_well()  # a process that failed to capture may hang in its own teardown
 
 
-def _attempt(directory: Path, program: str, script: str) -> Report:
+def _attempt(directory: Path, program: str) -> Report:
     stage: Literal["load", "run"] = "load"
     try:
-        if script:
-            _import_main(script)
+        import_modules(msgspec.json.decode((directory / MODULES).read_bytes(), type=dict[str, str]))
         # Written a moment ago by the parent, into a directory of its own: see `child_trial`.
         payload = torch.load(directory / PAYLOAD, weights_only=False)
         function = resolve_name(program)
@@ -72,13 +72,6 @@ def _attempt(directory: Path, program: str, script: str) -> Report:
         traceback.print_exc()
         return Report(stage=stage, message=f"{type(error).__name__}: {error}")
     return Report(stage="done")
-
-
-def _import_main(script: str) -> None:
-    """Make the parent's main script importable under its name, without running it as one."""
-    module = type(sys)("__main__")
-    module.__dict__.update(runpy.run_path(script, run_name="__mp_main__"))
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 
 
 if __name__ == "__main__":

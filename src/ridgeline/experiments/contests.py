@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ridgeline.errors import RidgelineError
+from ridgeline.host_threads import set_threads
 from ridgeline.runtime.hybrid import inductor
 
 FAILURES = (*inductor.FAILURES, RidgelineError, OSError)
@@ -46,8 +47,8 @@ def torch_threads(count: int) -> Iterator[None]:
     if count in (0, before):
         yield
         return
-    torch.set_num_threads(count)
+    set_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)

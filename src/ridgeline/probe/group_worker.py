@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from ridgeline.errors import LaunchError
+from ridgeline.host_threads import set_threads
 from ridgeline.probe.worker_error import Raised
 
 CALL, REPLY = "call", "reply"
@@ -64,7 +65,7 @@ def _work(directory: Path, target: str, device: str, first_gpu: int) -> None:
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
     if threads:
-        torch.set_num_threads(threads)
+        set_threads(threads)
     deadline_s = float(os.environ["RIDGELINE_GROUP_DEADLINE_S"])
     place = None
     if device == "cuda":

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from ridgeline.host_threads import set_threads
 from ridgeline.probe.small_step import PHASES, WIDTH, SmallNetwork, SmallStep
 from ridgeline.workload import Phase, Workload
 
@@ -100,14 +101,14 @@ def host_costs(kind: str, rounds: int = ROUNDS) -> HostCosts:
     Cost: About half a second.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    set_threads(1)
     device = torch.device(kind)
     try:
         if kind == "cuda":  # its first steps load kernels, and the host's clock rises meanwhile
             list(_steps(device, 2))
         return _solved(*_steps(device, rounds))
     finally:
-        torch.set_num_threads(threads)
+        set_threads(threads)
 
 
 class Beyond(NamedTuple):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ridgeline.codec import Value, write_atomically
 from ridgeline.errors import DeviceLostError
 from ridgeline.host_memory import keep_freed_memory
+from ridgeline.host_threads import set_threads
 from ridgeline.machine import (
     Ceiling,
     CodecTiming,
@@ -170,7 +171,7 @@ def measure_here(
         try:
             return _measured(request, Peers.of(group, device), keep)
         finally:
-            torch.set_num_threads(threads)
+            set_threads(threads)
 
 
 def _rank() -> int:
@@ -182,7 +183,7 @@ def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None
     rank, size, device = everyone.rank, everyone.size, everyone.device
     findings = Findings()
     if (request.dispatch or request.links) and rank == 0:
-        torch.set_num_threads(1)
+        set_threads(1)
         findings += _alone(request, device)
         keep(findings)
     for setting in request.settings:
@@ -194,7 +195,7 @@ def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None
             group = made if isinstance(made, dist.ProcessGroup) else None
         if rank < setting.workers:
             if setting.threads:
-                torch.set_num_threads(setting.threads)
+                set_threads(setting.threads)
             peers = Peers(rank=rank, size=setting.workers, device=device, group=group)
             for part in _at(setting, peers, request):
                 findings += part

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from ridgeline.errors import PlanError
 from ridgeline.execution import MODES, check_alone
 from ridgeline.history import Outage
+from ridgeline.host_threads import set_threads
 from ridgeline.plan import Plan
 from ridgeline.runtime import attendance
 from ridgeline.runtime import batch as batches
@@ -319,7 +320,7 @@ class TrainStep(Closing):
         Torch computes with as many threads as before the step was made, unless somebody else set them since.
         """
         if not self._is_closed and torch.get_num_threads() == self.plan.threads:
-            torch.set_num_threads(self._threads_before)
+            set_threads(self._threads_before)
         if self._attendance is not None and not self._is_closed:
             self._attendance.closed(self._enrolled)
         self._is_closed = True

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ridgeline.errors import LaunchError, PlanError
 from ridgeline.host_memory import keep_freed_memory
+from ridgeline.host_threads import set_threads
 from ridgeline.machine import Setting
 from ridgeline.runtime import leaving
 from ridgeline.runtime.mesh import Axis, given_group, mesh_over
@@ -72,7 +73,7 @@ class World:
                 "device out, or make the mesh for it"
             )
         if threads:
-            torch.set_num_threads(threads)
+            set_threads(threads)
         wanted = device if mesh is None else mesh.device_type
         kind = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))

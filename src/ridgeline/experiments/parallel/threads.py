@@ -18,6 +18,7 @@ from ridgeline.experiments.parallel.work import (
     perceptron_step,
 )
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way, simply
+from ridgeline.host_threads import set_threads
 from ridgeline.probe.fingerprint import num_cores
 
 FIRST = "one by one, 1 thread"
@@ -93,7 +94,7 @@ def _bound(work: Work, workers: int) -> Bound:
 def _pool(work: Work, workers: int) -> Runner:
     """Every piece submitted; what joins them runs in the calling thread."""
     pool = ThreadPoolExecutor(
-        min(workers, len(work.pieces)), initializer=torch.set_num_threads, initargs=(1,)
+        min(workers, len(work.pieces)), initializer=set_threads, initargs=(1,)
     )
 
     def run() -> Any:

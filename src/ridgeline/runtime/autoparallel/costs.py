@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
+from ridgeline.host_threads import set_threads
 from ridgeline.runtime.autoparallel.aliasing import is_random, writes
 from ridgeline.runtime.autoparallel.graph_clock import BRANCHES, GraphClock, fill_of
 from ridgeline.runtime.autoparallel.makespan import NodeCost
@@ -160,13 +161,13 @@ def _gpu_cost(
 def _cpu_cost(segment: Segment, environment: Environment, threads: int) -> NodeCost:
     """The least of some rounds with so many threads: whatever else runs can only add to it."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    set_threads(threads)
     try:
         segment(environment)
         count = _count(_seconds(segment, environment, 1))
         samples = [_seconds(segment, environment, count) for _ in range(ROUNDS)]
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
     return NodeCost(min(samples))
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ridgeline.errors import EngineError
+from ridgeline.host_threads import set_threads
 from ridgeline.runtime.autoparallel.issue import Piece, pieces
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.schedule import Schedule
@@ -86,7 +87,7 @@ class ThreadProgram:
         environment = self.program.bind(*args)
         before = torch.get_num_threads()
         with self._lock, torch.no_grad():
-            torch.set_num_threads(self._threads)
+            set_threads(self._threads)
             try:
                 for segment, reads, writes, lane, name in self._steps:
                     self._engine.push(
@@ -101,7 +102,7 @@ class ThreadProgram:
                     raise error.__cause__ from None
                 raise
             finally:
-                torch.set_num_threads(before)
+                set_threads(before)
             return self.program.results(environment)
 
     def timeline(self) -> Timeline:
@@ -220,7 +221,7 @@ def _engine(num_lanes: int, threads: int) -> Engine:
     for lane in range(1, num_lanes):
         engine.push(partial(_prepare_thread, threads), lane=_lane_name(lane), name=_PREPARE)
     engine.wait_all()
-    torch.set_num_threads(before)  # new threads take over what was set last, whoever set it
+    set_threads(before)  # new threads take over what was set last, whoever set it
     return engine
 
 
@@ -230,7 +231,7 @@ _PREPARE = "prepare thread"
 def _prepare_thread(threads: int) -> None:
     """Limit the threads of operators that this thread calls; they need no gradients."""
     torch.get_num_threads()  # a thread's first call overwrites its setting by that of the process
-    torch.set_num_threads(threads)
+    set_threads(threads)
     torch.set_grad_enabled(False)
 
 

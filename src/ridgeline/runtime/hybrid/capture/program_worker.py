@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from ridgeline.errors import first_line
+from ridgeline.host_threads import set_threads
 from ridgeline.runtime.hybrid.capture.fences import Fences
 from ridgeline.runtime.hybrid.packages.package import load_compiled
 from ridgeline.runtime.worker_process import end_well, end_with_parent
@@ -54,7 +55,7 @@ def _attempt(path: str) -> Answer:
 
 def _broken_by(asked: dict[str, Any]) -> tuple[str, ...]:
     """Run a program with fences around whatever it may write to; what it broke."""
-    torch.set_num_threads(asked["threads"])
+    set_threads(asked["threads"])
     fences = Fences()
     if "package" in asked:
         call = load_compiled(Path(asked["package"]), torch.device("cpu"))

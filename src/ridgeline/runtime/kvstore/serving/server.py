@@ -15,6 +15,7 @@ import zmq
 
 from ridgeline.errors import KVStoreError
 from ridgeline.host_memory import keep_freed_memory
+from ridgeline.host_threads import set_threads
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addresses import check_listening, host_identity
 from ridgeline.runtime.kvstore.serving.entry import Door
@@ -306,7 +307,7 @@ def serve_beside(server: Server) -> None:
 
     Behind the address stands the epoch of a server that writes snapshots.
     """
-    torch.set_num_threads(1)  # the workers' cores are theirs
+    set_threads(1)  # the workers' cores are theirs
     keep_freed_memory()  # each message would cost page faults
     sys.stdout.write(
         f"{server.address} {server.epoch}\n" if server.epoch else f"{server.address}\n"

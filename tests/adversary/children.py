@@ -31,12 +31,16 @@ class Child:
         limit_s: Seconds for one program in one mode, with making it small.
         interprets: Nothing is compiled, see `interpreting`.
         device: Of its modes, `cpu` or `cuda`; a failure there may be the last thing that a process does well.
+        gpu: The one that it sees; all that this process sees where empty.
     """
 
-    def __init__(self, limit_s: float, *, interprets: bool, device: str = "cpu") -> None:
+    def __init__(
+        self, limit_s: float, *, interprets: bool, device: str = "cpu", gpu: str = ""
+    ) -> None:
         self._limit_s = limit_s
         self._interprets = interprets
         self._device = device
+        self._gpu = gpu
         self._process: subprocess.Popen[bytes] | None = None
         self._num_run = 0
         self._folder = tempfile.TemporaryDirectory(
@@ -98,27 +102,39 @@ class Child:
         if self._process is not None and self._num_run >= PROGRAMS_EACH:
             self._end()
         if self._process is None:
-            paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-            }
-            if self._device == "cpu":
-                environment["CUDA_VISIBLE_DEVICES"] = ""
             flags = ["--interpret"] if self._interprets else []
-            environment["TORCHINDUCTOR_COMPILE_THREADS"] = (
-                "1"  # a pool would outlive a killed child
-            )
             with self._errors.open("wb") as errors:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "adversary.worker", self._folder.name, *flags],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    env=environment,
+                    env=self._environment(),
                 )
             self._num_run = 0
         return self._process
+
+    def _environment(self) -> dict[str, str]:
+        paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a pool would outlive a killed child
+            "OMP_NUM_THREADS": "1",  # what computes here is small, and there are many such processes
+            # What only calls the kernels takes longer to optimise than they take to compile.
+            "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
+        }
+        if self._device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        elif self._gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = self._gpu
+        return environment
+
+    def kill(self) -> None:
+        """End what runs, from another thread: whoever waits for its answer is told that it crashed."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -42,6 +43,7 @@ class Child:
         self._device = device
         self._gpu = gpu
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
         self._num_run = 0
         self._folder = tempfile.TemporaryDirectory(
             prefix="adversary-"
@@ -65,8 +67,11 @@ class Child:
         process = self._ready()
         assert process.stdin is not None
         request = {"program": json.loads(to_json(program)), "mode": mode, "shrinks": shrinks}
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # of one that was killed: there will be no answer
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
         line, is_late = self._line(process)
         if line.endswith(b"\n"):
             self._num_run += 1
@@ -112,6 +117,8 @@ class Child:
                     env=self._environment(),
                 )
             self._num_run = 0
+            if self._is_killed:
+                self._process.kill()
         return self._process
 
     def _environment(self) -> dict[str, str]:
@@ -131,7 +138,8 @@ class Child:
         return environment
 
     def kill(self) -> None:
-        """End what runs, from another thread: whoever waits for its answer is told that it crashed."""
+        """End what runs or begins, from another thread: who waits for its answer is told that it crashed."""
+        self._is_killed = True
         process = self._process
         if process is not None:
             process.kill()
@@ -144,5 +152,6 @@ class Child:
         assert process.stdout is not None
         process.kill()
         process.wait()
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         process.stdout.close()

@@ -20,12 +20,14 @@ class Findings:
     """Verdicts counted; used by several threads.
 
     Attributes:
+        finished: In how many modes the program of a seed was run.
         is_over: No more is counted: children are being ended.
     """
 
     def __init__(self, folder: Path) -> None:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.reasons: dict[str, Counter[str]] = {}
+        self.finished: Counter[int] = Counter()
         self.kinds: Counter[str] = Counter()
         self.unconfirmed: set[str] = set()
         self.blamed: dict[str, set[str]] = {}
@@ -34,12 +36,13 @@ class Findings:
         self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, verdict: Verdict, program: Program) -> bool:
-        """Count a verdict; True if it is the first failure of its kind."""
+    def add(self, verdict: Verdict, program: Program, seed: int) -> bool:
+        """Count a verdict on what was made of a seed; True if it is the first failure of its kind."""
         with self._lock:
             if self.is_over.is_set():
                 return False
             self.outcomes[verdict.mode, verdict.outcome] += 1
+            self.finished[seed] += 1
             if verdict.outcome == "refused":
                 self.reasons.setdefault(verdict.mode, Counter())[reason(verdict.detail)] += 1
             if verdict.outcome != "failed":

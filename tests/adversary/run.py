@@ -99,7 +99,7 @@ def _work(
             else job
         )
         verdict, program = child.examine(made, mode, shrinks=not wanted.no_shrink)
-        if findings.add(verdict, program):
+        if findings.add(verdict, program, made.seed):
             is_sure = not confirms or (
                 compiling.examine(program, mode, shrinks=False)[0].outcome == "failed"
             )
@@ -195,6 +195,7 @@ def _report(findings: Findings, wanted: argparse.Namespace, seconds: float, num_
             "torch": torch.__version__,
             "excluded": wanted.new,
             "wanted": num_jobs,
+            "seeds_in_all_modes": sum(n == len(wanted.modes) for n in findings.finished.values()),
             "seconds": round(seconds, 1),
             "jobs": wanted.jobs,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -31,13 +32,18 @@ class Child:
         limit_s: Seconds for one program in one mode, with making it small.
         interprets: Nothing is compiled, see `interpreting`.
         device: Of its modes, `cpu` or `cuda`; a failure there may be the last thing that a process does well.
+        gpu: The one that it sees; all that this process sees where empty.
     """
 
-    def __init__(self, limit_s: float, *, interprets: bool, device: str = "cpu") -> None:
+    def __init__(
+        self, limit_s: float, *, interprets: bool, device: str = "cpu", gpu: str = ""
+    ) -> None:
         self._limit_s = limit_s
         self._interprets = interprets
         self._device = device
+        self._gpu = gpu
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
         self._num_run = 0
         self._folder = tempfile.TemporaryDirectory(
             prefix="adversary-"
@@ -61,8 +67,11 @@ class Child:
         process = self._ready()
         assert process.stdin is not None
         request = {"program": json.loads(to_json(program)), "mode": mode, "shrinks": shrinks}
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # of one that was killed: there will be no answer
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
         line, is_late = self._line(process)
         if line.endswith(b"\n"):
             self._num_run += 1
@@ -98,27 +107,42 @@ class Child:
         if self._process is not None and self._num_run >= PROGRAMS_EACH:
             self._end()
         if self._process is None:
-            paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-            }
-            if self._device == "cpu":
-                environment["CUDA_VISIBLE_DEVICES"] = ""
             flags = ["--interpret"] if self._interprets else []
-            environment["TORCHINDUCTOR_COMPILE_THREADS"] = (
-                "1"  # a pool would outlive a killed child
-            )
             with self._errors.open("wb") as errors:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "adversary.worker", self._folder.name, *flags],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    env=environment,
+                    env=self._environment(),
                 )
             self._num_run = 0
+            if self._is_killed:
+                self._process.kill()
         return self._process
+
+    def _environment(self) -> dict[str, str]:
+        paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a pool would outlive a killed child
+            "OMP_NUM_THREADS": "1",  # what computes here is small, and there are many such processes
+            # What only calls the kernels takes longer to optimise than they take to compile.
+            "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
+        }
+        if self._device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        elif self._gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = self._gpu
+        return environment
+
+    def kill(self) -> None:
+        """End what runs or begins, from another thread: who waits for its answer is told that it crashed."""
+        self._is_killed = True
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -128,5 +152,6 @@ class Child:
         assert process.stdout is not None
         process.kill()
         process.wait()
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         process.stdout.close()

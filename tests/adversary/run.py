@@ -3,70 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
+import json
 import math
-import re
+import queue
+import signal
 import sys
-import threading
 import time
-from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import get_args
+from typing import Any
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from adversary.children import Child
 from adversary.devices import EMULATED_MODES, GPU_MODES, device_of, warm_calls
 from adversary.excluded import excluded
-from adversary.judging import Outcome, Verdict
+from adversary.findings import Findings
 from adversary.making import each, make
 from adversary.program import Program
-from adversary.scripts import script
 from adversary.worlds import MODES, purpose_of
 
 
-class Findings:
-    """Verdicts counted, and one script for each kind of failure; used by several threads."""
-
-    def __init__(self, folder: Path) -> None:
-        self.outcomes: Counter[tuple[str, str]] = Counter()
-        self.kinds: Counter[str] = Counter()
-        self.unconfirmed: set[str] = set()
-        self.blamed: dict[str, set[str]] = {}
-        self._folder = folder
-        self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def add(self, verdict: Verdict, program: Program) -> bool:
-        """Count a verdict; True if it is the first failure of its kind."""
-        with self._lock:
-            self.outcomes[verdict.mode, verdict.outcome] += 1
-            if verdict.outcome != "failed":
-                return False
-            title = _title(verdict, program)
-            self.kinds[title] += 1
-            self.blamed.setdefault(verdict.mode, set()).update(blamed(program))
-            return self.kinds[title] == 1
-
-    def write(self, verdict: Verdict, program: Program, *, is_confirmed: bool) -> None:
-        """A script for a kind of failure; `is_confirmed`: it fails with the compiler as well."""
-        title = _title(verdict, program)
-        if not is_confirmed:
-            self.unconfirmed.add(title)
-        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:150]
-        (self._folder / f"{name}.py").write_text(script(program, verdict))
-        mark = "" if is_confirmed else " (not with the compiler)"
-        print(f"seed {program.seed}: {title}{mark}", flush=True)
+class Ended(BaseException):
+    """SIGTERM: what is known by then is written."""
 
 
-def _title(verdict: Verdict, program: Program) -> str:
-    return f"{verdict.mode} {verdict.kind} [{', '.join(program.words())}]"
-
-
-def blamed(program: Program) -> tuple[str, ...]:
-    """What to leave out of later programs, so that other failures show."""
-    words = program.words()
-    return tuple(word for word in words if "/" in word) or words[-1:]
+def _end(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Ended
 
 
 def main() -> int:
@@ -74,39 +43,67 @@ def main() -> int:
     wanted = _arguments()
     findings = Findings(wanted.out)
     begin = time.monotonic()
-    jobs = _jobs(wanted)
-    lanes = [jobs[lane :: wanted.jobs] for lane in range(wanted.jobs)]
-
-    def work(lane: list[tuple[Program | int, str]]) -> None:
-        interprets = wanted.compiler == "interpret"
-        with (
-            Child(wanted.limit_s, interprets=interprets, device=wanted.device) as child,
-            Child(wanted.limit_s, interprets=False, device=wanted.device) as compiling,
-        ):
-            for job, mode in lane:
-                if time.monotonic() - begin > wanted.stop_after_s:
-                    return
-                known = set(excluded(mode)) if wanted.new else set()
-                known |= findings.blamed.get(mode, set()) if wanted.once else set()
-                if isinstance(job, Program) and known.intersection(job.words()):
-                    continue  # its feature failed without the change, or at another place
-                made = (
-                    make(job, purpose_of(mode), {*wanted.exclude, *known}, warm_calls(mode))
-                    if isinstance(job, int)
-                    else job
-                )
-                verdict, program = child.examine(made, mode, shrinks=not wanted.no_shrink)
-                if findings.add(verdict, program):
-                    is_sure = not (interprets and wanted.confirm) or (
-                        compiling.examine(program, mode, shrinks=False)[0].outcome == "failed"
-                    )
-                    findings.write(verdict, program, is_confirmed=is_sure)
-
-    with ThreadPoolExecutor(wanted.jobs) as pool:
-        for done in [pool.submit(work, lane) for lane in lanes]:
-            done.result()
-    _report(findings, wanted, time.monotonic() - begin)
+    jobs: queue.SimpleQueue[tuple[Program | int, str]] = queue.SimpleQueue()
+    for job in (listed := _jobs(wanted)):
+        jobs.put(job)
+    with contextlib.ExitStack() as stack:
+        lanes = [
+            [stack.enter_context(child) for child in _children(wanted, n)]
+            for n in range(wanted.jobs)
+        ]
+        pool = stack.enter_context(ThreadPoolExecutor(wanted.jobs))
+        signal.signal(signal.SIGTERM, _end)
+        try:
+            for done in [pool.submit(_work, wanted, lane, jobs, findings, begin) for lane in lanes]:
+                done.result()
+        except Ended:
+            findings.is_over.set()
+            for child in itertools.chain(*lanes):
+                child.kill()
+    _report(findings, wanted, time.monotonic() - begin, len(listed))
     return 1 if findings.kinds else 0
+
+
+def _children(wanted: argparse.Namespace, number: int) -> tuple[Child, Child]:
+    """Those of a lane: the one that runs programs, and the one that runs failures with the compiler."""
+    gpu = wanted.gpus[number % len(wanted.gpus)] if wanted.gpus else ""
+    interprets = wanted.compiler == "interpret"
+    return (
+        Child(wanted.limit_s, interprets=interprets, device=wanted.device, gpu=gpu),
+        Child(wanted.limit_s, interprets=False, device=wanted.device, gpu=gpu),
+    )
+
+
+def _work(
+    wanted: argparse.Namespace,
+    children: Sequence[Child],
+    jobs: queue.SimpleQueue[tuple[Program | int, str]],
+    findings: Findings,
+    begin: float,
+) -> None:
+    """Run programs until there are no more."""
+    child, compiling = children
+    confirms = wanted.compiler == "interpret" and wanted.confirm
+    while time.monotonic() - begin < wanted.stop_after_s and not findings.is_over.is_set():
+        try:
+            job, mode = jobs.get_nowait()
+        except queue.Empty:
+            return
+        known = set(excluded(mode)) if wanted.new else set()
+        known |= findings.blamed.get(mode, set()) if wanted.once else set()
+        if isinstance(job, Program) and known.intersection(job.words()):
+            continue  # its feature failed without the change, or at another place
+        made = (
+            make(job, purpose_of(mode), {*wanted.exclude, *known}, warm_calls(mode))
+            if isinstance(job, int)
+            else job
+        )
+        verdict, program = child.examine(made, mode, shrinks=not wanted.no_shrink)
+        if findings.add(verdict, program, made.seed):
+            is_sure = not confirms or (
+                compiling.examine(program, mode, shrinks=False)[0].outcome == "failed"
+            )
+            print(findings.write(verdict, program, is_confirmed=is_sure), flush=True)
 
 
 def _jobs(wanted: argparse.Namespace) -> list[tuple[Program | int, str]]:
@@ -164,6 +161,10 @@ def _arguments() -> argparse.Namespace:
         default="interpret",
         help="run captured programs operator by operator (fast), or compile them (seconds each)",
     )
+    parser.add_argument(
+        "--gpus", nargs="*", default=[], metavar="ID", help="child processes take them in turns"
+    )
+    parser.add_argument("--json", type=Path, help="for the counts; also written on SIGTERM")
     wanted = parser.parse_args()
     of_device = [
         mode for mode in (*MODES, *EMULATED_MODES, *GPU_MODES) if device_of(mode) == wanted.device
@@ -184,17 +185,30 @@ def _kinds(findings: Findings) -> list[str]:
     ]
 
 
-def _report(findings: Findings, wanted: argparse.Namespace, seconds: float) -> None:
-    num_runs = findings.outcomes.total()
+def _report(findings: Findings, wanted: argparse.Namespace, seconds: float, num_jobs: int) -> None:
+    told = findings.told(wanted.modes)
+    if wanted.json is not None:
+        about = {
+            "seeds": None if wanted.each or wanted.only else [wanted.seed, wanted.programs],
+            "compiler": wanted.compiler,
+            "device": wanted.device,
+            "torch": torch.__version__,
+            "excluded": wanted.new,
+            "wanted": num_jobs,
+            "seeds_in_all_modes": sum(n == len(wanted.modes) for n in findings.finished.values()),
+            "seconds": round(seconds, 1),
+            "jobs": wanted.jobs,
+        }
+        wanted.json.write_text(json.dumps(about | told, indent=1) + "\n")
+    rate = told["runs"] / seconds
     lines = [
-        f"{num_runs} runs in {seconds:.0f} s: {num_runs / seconds:.2f} programs a second in a mode",
+        f"{told['runs']} of {num_jobs} runs in {seconds:.0f} s: {rate:.2f} programs a second in a mode",
         "",
     ]
-    for mode in wanted.modes:
-        counts = {name: findings.outcomes[mode, name] for name in get_args(Outcome)}
-        lines.append(
-            f"{mode:30}" + "".join(f"{name} {count:5}   " for name, count in counts.items())
-        )
+    lines += [
+        f"{mode:30}" + "".join(f"{n} {count:5}   " for n, count in findings.counts(mode).items())
+        for mode in wanted.modes
+    ]
     lines += ["", *_kinds(findings)]
     for mode in wanted.modes:
         words = findings.blamed.get(mode, set())

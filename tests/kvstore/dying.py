@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ridgeline.runtime.kvstore.serving import channel, connections, wire
+from ridgeline.runtime.kvstore.serving import channel, connections, segment, wire
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.server import Server
 from ridgeline.runtime.kvstore.serving.shard import Shard
@@ -47,6 +47,11 @@ def be_quick() -> None:
     connections.Channel = partial(channel.Channel, resend_s=0.2)  # type: ignore[assignment,misc]
 
 
+def share_in(folder: str) -> None:
+    """Have this process share memory by files of a folder, so that what the killed leave is told from others'."""
+    segment.SHARED_FILES = Path(folder)
+
+
 def kill_myself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -54,6 +59,7 @@ def kill_myself() -> None:
 def serve(folder: str, num_workers: int, death: Death | None, told: Connection) -> None:
     """Serve until killed, or until the other end of the pipe is closed."""
     torch.set_num_threads(1)
+    share_in(str(Path(folder, "memory")))
     shard = Shard(num_workers, None)
     snapshots = Snapshots(Path(folder), shard, every_bytes=2000, every_s=0.05)
     server = Server(shard, "tcp://127.0.0.1:*", LEASE_S, snapshots=snapshots)
@@ -81,9 +87,10 @@ def _dying(handle: Any, death: Death) -> Any:
     return dying
 
 
-def work(rank: int, address: str, death: Death, says: Connection) -> None:
+def work(rank: int, address: str, memory: str, death: Death, says: Connection) -> None:
     """Push and pull as `steps` does, until killed; says how many pushes were answered, after each."""
     torch.set_num_threads(1)
+    share_in(memory)
     be_quick()
     send, left = channel.Channel._send, death.count
 
@@ -114,7 +121,7 @@ def steps(shelf: RemoteShelf, says: Any, *, has_function: bool) -> None:
 
     Args:
         shelf: Of the worker.
-        says: Is sent how many pushes were answered.
+        says: Is sent how many pushes were answered, and at the end that all have come there.
         has_function: A function works them in, else an optimizer.
     """
     rank = shelf.rank
@@ -145,3 +152,4 @@ def steps(shelf: RemoteShelf, says: Any, *, has_function: bool) -> None:
         if step == 3:
             shelf._servers.tell_all(wire.Cover())
     shelf.barrier()
+    says.send(("barrier", 2))

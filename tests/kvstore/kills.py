@@ -1,11 +1,13 @@
 """Servers and workers that are killed with messages of some type, while others train.
 
-    python tests/kvstore/kills.py [SEEDS] [FIRST]
+    python tests/kvstore/kills.py [SEEDS] [FIRST] [--jobs N] [--out FILE]
 
-kills a server, and then a worker, at every type of message, by so many seeds (100) from FIRST (0) on, and says which
-failed; ends with status 1 where some did. `test_deaths.py` runs two seeds.
+kills a server, and then a worker, at every type of message, by so many seeds (100) from FIRST (0) on, N at a time,
+and says which failed; ends with status 1 where some did. FILE gets all outcomes as JSON, also where SIGTERM ends the
+run early. `test_deaths.py` runs two seeds.
 """
 
+import argparse
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -18,14 +20,15 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import dying
+import msgspec
 import torch
 from dying import Death
 
@@ -117,13 +120,30 @@ def supervised(processes: Any, folder: Path, deaths: list[Death]) -> Iterator[Su
 
 
 class Told:
-    """What a worker says of its pushes."""
+    """What a worker says of its pushes.
+
+    Attributes:
+        acknowledged: How many there were, by key.
+        longest_s: The longest time from one of them, or from when this was made, to the next, or to the end.
+    """
 
     def __init__(self) -> None:
         self.acknowledged: dict[str, int] = defaultdict(int)
+        self.longest_s = 0.0
+        self._last_s = time.monotonic()
 
     def send(self, told: tuple[str, int]) -> None:
         self.acknowledged[told[0]] = told[1]
+        now_s = time.monotonic()
+        self.longest_s, self._last_s = max(self.longest_s, now_s - self._last_s), now_s
+
+
+def memory_in(folder: Path) -> Path:
+    """Where the processes of one kill share memory, this one included, and nobody else."""
+    memory = folder / "memory"
+    memory.mkdir()
+    dying.share_in(str(memory))
+    return memory
 
 
 def opened(supervisor: Supervisor, rank: int) -> RemoteShelf:
@@ -133,8 +153,13 @@ def opened(supervisor: Supervisor, rank: int) -> RemoteShelf:
     return RemoteShelf([address], rank, 2, lease_s=dying.LEASE_S, notice=supervisor.notice)
 
 
-def kill_server(kind: str, seed: int, processes: Any, folder: Path) -> None:
-    """Kill servers at a type of message: two workers go on, and all that they pushed is in the values once."""
+def kill_server(kind: str, seed: int, processes: Any, folder: Path) -> float:
+    """Kill servers at a type of message: two workers go on, and all that they pushed is in the values once.
+
+    Returns:
+        The longest time in which a worker came no further, in seconds.
+    """
+    memory = memory_in(folder)
     chance = random.Random(f"{kind} {seed}")
     # Those that a worker says to a new server come with the second one.
     first = [Death("Push", 3, is_after=True)] if kind in ("Again", "Whole") else []
@@ -142,12 +167,12 @@ def kill_server(kind: str, seed: int, processes: Any, folder: Path) -> None:
     deaths = [*first, Death(kind, count, is_after=chance.random() < 0.5)]
     deaths.append(Death("Push", chance.randint(1, 9), is_after=chance.random() < 0.5))
     with supervised(processes, folder, deaths) as supervisor:
-        shelves = [opened(supervisor, rank) for rank in range(2)]
+        shelves, told = [opened(supervisor, rank) for rank in range(2)], [Told(), Told()]
         with ThreadPoolExecutor(2) as threads:
             function = kind == "SetUpdater"
             begun = [
-                threads.submit(dying.steps, shelf, Told(), has_function=function)
-                for shelf in shelves
+                threads.submit(dying.steps, shelf, says, has_function=function)
+                for shelf, says in zip(shelves, told, strict=True)
             ]
             for done in begun:
                 done.result()
@@ -160,28 +185,34 @@ def kill_server(kind: str, seed: int, processes: Any, folder: Path) -> None:
     assert torch.equal(rows, torch.tensor([6.0, 6.0, 0.0, 0.0])[:, None].expand(4, 3))
     assert number == 12
     assert supervisor.num_started >= len(deaths)
+    assert [*memory.iterdir()] == []
+    return max(one.longest_s for one in told)
 
 
-def kill_worker(kind: str, seed: int, processes: Any, folder: Path) -> None:
+def kill_worker(kind: str, seed: int, processes: Any, folder: Path) -> float:
     """Kill a worker at a type of message: the other one goes on after a lease, or is told what it lacks.
 
     The values hold what was acknowledged, and one push more at most.
+
+    Returns:
+        The longest time in which the other one came no further, in seconds.
     """
+    memory = memory_in(folder)
     chance = random.Random(f"{kind} {seed}")
     count = chance.randint(1, MOST_OF_WORKER.get(kind, 1))
     death = Death(kind, count, is_after=chance.random() < 0.5)
     killed = 0 if kind in OF_FIRST else 1
-    shared = {*SHARED_FILES.glob("ridgeline-*")}
     told, out, versions, refused = Told(), torch.empty(()), None, ""
     with supervised(processes, folder, []) as supervisor:
         mine, its = processes.Pipe()
-        args = (killed, supervisor.first.address, death, its)
+        args = (killed, supervisor.first.address, str(memory), death, its)
         worker = processes.Process(target=dying.work, args=args)
         worker.start()
         its.close()
         shelf = opened(supervisor, 1 - killed)
+        waits = Told()
         try:
-            dying.steps(shelf, Told(), has_function=kind == "SetUpdater")
+            dying.steps(shelf, waits, has_function=kind == "SetUpdater")
             versions = shelf.read("n", [out], None)
         except KVStoreError as error:
             refused = str(error)
@@ -192,9 +223,7 @@ def kill_worker(kind: str, seed: int, processes: Any, folder: Path) -> None:
             except EOFError:
                 break
         shelf.close()
-    # It had no time to take the name away.
-    for left in {*SHARED_FILES.glob("ridgeline-*")} - shared:
-        left.unlink()
+    assert len([*memory.iterdir()]) <= 1  # the killed one may have had no time to take a name away
     assert worker.exitcode == -signal.SIGKILL
     if versions is None:
         assert kind == "Init"
@@ -203,33 +232,148 @@ def kill_worker(kind: str, seed: int, processes: Any, folder: Path) -> None:
         assert out == sum(versions.values())
         assert versions[1 - killed] == 6
         assert 0 <= versions.get(killed, 0) - told.acknowledged["n"] <= 1
+    return waits.longest_s
 
 
-KILLS: dict[str, Callable[[str, int, Any, Path], None]] = {
+KILLS: dict[str, Callable[[str, int, Any, Path], float]] = {
     "server": kill_server,
     "worker": kill_worker,
 }
 
 
+class Outcome(NamedTuple):
+    """What became of the others where one was killed; no `error`: all that should be is so."""
+
+    seed: int
+    victim: str
+    kind: str
+    seconds: float
+    longest_wait_s: float
+    error: str
+
+
+_processes: list[Any] = []
+"""Those of a job, which makes all its servers and workers from one."""
+
+
+def begin_job() -> None:
+    """Have this process, and all that it starts, be ended together."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    _processes.append(made_processes())
+
+
+def kill_once(seed: int, victim: str, kind: str, root: str) -> Outcome:
+    """One kill, in a job."""
+    begun_s, longest_s, error = time.monotonic(), 0.0, ""
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        try:
+            longest_s = KILLS[victim](kind, seed, _processes[0], Path(folder))
+        except Exception:  # noqa: BLE001 - told of, and the others are killed all the same
+            error = traceback.format_exc()
+    return Outcome(seed, victim, kind, time.monotonic() - begun_s, longest_s, error)
+
+
+class Ended(BaseException):
+    """SIGTERM."""
+
+
+def end(*_: Any) -> None:
+    """Go on where the run is reported."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Ended
+
+
+def run(wanted: argparse.Namespace, outcomes: list[Outcome]) -> None:
+    """Kill by as many seeds as asked, and add what became of it; all processes have ended then."""
+    kills = [
+        (seed, victim, kind)
+        for seed in range(wanted.first, wanted.first + wanted.seeds)
+        for victim in KILLS
+        for kind in dying.TYPES
+    ]
+    pool = ProcessPoolExecutor(min(wanted.jobs, len(kills)), made_processes(), begin_job)
+    with tempfile.TemporaryDirectory(prefix="ridgeline-kills-", dir=SHARED_FILES) as root:
+        try:
+            for done in as_completed([pool.submit(kill_once, *one, root) for one in kills]):
+                outcome = done.result()
+                outcomes.append(outcome)
+                if outcome.error:
+                    sys.stdout.write(
+                        f"{outcome.victim} {outcome.kind} {outcome.seed}:\n{outcome.error}"
+                    )
+                if len(outcomes) % (len(kills) // wanted.seeds) == 0:
+                    sys.stdout.write(f"{summary(outcomes)}\n")
+                sys.stdout.flush()
+        finally:
+            jobs = [*(pool._processes or {})]
+            pool.shutdown(wait=False, cancel_futures=True)
+            for job in jobs:
+                with suppress(ProcessLookupError):
+                    os.killpg(job, signal.SIGKILL)
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    """One line."""
+    failed = sum(bool(one.error) for one in outcomes)
+    waits = sorted(one.longest_wait_s for one in outcomes) or [0.0]
+    return (
+        f"{len(outcomes)} kills, {failed} failed; a survivor came no further for {waits[len(waits) // 2]:.2f} s in "
+        f"the median, {waits[-1]:.2f} s at most (a lease is {dying.LEASE_S} s)"
+    )
+
+
+def report(outcomes: list[Outcome], seconds: float, wanted: argparse.Namespace) -> dict[str, Any]:
+    """All outcomes as a table: for each seed and victim a word for each type of message."""
+    words = {
+        (one.seed, one.victim, one.kind): "failed" if one.error else "held" for one in outcomes
+    }
+    rows = [
+        [seed, victim, *(words.get((seed, victim, kind), "not run") for kind in dying.TYPES)]
+        for seed in sorted({one.seed for one in outcomes})
+        for victim in KILLS
+    ]
+    return {
+        "summary": summary(outcomes),
+        "wanted": len(KILLS) * len(dying.TYPES) * wanted.seeds,
+        "killed": len(outcomes),
+        "failed": [one._asdict() for one in outcomes if one.error],
+        "seconds": seconds,
+        "jobs": wanted.jobs,
+        "lease_s": dying.LEASE_S,
+        "longest_wait_s": {
+            victim: max(
+                (one.longest_wait_s for one in outcomes if one.victim == victim), default=0.0
+            )
+            for victim in KILLS
+        },
+        "columns": ["seed", "victim", *dying.TYPES],
+        "rows": rows,
+    }
+
+
 def main() -> int:
     """Kill by as many seeds as asked."""
-    given = [int(word) for word in sys.argv[1:]]
-    seeds, first = [*given, *(100, 0)[len(given) :]]
-    processes, begun_s, failed, count = made_processes(), time.monotonic(), [], 0
-    for seed in range(first, first + seeds):
-        for who, kill in KILLS.items():
-            for kind in dying.TYPES:
-                count += 1
-                with tempfile.TemporaryDirectory() as folder:
-                    try:
-                        kill(kind, seed, processes, Path(folder))
-                    except Exception:  # noqa: BLE001 - told of, and the others are killed all the same
-                        failed.append(f"{who} {kind} {seed}")
-                        sys.stdout.write(f"{failed[-1]}:\n{traceback.format_exc()}")
-        passed_s = time.monotonic() - begun_s
-        sys.stdout.write(f"seed {seed}: {count} kills, {len(failed)} failed, {passed_s:.0f} s\n")
-        sys.stdout.flush()
-    return int(bool(failed))
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("seeds", type=int, nargs="?", default=100)
+    parser.add_argument("first", type=int, nargs="?", default=0)
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="seeds at a time; most of one is waiting"
+    )
+    parser.add_argument("--out", type=Path, help="for all outcomes, as JSON")
+    wanted = parser.parse_args()
+    begun_s, outcomes = time.monotonic(), list[Outcome]()
+    signal.signal(signal.SIGTERM, end)
+    try:
+        run(wanted, outcomes)
+    except Ended:
+        sys.stdout.write("ended by SIGTERM\n")
+    told = report(outcomes, time.monotonic() - begun_s, wanted)
+    sys.stdout.write(f"{told['summary']}, {told['seconds']:.0f} s\n")
+    if wanted.out is not None:
+        wanted.out.write_bytes(msgspec.json.encode(told))
+    return int(bool(told["failed"]) or told["killed"] < told["wanted"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,12 @@ from ridgeline.plan import Plan
 from ridgeline.runtime import captured_step, dropout_states
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.captured_step import CapturedStep
-from ridgeline.runtime.dropout_states import DropoutStates, DropoutStateSeen, HeldState
+from ridgeline.runtime.dropout_states import (
+    DropoutStates,
+    DropoutStateSeen,
+    HeldState,
+    left_as_found,
+)
 
 META: dict[str, Any] = {"device": "meta"}
 
@@ -107,6 +112,9 @@ class TorchsLayers:
     def seeded(self, seed: int) -> None:
         self.seed, self.offset, self._is_set = seed, 0, True
 
+    def put_back(self, _: torch.device, place: tuple[int, int]) -> None:
+        self.seed, self.offset = place
+
     def state(self, _: torch.device | None = None) -> Tensor:
         if self._is_set:
             self._torchs = torch.tensor([self.seed * 1000 + self.offset])
@@ -158,19 +166,28 @@ def test_replays_draw_what_layers_would(steps: list[tuple[int | None, int]]) -> 
             ]
 
 
-def test_a_check_leaves_no_trace_in_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever checks seeds, replays, and sets the generator back."""
-    torchs = TorchsLayers()
+def test_what_is_left_as_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever seeds, draws and sets a generator back leaves no trace in what is drawn later, replayed or not."""
+    torchs, untouched = TorchsLayers(), TorchsLayers()
     states = held_by(torchs, monkeypatch)
-    before = int(states.held[0].state)
-    place = torchs.place(META["device"])
-    with states.kept():
+    untouched.state()
+    monkeypatch.setattr(dropout_states, "dropping_devices", lambda _: {META["device"]})
+    monkeypatch.setattr(dropout_states, "_put_back", torchs.put_back)
+    with left_as_found(nn.Linear(1, 1)):
+        place = torchs.place(META["device"])
         for seed in (5, 6):
             torchs.seeded(seed)
             states.bring()
             drawn_from(states.held[0].state)
             states.leave()
-        assert int(states.held[0].state) != before
-        torchs.seed, torchs.offset = place
-    states.bring()
-    assert int(states.held[0].state) == before
+        torchs.seeded(place[0])
+        torchs.offset = place[1]
+    states.adopt()
+    for _ in range(3):
+        states.bring()
+        replayed = drawn_from(states.held[0].state)
+        torchs.offset += 4
+        states.leave()
+        assert replayed == untouched.draw()
+        assert torchs.draw() == untouched.draw()
+    assert torchs.place(META["device"]) == untouched.place(META["device"])

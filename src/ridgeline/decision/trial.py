@@ -28,6 +28,7 @@ from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import gather_bytes, share_text
 from ridgeline.runtime.deadline import deadline
+from ridgeline.runtime.dropout_states import left_as_found
 from ridgeline.runtime.hybrid.capture.program_trial import programs_tried_first
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.step import TrainStep as PlannedStep
@@ -89,6 +90,8 @@ def run_trial(
 
     Cost: The steps, and copies of parameters, buffers and optimizer state.
     """
+    at_end = contextlib.ExitStack()
+    at_end.enter_context(left_as_found(model, loss_fn))
     before = Undo(model, loss_fn, optimizer, list(examples))
     watch = watch or ProgramWatch()
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
@@ -111,6 +114,7 @@ def run_trial(
             step.close()
     finally:
         before.restore()
+        at_end.close()
     if world.rank == 0 and MODES[plan.execution].is_compiled:
         measured = watch.noted(measured)
     return _of_the_slowest(measured, world)

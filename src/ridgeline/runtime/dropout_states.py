@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ridgeline.reach.reach import Reach
+
 
 class DropoutStates:
     """What a capture of steps holds as long as its graph, and keeps as eager layers would have it.
@@ -57,17 +59,10 @@ class DropoutStates:
         for held in self.held:
             held.leave()
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Replays meanwhile leave no trace in what later ones draw; generators are put back by the caller."""
-        values = [held.state.clone() for held in self.held]
-        places = [held.place for held in self.held]
-        try:
-            yield
-        finally:
-            for held, value, place in zip(self.held, values, places, strict=True):
-                held.state.copy_(value)
-                held.torchs, held.place = held.state, place
+    def adopt(self) -> None:
+        """After `left_as_found`: replays go on from the state that torch's layers now draw from."""
+        for held in self.held:
+            held.adopt()
 
 
 @dataclass
@@ -85,12 +80,17 @@ class HeldState:
     torchs: Tensor
     place: tuple[int, int]
 
+    def adopt(self) -> None:
+        """See `DropoutStates`."""
+        made = dropout_state(self.device)
+        self.torchs = self.state if made is None else made
+        self.place = _place(self.device)
+
     def bring(self) -> None:
         """See `DropoutStates`."""
         seed, offset = _place(self.device)
         if seed != self.place[0] or offset < self.place[1]:
-            made = dropout_state(self.device)
-            self.torchs = self.state if made is None else made
+            self.adopt()
         if self.torchs is not self.state:
             self.state.copy_(self.torchs)
 
@@ -107,6 +107,30 @@ def _place(device: torch.device) -> tuple[int, int]:
     return generator.initial_seed(), generator.get_offset()
 
 
+@contextlib.contextmanager
+def left_as_found(*roots: Any) -> Iterator[None]:
+    """What happens meanwhile leaves no trace in what recurrent layers drop out afterwards, nor in generators.
+
+    Whoever puts a generator back has the next such layer begin anew otherwise.
+
+    Args:
+        roots: Where modules are that draw, see `Reach`.
+
+    Cost: Finding them; with such layers on a GPU a copy of 2 MB and a layer of width 1, twice.
+    """
+    devices = dropping_devices(Reach(*roots).modules)
+    states = {device: state for device in devices if (state := dropout_state(device)) is not None}
+    found = {device: (state.clone(), _place(device)) for device, state in states.items()}
+    try:
+        yield
+    finally:
+        for device, (values, place) in found.items():
+            state = dropout_state(device)
+            if state is not None:
+                state.copy_(values)
+            _put_back(device, place)
+
+
 def dropping_devices(modules: Iterable[nn.Module]) -> set[torch.device]:
     """The GPUs with recurrent layers that drop something out."""
     return {
@@ -116,6 +140,18 @@ def dropping_devices(modules: Iterable[nn.Module]) -> set[torch.device]:
         for parameter in module.parameters()
         if parameter.is_cuda
     }
+
+
+def _put_back(device: torch.device, place: tuple[int, int]) -> None:
+    """Set seed and offset of a GPU's generator without having recurrent layers begin anew.
+
+    torch notes that in the generator by which a state is set, and generators can share one.
+    """
+    generator = torch.cuda.default_generators[device.index]
+    sharing = torch.Generator(device)
+    sharing.graphsafe_set_state(generator.graphsafe_get_state())
+    sharing.manual_seed(place[0])
+    sharing.set_offset(place[1])
 
 
 def dropout_state(device: torch.device) -> Tensor | None:

@@ -38,6 +38,7 @@ from ridgeline.runtime.capturing import on_stream, watched
 from ridgeline.runtime.checked import check_compiled
 from ridgeline.runtime.clearance import Clearance, check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.copies import repeats
+from ridgeline.runtime.dropout_states import left_as_found
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
@@ -152,7 +153,8 @@ class GraphRunner:
                 self._has_waited = True
                 if cleared.may_hold_later(self._body, batch, self._world):
                     return self._run_as_written(batch)
-            self._clear(batch, known)
+            with left_as_found(self._body.model, self._body.loss_fn):
+                self._clear(batch, known)
             before = Undo(self._body.model, self._body.loss_fn, values=False)
         elif self._let_go is not None:
             self._let_go()
@@ -314,8 +316,9 @@ class GraphRunner:
         World.close_before_leaving(self)
         check_gradient_hooks(self._body)  # some may have come since the first call
         self._body.optimizer.zero_grad(set_to_none=True)
-        with unchanged_if_it_fails(self._body):
+        with unchanged_if_it_fails(self._body), left_as_found(self._body.model, self._body.loss_fn):
             step = self._checked_and_read(signature, batch)
+        step.dropout.adopt()
         self._is_compared = False  # what is captured later is of another shape, or has changed
         # Each check leaves the optimizer's state in other dictionaries.
         self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
@@ -343,12 +346,11 @@ class GraphRunner:
             CaptureError: nobody can read its code, so that changes of what that reads would go unnoticed.
         """
         try:
-            kind = self._world.device.type
             self._reads = refused_unread(
                 StepReads,
                 self._body,
                 step.batch,
-                kind,
+                self._world.device.type,
                 is_lifted=False,
                 has_idle_draws=bool(self._clearance.idle_draws),
             )
@@ -380,18 +382,17 @@ class GraphRunner:
             torch.set_rng_state(random_state)
         self._captured[signature] = step
         try:
-            with step.dropout.kept():
-                check_replay(
-                    self._body,
-                    step.batch,
-                    step.inputs,
-                    self._rates,
-                    step.replay,
-                    world=self._world,
-                    notes=self._notes if has_stamps else [],  # the first check has said it
-                    stream=self._stream,
-                    shifts=ONE_SHIFT if self._is_compared else SHIFTS,
-                )
+            check_replay(
+                self._body,
+                step.batch,
+                step.inputs,
+                self._rates,
+                step.replay,
+                world=self._world,
+                notes=self._notes if has_stamps else [],  # the first check has said it
+                stream=self._stream,
+                shifts=ONE_SHIFT if self._is_compared else SHIFTS,
+            )
         except RidgelineError:
             self.close()
             raise

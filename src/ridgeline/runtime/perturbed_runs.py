@@ -4,6 +4,7 @@ From one and the same state both run, while inputs, parameters, learning rate an
 `equivalence` judges what they leave.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.capturing import on_stream
 from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.dropout_states import dropout_state, dropping_devices
+from ridgeline.runtime.dropout_states import dropout_state, dropping_devices, left_as_found
 from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.narrow_rounding import NarrowTypes, move_within_rounding
 from ridgeline.runtime.random_state import seed_all
@@ -61,6 +62,8 @@ class Start:
         self._optimizer = Undo(body.optimizer, spared=spared)
         self._repeats_python = repeats_python
         self._dropping = dropping_devices(Reach(body.model, body.loss_fn).modules)
+        self._at_end = contextlib.ExitStack()
+        self._at_end.enter_context(left_as_found(body.model, body.loss_fn))
 
     def make_dropout_states(self) -> None:
         """Have recurrent layers draw from what seeding decides, made before the step draws anything else.
@@ -89,6 +92,7 @@ class Start:
         self._outside.restore()
         self._optimizer.restore()
         self._snapshot.restore()
+        self._at_end.close()
 
     def written(self) -> dict[str, Written]:
         """What a step wrote besides what it trains: buffers, other networks, tensors in the loss's reach."""

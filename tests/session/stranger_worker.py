@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
+from ridgeline.planner import trials
 
 DIRECTORY = Path(sys.argv[1])
 
@@ -52,6 +53,8 @@ def trained(loss: Any, plan: Any) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    # Whether the other memory format could win would rest on this machine's rates and what else it does.
+    trials.could_win = lambda *_, **__: True
     by_hand = trained(loss_fn, rl.Plan(workers=2))
     result = {
         "by hand": by_hand,

@@ -37,6 +37,7 @@ _READ_VALUES = (
     "nonzero",
     "masked_select",
     "repeat_interleave",
+    "_coalesce",
     "_unique",
     "_unique2",
     "unique_dim",

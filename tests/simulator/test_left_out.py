@@ -86,3 +86,20 @@ def test_an_optimizer_outside_is_issued_while_the_graph_runs() -> None:
     assert simulate(slow, outside, plan).step_ns == pytest.approx(wanted_ns, rel=1e-6)
     called_ns = 1e9 * (1e-6 + CALL_DISPATCHES * dispatch_s)
     assert simulate(slow, inside, plan).step_ns == pytest.approx(called_ns, rel=1e-6)
+
+
+def test_an_optimizer_outside_that_reads_values_waits_for_the_graph() -> None:
+    """The host learns of rows of sparse gradients when the device has found them, and issues the rest then."""
+    plain = make_chain(device="cuda")
+    first = next(index for index, op in enumerate(plain.ops) if op.phase == "optimizer")
+    reading = msgspec.structs.replace(plain.ops[first], name="aten._coalesce.default")
+    ops = (*plain.ops[:first], reading, *plain.ops[first + 1 :])
+    waiting = msgspec.structs.replace(plain, ops=ops, is_optimizer_outside=True)
+    hidden = msgspec.structs.replace(plain, is_optimizer_outside=True)
+    machine = make_machine(device="cuda", rate=1e9, dispatch_s=1.0, replay_s=1e-6)
+    plan = Plan(execution="graph")
+    spans = simulate(machine, hidden, plan, details=False).spans
+    graph_ns = sum(s.duration_ns for s in spans if s.name in ("forward", "backward"))
+    steps_ns = [simulate(machine, load, plan).step_ns for load in (hidden, waiting)]
+    assert graph_ns > 0
+    assert steps_ns[1] - steps_ns[0] == pytest.approx(graph_ns, rel=1e-6)

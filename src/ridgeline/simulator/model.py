@@ -28,7 +28,7 @@ from ridgeline.simulator.pieces import (
     copy_pieces,
     cut_workload,
 )
-from ridgeline.simulator.replaying import CALL_DISPATCHES, loading
+from ridgeline.simulator.replaying import CALL_DISPATCHES, issued_behind, loading
 from ridgeline.simulator.synchronising import (
     communication_seconds,
     decoding_pieces,
@@ -139,8 +139,10 @@ def model_step(
         replay_s = list_.dispatch("graph_replay") + CALL_DISPATCHES * list_.dispatch("forward")
         name = next(frame.name for frame in frames if pieces.get(frame.name))
         pieces[name] = (loading(list_, workload, pieces[name][0]), *pieces[name])
-        if workload.is_optimizer_outside:  # the host issues it while the graph runs
-            replay_s += sum(piece.host_s for piece in priced.optimizer)
+        if workload.is_optimizer_outside:
+            held = [p for frame, ps in pieces.items() if frame != "optimizer" for p in ps]
+            graph_s = sum(p.lane_s + (gap_s if p.has_kernel else 0.0) for p in held)
+            replay_s = issued_behind(priced.optimizer, replay_s, graph_s)
         notes += list_.notes
     return StepModel(
         frames,

@@ -22,6 +22,7 @@ from ridgeline.tracing.flops import flops
 from ridgeline.tracing.foreign import ForeignWrites, refuse_foreign
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operands import Operands, operands
+from ridgeline.tracing.sparse_fakes import with_entries
 from ridgeline.tracing.storages import Storages
 from ridgeline.tracing.traffic import traffic
 from ridgeline.workload import Family, Phase
@@ -156,6 +157,8 @@ class Recorder(TorchDispatchMode):
         if self._adds_in_place(func, args, kwargs):
             func = aten.add_.Tensor
         result = func(*args, **kwargs)
+        if self._is_fake:
+            result = with_entries(func, args, result)
         self._record(func, args, kwargs, result)
         return result
 

@@ -11,7 +11,7 @@ DEMO := runs/demo
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench adversary clean
+.PHONY: help demo test lint docs bench adversary evidence clean
 
 help:
 	@echo "make demo    train ResNet-18 on two workers, with the reason for every choice, and write a report"
@@ -20,6 +20,7 @@ help:
 	@echo "make docs    check that the documentation's programs run and its links lead somewhere"
 	@echo "make bench   run the experiments in benchmarks/ on this machine"
 	@echo "make adversary  run generated programs in every mode beside plain PyTorch (PROGRAMS=200 SEED=0)"
+	@echo "make evidence   the long runs of docs/verification.md (JOBS=64 on a large host)"
 
 demo: $(STAMP)
 	@rm -rf $(DEMO)  # a run directory is never written over
@@ -50,6 +51,19 @@ PROGRAMS ?= 200
 SEED ?= 0
 adversary: $(STAMP)
 	$(BIN)/python tests/adversary/run.py --programs $(PROGRAMS) --seed $(SEED) --jobs $(JOBS) --once --confirm
+
+# Each says what it found and goes on; outcomes are kept in runs/evidence.
+EVIDENCE := runs/evidence
+evidence: $(STAMP)
+	@mkdir -p $(EVIDENCE); status=0; \
+	$(BIN)/python tests/kvstore/kills.py 100 --jobs $(JOBS) --out $(EVIDENCE)/kills.json || status=1; \
+	$(BIN)/python tests/kvstore/fuzz_wire.py 1000000 || status=1; \
+	$(BIN)/python tests/hybrid/damaged_packages.py 10000 || status=1; \
+	$(BIN)/python tests/runtime/failing_tasks.py 1000000 || status=1; \
+	$(BIN)/python tests/runtime/interrupted_engines.py 1000 || status=1; \
+	$(BIN)/python tests/adversary/run.py --programs 2000 --jobs $(JOBS) --new --confirm \
+	  --json $(EVIDENCE)/adversary.json || status=1; \
+	exit $$status
 
 clean:
 	rm -rf $(VENV) runs build dist

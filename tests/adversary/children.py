@@ -127,6 +127,7 @@ class Child:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a pool would outlive a killed child
+            "XDG_CACHE_HOME": self._folder.name,  # plans that others have chosen are not for this run
             "OMP_NUM_THREADS": "1",  # what computes here is small, and there are many such processes
             # What only calls the kernels takes longer to optimise than they take to compile.
             "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",

@@ -254,6 +254,17 @@ def test_hangs_and_crashes_are_failures() -> None:
         assert "KeyError: 'no such feature'" in verdict.detail
 
 
+def test_children_choose_afresh_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the user's cache remembers of plans is not read, and nothing is written there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with Child(100.0, interprets=True) as child:
+        verdict, _ = child.examine(make(0, "step"), "step:auto", shrinks=False)
+        assert verdict.outcome == "equal", verdict.detail
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_nothing_of_an_emulation_stays_in_a_process() -> None:
     """What is imported first in an emulation would offer graphs on the CPU ever after."""
     with Child(100.0, interprets=True) as child:

@@ -307,11 +307,10 @@ def run(wanted: argparse.Namespace, outcomes: list[Outcome]) -> None:
                     sys.stdout.write(f"{summary(outcomes)}\n")
                 sys.stdout.flush()
         finally:
-            jobs = [*(pool._processes or {})]
-            pool.shutdown(wait=False, cancel_futures=True)
-            for job in jobs:
-                with suppress(ProcessLookupError):
+            for job in [*(pool._processes or {})]:
+                with suppress(ProcessLookupError):  # it has ended, or not begun
                     os.killpg(job, signal.SIGKILL)
+            pool.shutdown(cancel_futures=True)
 
 
 def summary(outcomes: list[Outcome]) -> str:

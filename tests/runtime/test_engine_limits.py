@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import failing_tasks
 import pytest
 import torch
 
@@ -119,6 +120,14 @@ def test_failures_that_nobody_waits_for_take_no_memory() -> None:
             r"19984 were only counted; wait for variables, or more often, to see all$",
         ):
             engine.wait_all()
+
+
+def test_failing_tasks_of_all_kinds_are_accounted_for() -> None:
+    """Waited for, deleted, cleared, read or left alone, on lanes of every kind; `failing_tasks.py` has a million."""
+    counts = failing_tasks.run(4000)
+    assert counts.are_right
+    assert counts.failed == 4000
+    assert counts.skipped == 1000
 
 
 def test_a_failure_that_was_only_counted_is_told_once() -> None:

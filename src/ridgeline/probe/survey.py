@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ridgeline.codec import Value, write_atomically
 from ridgeline.errors import DeviceLostError
 from ridgeline.host_memory import keep_freed_memory
+from ridgeline.message_threads import calm_message_threads
 from ridgeline.machine import (
     Ceiling,
     CodecTiming,
@@ -164,6 +165,7 @@ def measure_here(
     device = _device(request)
     if device.type == "cpu":
         keep_freed_memory()  # as a step does
+        calm_message_threads()
     threads = torch.get_num_threads()
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from):
@@ -192,6 +194,7 @@ def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None
             ranks = dist.get_process_group_ranks(everyone.group)[: setting.workers]
             made = dist.new_group(ranks)
             group = made if isinstance(made, dist.ProcessGroup) else None
+            calm_message_threads()  # as a step has them
         if rank < setting.workers:
             if setting.threads:
                 torch.set_num_threads(setting.threads)

@@ -10,10 +10,8 @@ After it both begin anew together, and the same happens again.
 A thread of the batch policy preempts nobody when it is woken, so who holds a lock gives it back. It keeps
 its share of a core.
 
-Source: gloo/transport/tcp/pair.cc, `Pair::handleEvents`, of torch 2.13; sched(7). Measured on two cores, Linux
-6.18, two workers: the written-out ring took 3.8 ms for 256 KiB and for 1 MiB alike, and 0.19 and 0.33 ms since,
-gloo's own all-reduce of 256 KiB 0.35 to 0.72 ms, and 0.30 since; training steps over loopback, 1 Gbit/s and 100
-Mbit/s took 0.97 to 1.01 of what they did.
+Source: gloo/transport/tcp/pair.cc, `Pair::handleEvents`, of torch 2.13; sched(7). Two workers on two cores,
+Linux 6.18: FIGURES
 """
 
 import os
@@ -30,8 +28,8 @@ def calm_message_threads() -> int:
     Called whenever a process group over gloo was made; threads with a policy of their own keep it.
 
     Returns:
-        How many threads have the batch policy now: 0 where gloo has none, gives them no name, or the system is
-        not Linux.
+        How many have the batch policy now: 0 where gloo has no such threads, or gives them no name, and
+        where the system is not Linux.
 
     Cost: Reads the names of this process's threads, some 10 us each.
     """

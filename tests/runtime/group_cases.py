@@ -78,7 +78,10 @@ def policies() -> dict[str, list[int]]:
     found: dict[str, set[int]] = {}
     for thread in Path("/proc/self/task").glob("*"):
         try:
-            name, policy = (thread / "comm").read_text().strip(), os.sched_getscheduler(int(thread.name))
+            name, policy = (
+                (thread / "comm").read_text().strip(),
+                os.sched_getscheduler(int(thread.name)),
+            )
         except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
         found.setdefault(name, set()).add(policy)

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from ridgeline.codec import Value, write_atomically
 from ridgeline.errors import DeviceLostError
 from ridgeline.host_memory import keep_freed_memory
-from ridgeline.message_threads import calm_message_threads
 from ridgeline.machine import (
     Ceiling,
     CodecTiming,
@@ -29,6 +28,7 @@ from ridgeline.machine import (
     Setting,
     StepCheck,
 )
+from ridgeline.message_threads import calm_message_threads
 from ridgeline.probe.ceilings import measure_ceilings
 from ridgeline.probe.clock import Clock
 from ridgeline.probe.codecs import measure_codecs

@@ -134,7 +134,9 @@ def run_laps(laps: Sequence[Lap], pieces: int, scaling: Scaling, messages: Messa
             named += 1
 
     def start(number: int) -> None:
-        sends = [Message(lap.values[slice(*lap.moves[number].sends)], lap.following) for lap in laps]
+        sends = [
+            Message(lap.values[slice(*lap.moves[number].sends)], lap.following) for lap in laps
+        ]
         if number in arriving:
             messages.send(sends)
         else:

@@ -238,7 +238,7 @@ def handed_out_by_part(workload: Workload, cuts: Sequence[BucketCut]) -> tuple[B
     A part ends with what follows the last gradient in the same module, the last one with backward.
     """
     backward = [index for index, op in enumerate(workload.ops) if op.phase == "backward"]
-    found = []
+    found: list[BucketCut] = []
     for number, cut in enumerate(cuts):
         end, module = cut.closing_op, workload.ops[cut.closing_op].module
         for index in (index for index in backward if index > end):

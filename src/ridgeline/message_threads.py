@@ -12,9 +12,9 @@ its share of a core.
 
 Source: gloo/transport/tcp/pair.cc, `Pair::handleEvents`, of torch 2.13; sched(7). Two workers on two cores,
 Linux 6.18, in turns under both policies: a written-out ring of 256 KiB took 1.14 and 0.24 ms, of 1 MiB 3.1
-and 0.45, of 4 MiB 3.7 and 1.6; gloo's own all-reduce 0.48 and 0.30, 0.78 and 0.49, 3.1 and 1.9. Training steps
-of ResNet-18 took 0.97 to 0.99 of what they did over loopback, 0.95 to 0.98 over 1 Gbit/s, 0.98 to 1.00 over
-100 Mbit/s.
+and 0.45, of 4 MiB 3.7 and 1.6; gloo's own all-reduce 0.48 and 0.30, 0.78 and 0.49, 3.1 and 1.9. Steps of
+ResNet-18 took 0.97 to 0.99 of what they did over loopback, 0.95 to 0.98 over 1 Gbit/s, 0.98 to 1.00 over 100
+Mbit/s.
 """
 
 import os

@@ -32,9 +32,9 @@ took 1.2 times as long at payloads of 4 and 8 MB, and at 64 MB it made no differ
 HALVED_BYTES = 1 << 20
 """Over gloo a share of 1 MiB or more is cut in two at least: one half is added while the other is on its way.
 
-Source: measured in turns, two workers on two cores with other work beside them; payloads of 2, 4, 8 and 16 MiB
-ran at 0.79, 0.68, 0.90 and 0.83 of gloo's own speed in one piece, 0.91, 0.77, 0.96 and 0.95 in two, and 0.82,
-0.72, 0.73 and 0.88 in four.
+Source: measured in turns, two workers on two cores with other work beside them; payloads of 2, 4, 8 and 16
+MiB ran at 0.79, 0.68, 0.90 and 0.83 of gloo's own speed in one piece, 0.91, 0.77, 0.96 and 0.95 in two, and
+0.82, 0.72, 0.73 and 0.88 in four.
 """
 ALIGNED = 16
 """Shares and pieces begin at multiples of so many elements: a cache line of float32."""

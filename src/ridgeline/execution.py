@@ -201,6 +201,17 @@ def runs_uncaptured(name: Execution, device: str) -> bool:
     return not MODES[name].is_replayed_on(device)
 
 
+def is_compiled_in_parts(plan: Plan, device: str) -> bool:
+    """Whether a forward pass is compiled in as many parts as its gradients have buckets.
+
+    One program hands out all its gradients when its backward pass is over; a part, those of its bucket. In
+    a captured step operators tell of gradients by themselves, and workers that train alone send none.
+    """
+    mode = MODES[plan.execution]
+    is_called = mode.form == "compiled" and not (mode.replays_model or mode.is_replayed_on(device))
+    return is_called and plan.workers > 1 and not trains_apart(plan.sync)
+
+
 def is_checked(name: Execution) -> bool:
     """Whether the first step in a mode is compared with the step as it was written."""
     mode = MODES[name]

@@ -9,6 +9,7 @@ Every worker writes what became of it to DIRECTORY.
 import gc
 import hashlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -68,7 +69,23 @@ def trained(number: int, **where: Any) -> dict[str, Any]:
             "losses": losses,
             "bits": [hashlib.sha256(t.numpy().tobytes()).hexdigest() for t in state],
             "ranks": step.world.ranks(),
+            "policies": policies(),
         }
+
+
+def policies() -> dict[str, list[int]]:
+    """Scheduling policies of this process's threads, by the name of a thread."""
+    found: dict[str, set[int]] = {}
+    for thread in Path("/proc/self/task").glob("*"):
+        try:
+            name, policy = (
+                (thread / "comm").read_text().strip(),
+                os.sched_getscheduler(int(thread.name)),
+            )
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+        found.setdefault(name, set()).add(policy)
+    return {name: sorted(several) for name, several in found.items()}
 
 
 def message(call: Callable[[], object]) -> str:

@@ -1,7 +1,9 @@
 """Some workers of a job train together, as a job of their own would, and whatever the others do."""
 
 import json
+import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,18 @@ def test_a_group_trains_as_a_job_of_its_own(
         assert wanted["ranks"] == [0, 1]
         assert found["ranks"] == ([number, number + 2] if given == "across" else
                                   [2 * number, 2 * number + 1])  # fmt: skip
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wants the policies of Linux")
+@pytest.mark.parametrize("given", ["group", "mesh", "one axis", "across"])
+def test_threads_that_carry_messages_preempt_nobody(
+    four: list[dict[str, Any]], jobs: list[list[dict[str, Any]]], given: str
+) -> None:
+    """Of the job's group and of given ones; else two that send to each other wait for ticks of the scheduler."""
+    for told in (*(told[given] for told in four), *jobs[0], *jobs[1]):
+        policies = dict(told["policies"])
+        assert policies.pop("gloo_tcp_loop") == [os.SCHED_BATCH]
+        assert set(map(tuple, policies.values())) == {(os.SCHED_OTHER,)}
 
 
 def test_groups_are_used_and_not_made(four: list[dict[str, Any]]) -> None:

@@ -160,12 +160,16 @@ def test_regions_pay_a_call_each() -> None:
     ]  # fmt: skip
 
 
-def test_gradients_of_a_compiled_backward_come_at_its_end() -> None:
-    """No bucket is reduced before the whole backward is done; by region they still overlap."""
-    machine, workload = make_machine(latency_s=0.0), make_chain((1,) * 6, elements=1 << 18)
-    sync = Sync(bucket_bytes=(1 << 20,))
+@pytest.mark.parametrize("execution", ["eager", "compiled", "regional"])
+def test_gradients_leave_before_backward_is_over(execution: Execution) -> None:
+    """A step that is compiled whole is cut where buckets end, and pays a call for each part more."""
+    machine, workload = (
+        make_machine(latency_s=0.0, dispatch_s=1e-6),
+        make_chain((1,) * 6, elements=1 << 18),
+    )
 
-    def spans(execution: Execution) -> tuple[Timeline, int, int]:
+    def spans(limit: int) -> tuple[Timeline, int, int]:
+        sync = Sync(bucket_bytes=(limit,))
         plan = Plan(execution=execution, workers=2, threads=1, sync=sync)
         timeline = simulate(machine, workload, plan)
         operators = [
@@ -173,18 +177,43 @@ def test_gradients_of_a_compiled_backward_come_at_its_end() -> None:
         ]
         return timeline, timeline.named("all_reduce/0").start_ns, max(operators)
 
-    timeline, first, last = spans("compiled")
-    assert first >= last
-    assert (
-        "assumed: a compiled backward hands out its gradients only at its end, so that no communication "
-        "hides behind it" in timeline.notes
+    cut, first, last = spans(1 << 20)
+    assert first < last
+    wanted = step_frames(workers=2, num_buckets=6, execution=execution)
+    assert sorted(s.name for s in cut.frames) == sorted(f.name for f in wanted)
+    whole, first, last = spans(6 << 20)
+    assert first >= last or execution != "compiled"
+    note = (
+        "assumed: a forward pass that is compiled in parts, one for each bucket of gradients, has the kernels "
+        "of one that is compiled whole, and calls one program more for each"
     )
-    wanted = step_frames(workers=2, num_buckets=6, execution="compiled")
-    assert sorted(s.name for s in timeline.frames) == sorted(f.name for f in wanted)
-    for execution in ("eager", "regional"):
-        timeline, first, last = spans(execution)
-        assert first < last
-        assert not any("at its end" in note for note in timeline.notes)
+    assert (note in cut.notes, note in whole.notes) == (execution == "compiled", False)
+    if execution == "compiled":
+        calls = [
+            [s.name for s in timeline.spans if s.name.startswith("call compiled")]
+            for timeline in (cut, whole)
+        ]
+        assert calls[1] == ["call compiled forward", "call compiled backward"]
+        assert sorted(calls[0]) == sorted(6 * calls[1])
+
+
+def test_a_step_whose_programs_cost_much_to_call_is_not_cut() -> None:
+    """What parts hide is weighed against what calling them costs: one program is quicker here, parts there."""
+    workload = make_chain((1,) * 6, elements=1 << 18)
+
+    def steps_ns(dispatch_s: float) -> list[int]:
+        machine = make_machine(latency_s=0.0, bandwidth=1e9, dispatch_s=dispatch_s)
+        plan = Plan(execution="compiled", workers=2, threads=1)
+        syncs = [Sync(bucket_bytes=(limit << 20,)) for limit in (1, 6)]
+        return [
+            simulate(machine, workload, msgspec.structs.replace(plan, sync=sync)).step_ns
+            for sync in syncs
+        ]
+
+    in_parts, in_one = steps_ns(1e-7)
+    assert in_parts < in_one
+    in_parts, in_one = steps_ns(1e-2)
+    assert in_parts > in_one
 
 
 def test_gradients_of_a_replayed_backward_leave_when_they_are_ready() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -136,17 +137,14 @@ def trained(
 @contextlib.contextmanager
 def counted_messages() -> Iterator[list[int]]:
     """Bytes of each message that this worker sends to another one inside."""
-    send, sizes = dist.isend, list[int]()
+    send, sizes = dist.ProcessGroup.send, list[int]()
 
-    def counting(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        sizes.append(tensor.numel() * tensor.element_size())
-        return send(tensor, *args, **options)
+    def counting(group: dist.ProcessGroup, tensors: list[Tensor], *rest: Any) -> Any:
+        sizes.extend(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return send(group, tensors, *rest)
 
-    dist.isend = counting  # type: ignore[assignment]
-    try:
+    with mock.patch.object(dist.ProcessGroup, "send", counting):
         yield sizes
-    finally:
-        dist.isend = send
 
 
 def state_bytes(optimizer: Optimizer, model: Net) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ridgeline.errors import PlanError
 from ridgeline.runtime.sync.transports.hierarchical import check_hosts
 from ridgeline.runtime.sync.transports.hosts import by_host, parted
-from ridgeline.runtime.sync.transports.ring import ALIGNED, Cut, Move, ring_moves
+from ridgeline.runtime.sync.transports.ring import ALIGNED, Cut, Move, num_pieces, ring_moves
 from ridgeline.runtime.sync.transports.tree import place_in_tree
 from ridgeline.runtime.sync.transports.two_shot import check_dtype, check_offered
 
@@ -69,6 +69,17 @@ def test_pieces_that_are_on_their_way_have_memory_of_their_own(
     assert slots[:pieces] == [piece * cut.piece for piece in range(pieces)]
     assert all(slots[number] == slots[number - pieces] for number in range(pieces, len(slots)))
     assert all(move.receives[1] - move.receives[0] <= cut.piece for move in moves)
+
+
+@pytest.mark.parametrize(
+    ("share_bytes", "pieces"),
+    [((1 << 20) - 4, 1), (1 << 20, 2), (8 << 20, 2), (12 << 20, 3), (64 << 20, 4)],
+)
+def test_small_shares_are_one_message(share_bytes: int, pieces: int) -> None:
+    """Every message wakes two threads; of larger ones a part is added while others travel."""
+    values = torch.empty(2 * share_bytes // 4, device="cpu")
+    assert num_pieces(values, 2, {"pieces": 0}) == pieces
+    assert num_pieces(values, 2, {"pieces": 5}) == 5
 
 
 @given(st.integers(1, 300))

@@ -17,7 +17,7 @@ from ridgeline.simulator.communication import overlap_slowdown
 from ridgeline.simulator.compiled import price_execution
 from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.simulator.events import SimTask, run_tasks
-from ridgeline.simulator.model import as_run, gradients_come_at_end, setting_of
+from ridgeline.simulator.model import as_run, setting_of
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.simulator.synchronising import BucketPrices
 from ridgeline.workload import Workload
@@ -226,8 +226,6 @@ def _ready_seconds(
         if piece.op >= 0:
             ready.append((piece.op, at))
     kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
-    if gradients_come_at_end(plan, setting):
-        return [at] * len(ops), kernels_s
     # A kernel that was fused stands for several operators; it is done before any operator after it.
     done = [op for op, _ in ready]
     found = [ready[bisect_right(done, op) - 1][1] if ready and op >= 0 else at for op in ops]

@@ -29,6 +29,7 @@ from ridgeline.machine import (
     Setting,
     StepCheck,
 )
+from ridgeline.message_threads import calm_message_threads
 from ridgeline.probe.ceilings import measure_ceilings
 from ridgeline.probe.clock import Clock
 from ridgeline.probe.codecs import measure_codecs
@@ -165,6 +166,7 @@ def measure_here(
     device = _device(request)
     if device.type == "cpu":
         keep_freed_memory()  # as a step does
+        calm_message_threads()
     threads = torch.get_num_threads()
     drawn_from = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=drawn_from):
@@ -193,6 +195,7 @@ def _measured(request: Request, everyone: Peers, keep: Callable[[Findings], None
             ranks = dist.get_process_group_ranks(everyone.group)[: setting.workers]
             made = dist.new_group(ranks)
             group = made if isinstance(made, dist.ProcessGroup) else None
+            calm_message_threads()  # as a step has them
         if rank < setting.workers:
             if setting.threads:
                 set_threads(setting.threads)

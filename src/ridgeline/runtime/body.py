@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
-from ridgeline.execution import MODES
+from ridgeline.execution import MODES, is_compiled_in_parts
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan, Precision
 from ridgeline.reach.loss import scalar_loss
@@ -85,6 +85,7 @@ class StepBody:
         self._notes = [] if notes is None else notes
         mode = MODES[plan.execution]
         is_replayed = mode.is_replayed_on(device.type)
+        is_cut = synchronizer is not None and is_compiled_in_parts(plan, device.type)
         self._checks_values = mode.checks_values_on(device.type)
         with unchecked():  # torch's compiler switches the checks off for good
             self.form = make_form(
@@ -97,6 +98,7 @@ class StepBody:
                 announces=synchronizer is not None,
                 combines=plan.kernels == "combined",
                 owns_random=plan.random == "compiled",
+                bucket_bytes=plan.sync.bucket_bytes if is_cut else (),
                 forms=forms,
             )
         # What was read holds a batch: a step that takes nothing for granted does not keep it.

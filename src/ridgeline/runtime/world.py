@@ -19,6 +19,7 @@ from ridgeline.errors import LaunchError, PlanError
 from ridgeline.host_memory import keep_freed_memory
 from ridgeline.host_threads import set_threads
 from ridgeline.machine import Setting
+from ridgeline.message_threads import calm_message_threads
 from ridgeline.runtime import leaving
 from ridgeline.runtime.mesh import Axis, given_group, mesh_over
 
@@ -52,7 +53,8 @@ class World:
 
         An already initialised process group is used as it is. A group initialised here is left at
         interpreter exit. Captured graphs are closed before either is destroyed, and at exit. On the CPU
-        this process keeps the memory that it frees; see `host_memory`.
+        this process keeps the memory that it frees (see `host_memory`), and the threads that carry messages
+        preempt nobody (see `message_threads`).
 
         Args:
             threads: Threads for torch on the CPU; 0 leaves the number as it is.
@@ -87,6 +89,8 @@ class World:
         group = group or dist.group.WORLD
         if group is None:
             return World(0, 1, local_rank, place)
+        if kind == "cpu":
+            calm_message_threads()
         over = mesh_over(group, "cuda" if kind == "cuda" else "cpu")
         return World(
             dist.get_rank(group=group), dist.get_world_size(group=group), local_rank, place, over

@@ -15,7 +15,7 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Precision
 from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
 from ridgeline.simulator.call_costs import CALLS, assumed_calls, handing
-from ridgeline.simulator.costs import Identity, Prices
+from ridgeline.simulator.costs import Identity, Prices, prices
 from ridgeline.simulator.coverage import why_unread
 from ridgeline.simulator.fused_optimizer import fused_optimizer
 from ridgeline.simulator.fusion import Run, blocks_of, fused_runs, is_loop, parts_of, run_alone
@@ -152,6 +152,40 @@ def _price_read(
     )
     notes = (*read.notes, assumed_calls(form))
     return read._replace(notes=tuple(dict.fromkeys(notes)))
+
+
+def in_parts(
+    machine: Machine, setting: Setting, priced: PricedStep, closing_ops: Sequence[int]
+) -> PricedStep:
+    """A step whose forward pass was compiled whole, compiled in parts: the same kernels, and more calls.
+
+    Args:
+        machine: Measured ceilings and timings.
+        setting: How the device is shared.
+        priced: The step as it is compiled whole.
+        closing_ops: The operator of backward behind which each part of backward ends, in order.
+    """
+    ends = closing_ops[:-1]
+    if not ends or not priced.forward:
+        return priced
+    list_ = prices(machine, setting)
+    backward: list[Piece] = []
+    left = list(ends)
+    for piece in priced.backward:
+        backward.append(piece)
+        while left and piece.op > left[0]:
+            left.pop(0)
+            backward.append(_call(list_, "backward", piece))
+    calls = [_call(list_, "forward", priced.forward[0]) for _ in ends]
+    return priced._replace(forward=(*calls, *priced.forward), backward=tuple(backward))
+
+
+def _call(list_: Prices, phase: Phase, first: Piece) -> Piece:
+    """Calling one program more, of which `first` is the first operator."""
+    seconds = CALLS["compiled"][phase].call * list_.dispatch("forward")
+    on_gpu = list_.setting.device == "cuda"
+    piece = added_piece(first, f"call compiled {phase}", bound="dispatch", host_s=seconds * on_gpu)
+    return piece if on_gpu else piece._replace(fixed_s=seconds)
 
 
 def _without(priced: PricedStep, left_out: frozenset[int]) -> PricedStep:

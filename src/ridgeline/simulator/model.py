@@ -11,12 +11,12 @@ import msgspec
 
 from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import PlanError, WorkloadError
-from ridgeline.execution import MODES, check_plan
+from ridgeline.execution import MODES, check_plan, is_compiled_in_parts
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.codecs import Encoding
 from ridgeline.simulator.communication import overlap_slowdown
-from ridgeline.simulator.compiled import price_execution
+from ridgeline.simulator.compiled import in_parts, price_execution
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.frames import WHOLE_STEP, Frame, step_frames
 from ridgeline.simulator.layout import lays_out
@@ -27,6 +27,7 @@ from ridgeline.simulator.pieces import (
     buffer_pieces,
     copy_pieces,
     cut_workload,
+    handed_out_by_part,
 )
 from ridgeline.simulator.replaying import CALL_DISPATCHES, issued_behind, loading
 from ridgeline.simulator.synchronising import (
@@ -40,12 +41,12 @@ from ridgeline.synchronisation import num_shards, sends_buffers, trains_apart
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
-GRADIENTS_AT_END = (
-    "assumed: a compiled backward hands out its gradients only at its end, so that no communication hides "
-    "behind it"
+CUT_IN_PARTS = (
+    "assumed: a forward pass that is compiled in parts, one for each bucket of gradients, has the kernels of "
+    "one that is compiled whole, and calls one program more for each"
 )
-"""Source: autograd sees one node for the whole compiled backward, and runs its hooks when that is done. A GPU
-that replays the step is told of each gradient by an event of its own, and sends it when it is there."""
+"""Source: autograd sees one node for a compiled backward, and runs its hooks when that is done; so the
+runtime cuts it. A GPU that replays the step is told of each gradient by an event of its own."""
 
 
 class StepModel(NamedTuple):
@@ -114,6 +115,9 @@ def model_step(
     _check(workload, plan, setting)
     priced = price_execution(machine, workload, setting, plan, programs)
     cuts = cut_workload(workload, plan.sync.bucket_bytes) if plan.workers > 1 else ()
+    if is_compiled_in_parts(plan, setting.device):
+        cuts = handed_out_by_part(workload, cuts)
+        priced = in_parts(machine, setting, priced, [cut.closing_op for cut in cuts])
     frames = step_frames(
         workers=plan.workers,
         num_buckets=len(cuts),
@@ -182,7 +186,8 @@ def _communication(
             [piece.work_s for piece in pieces if piece.has_kernel],
         )
         return seconds, {}, list(assumed)
-    notes = [GRADIENTS_AT_END] if cuts and gradients_come_at_end(plan, setting) else []
+    is_cut = len(cuts) > 1 and is_compiled_in_parts(plan, setting.device)
+    notes = [CUT_IN_PARTS] if is_cut else []
     seconds, assumed = communication_seconds(machine, plan, setting, cuts, workload.buffer_bytes)
     kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
     slowdown, note = overlap_slowdown(machine, setting, kernels_s)
@@ -222,12 +227,6 @@ def exchanges_parameters(plan: Plan) -> bool:
     return plan.workers > 1 and trains_apart(plan.sync)
 
 
-def gradients_come_at_end(plan: Plan, setting: Setting) -> bool:
-    """Whether no gradient is there before all are; see `GRADIENTS_AT_END`."""
-    mode = MODES[plan.execution]
-    return mode.form == "compiled" and not mode.is_replayed_on(setting.device)
-
-
 def _held(
     machine: Machine,
     plan: Plan,
@@ -255,8 +254,6 @@ def _held(
         )
         for number, cut in enumerate(cuts)
     ]
-    if gradients_come_at_end(plan, setting):
-        return pieces | segments_at_end(backward, copies)
     return pieces | segments(backward, cuts, copies)
 
 
@@ -287,20 +284,6 @@ def segments(
         number = next((i for i, cut in enumerate(cuts) if cut.closing_op >= op), len(cuts))
         parts[number].extend(left)
     return {f"backward/{number}": tuple(part) for number, part in enumerate(parts)}
-
-
-def segments_at_end(
-    backward: Sequence[Piece], copies: Sequence[Iterable[tuple[int, Piece]]]
-) -> dict[str, tuple[Piece, ...]]:
-    """The pieces of `backward/0 ... K` where no gradient is there before all are: then come the copies.
-
-    Args:
-        backward: The operators of backward, in order.
-        copies: Per bucket, what is copied into it.
-    """
-    parts = {f"backward/{n}": tuple(piece for _, piece in c) for n, c in enumerate(copies)}
-    parts[f"backward/{len(copies)}"] = ()
-    return parts | {"backward/0": (*backward, *parts["backward/0"])}
 
 
 def _check(workload: Workload, plan: Plan, setting: Setting) -> None:

@@ -232,6 +232,24 @@ def cut_workload(workload: Workload, bucket_bytes: Sequence[int]) -> tuple[Bucke
     return tuple(cuts)
 
 
+def handed_out_by_part(workload: Workload, cuts: Sequence[BucketCut]) -> tuple[BucketCut, ...]:
+    """The buckets of a step that is compiled in parts: the gradients of each come when its part is over.
+
+    A part ends with what follows the last gradient in the same module, the last one with backward.
+    """
+    backward = [index for index, op in enumerate(workload.ops) if op.phase == "backward"]
+    found: list[BucketCut] = []
+    for number, cut in enumerate(cuts):
+        end, module = cut.closing_op, workload.ops[cut.closing_op].module
+        for index in (index for index in backward if index > end):
+            if number < len(cuts) - 1 and workload.ops[index].module != module:
+                break
+            end = index
+        members = tuple((end, num_bytes) for _, num_bytes in cut.members)
+        found.append(cut._replace(closing_op=end, members=members))
+    return tuple(found)
+
+
 def copy_pieces(
     machine: Machine, setting: Setting, cut: BucketCut, number: int
 ) -> tuple[tuple[int, Piece], ...]:

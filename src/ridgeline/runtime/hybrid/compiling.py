@@ -222,6 +222,7 @@ def make_form(
     announces: bool = False,
     combines: bool = False,
     owns_random: bool = False,
+    bucket_bytes: tuple[int, ...] = (),
     forms: CompiledForms | None = None,
 ) -> Form:
     """The form `eager`, `compiled` or `regional` of a loss function.
@@ -236,6 +237,7 @@ def make_form(
         announces: Then gradients are sent to other workers as soon as they are ready.
         combines: Then small kernels become one, and weight gradients run beside the chain.
         owns_random: Compiled programs may draw random numbers of their own.
+        bucket_bytes: Limits of the buckets by which `compiled` is cut in parts; none: it is one. See `parts`.
         forms: Those of other steps with the same loss function and model; None compiles anew.
 
     Raises:
@@ -243,7 +245,9 @@ def make_form(
 
     Cost: Nothing is compiled before the first call.
     """
-    arguments = inductor.plain_arguments(owns_random=owns_random)
+    arguments = inductor.plain_arguments(
+        owns_random=owns_random, bucket_bytes=bucket_bytes, notes=notes
+    )
     if replays_model:
         from ridgeline.runtime.hybrid.model.form import ModelGraphForm, capture_on_gpu
 
@@ -253,7 +257,7 @@ def make_form(
     if is_special:
         arguments = inductor.replayed_arguments(notes, announces=announces, combines=combines)
     shared = CompiledForms() if forms is None else forms
-    key = (kind, is_special, announces, combines, owns_random)
+    key = (kind, is_special, announces, combines, owns_random, bucket_bytes)
     if kind == "compiled":
         return shared.take(key, lambda: WholeForm(loss_fn, arguments, shared.limit_s))
     if kind == "regional":

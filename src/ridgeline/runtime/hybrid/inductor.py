@@ -16,6 +16,7 @@ from ridgeline.runtime.hybrid.extremes import rounding_options
 from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.masks import use_causal_attention
+from ridgeline.runtime.hybrid.parts import compile_in_parts
 from ridgeline.runtime.hybrid.resizing import CACHEABLE, use_own_gradients
 from ridgeline.runtime.interception import has_functions
 
@@ -60,9 +61,25 @@ def plain_options(*, owns_random: bool = False) -> Options:
     return options if owns_random else {**options, "fallback_random": True}
 
 
-def plain_arguments(*, owns_random: bool = False) -> dict[str, Any]:
-    """Arguments of `torch.compile` and `Module.compile`; what takes a second shape is compiled for any."""
-    return {"backend": _plain_backend(owns_random)}
+def plain_arguments(
+    *, owns_random: bool = False, bucket_bytes: tuple[int, ...] = (), notes: list[str] | None = None
+) -> dict[str, Any]:
+    """Arguments of `torch.compile` and `Module.compile`; what takes a second shape is compiled for any.
+
+    Args:
+        owns_random: See `plain_options`.
+        bucket_bytes: Limits of the buckets of gradients by which programs are cut; none: they are not.
+        notes: Receives why one is not cut.
+    """
+    if not bucket_bytes:
+        return {"backend": _plain_backend(owns_random)}
+    backend = functools.partial(
+        compile_in_parts,
+        compile_graph=functools.partial(compile_plain, owns_random=owns_random),
+        bucket_bytes=bucket_bytes,
+        notes=[] if notes is None else notes,
+    )
+    return {"backend": with_guards(backend)}
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.errors import KVStoreError
+from ridgeline.message_threads import calm_message_threads
 from ridgeline.runtime.kvstore.collective import CollectiveShelf
 from ridgeline.runtime.kvstore.local import LocalShelf
 from ridgeline.runtime.kvstore.serving.gathering import DEFAULTS, Wanted, gather
@@ -155,6 +156,7 @@ def _workers(kind: Kind, process_group: dist.ProcessGroup | None) -> Shelf | Non
     # In a thread of the store's own: the group of the job belongs to others.
     group = dist.new_group(backend=backend)
     assert isinstance(group, dist.ProcessGroup), "all workers of the job are in it"
+    calm_message_threads()
     return CollectiveShelf(group, device, owns_group=True)
 
 

@@ -22,11 +22,14 @@ class Messages:
     Args:
         group: Of the workers.
         on_device: NCCL on a stream, or gloo.
+
+    Attributes:
+        on_device: Then what is received is started with what is sent, by `start` alone.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, on_device: bool) -> None:
         self._group = group
-        self._on_device = on_device
+        self.on_device = on_device
         self._sent: list[Any] = []
 
     def start(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Any]:
@@ -35,11 +38,20 @@ class Messages:
         Returns:
             One work for each that is received, None for empty ones; on a GPU the work of all.
         """
-        if self._on_device:
+        if self.on_device:
             return self._enqueued(receives, sends)
-        arriving, leaving = start_messages(receives, sends, self._group)
-        self._sent += [work for work in leaving if work is not None]
+        arriving = self.receive(receives)
+        self.send(sends)
         return arriving
+
+    def receive(self, receives: Sequence[Message]) -> list[Any]:
+        """Over gloo, say where messages go; a work for each, None for empty ones."""
+        return start_messages(receives, (), self._group)[0]
+
+    def send(self, sends: Sequence[Message]) -> None:
+        """Over gloo, start messages; see `finish`."""
+        _, leaving = start_messages((), sends, self._group)
+        self._sent += [work for work in leaving if work is not None]
 
     def exchange(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:
         """Start some messages, and wait for those that are received; on a GPU, the stream waits."""

@@ -30,6 +30,7 @@ class Captured:
     """Stands for a graph: a replay runs the body; `log` tells what was done."""
 
     log: list[str] = []
+    usual = None
     replay_ns = 10**9
 
     def __init__(

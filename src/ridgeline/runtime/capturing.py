@@ -31,6 +31,11 @@ def watched() -> str:
     """
     if why := intercepted():
         return f"steps {why}"
+    return watched_by_autograd()
+
+
+def watched_by_autograd() -> str:
+    """What autograd has of that; empty if nothing does."""
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         return ANOMALIES
     return SAVED_ON_THE_WAY if watches_saved_tensors() else ""

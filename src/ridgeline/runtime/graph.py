@@ -137,9 +137,9 @@ class GraphRunner:
     def _is_unchanged(self) -> bool:
         """Whether all is as it was in the last call, but for the batch; False where that takes a closer look."""
         watch, reads = self._watch, self._reads
-        if watch is None or reads is None or watched_by_autograd():
+        if watch is None or reads is None or not watch.holds():
             return False
-        return watch.holds() and reads.still_hold()
+        return reads.still_hold() and not watched_by_autograd()
 
     def _replay(self, step: CapturedStep, tensors: Sequence[Tensor], begin: int) -> Tensor:
         step.load(tensors)

@@ -49,6 +49,6 @@ class ModelGuard:
         for module in self.modules:
             same.entries(module._modules)  # noqa: SLF001
             same.entries(module._parameters)  # noqa: SLF001
-            same.attribute(module, "training")
+            same.entry(vars(module), "training")  # a module looks its attributes up slowly
         for parameter in self._parameters:
             same.attribute(parameter, "requires_grad")

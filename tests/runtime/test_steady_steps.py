@@ -51,7 +51,8 @@ def test_sameness_is_that_of_each_entry_in_order(
 
 
 def test_sameness_of_attributes_lists_and_single_entries() -> None:
-    owner, store, values = SimpleNamespace(a=1.5, b=None), OrderedDict(x=1), [1, 2]
+    number = 1.5
+    owner, store, values = SimpleNamespace(a=number, b=None), OrderedDict(x=1), [1, 2]
     same = Sameness()
     same.attribute(owner, "a")
     same.attribute(owner, "b")
@@ -61,7 +62,7 @@ def test_sameness_of_attributes_lists_and_single_entries() -> None:
     is_same = same.compiled()
     assert is_same()
     for change, undo in (
-        (lambda: setattr(owner, "a", float("1.5")), lambda: setattr(owner, "a", a)),
+        (lambda: setattr(owner, "a", float("1.5")), lambda: setattr(owner, "a", number)),
         (lambda: setattr(owner, "b", 0), lambda: setattr(owner, "b", None)),
         (lambda: delattr(owner, "b"), lambda: setattr(owner, "b", None)),
         (lambda: store.update(y=None), lambda: store.pop("y")),
@@ -69,7 +70,6 @@ def test_sameness_of_attributes_lists_and_single_entries() -> None:
         (values.clear, lambda: values.extend((1, 2))),
         (values.reverse, values.reverse),
     ):
-        a = owner.a
         change()
         assert not is_same()
         undo()
@@ -86,7 +86,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
     if draw(st.booleans()) and made.dim() == 2:
         made = made.t().contiguous().t()
     if draw(st.booleans()) and made.is_floating_point():
-        made = draw(st.sampled_from([made.requires_grad_(), nn.Parameter(made, requires_grad=False)]))
+        made = draw(
+            st.sampled_from([made.requires_grad_(), nn.Parameter(made, requires_grad=False)])
+        )
     return made
 
 

@@ -1,7 +1,7 @@
 """Whether somebody has put other code into a function since: `f.__code__ = ...`.
 
-Looking is an audited event, which costs 0.2 us a function once a hook is there (`side_effects` has one). But so
-is writing, which is rare: counting that tells the same of all functions at once.
+Looking is an audited event, which costs 0.2 us a function once a hook is there (`side_effects` has one). But
+so is writing, which is rare: counting that tells the same of all functions at once.
 """
 
 import functools

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import WatchedSettings
+from ridgeline.runtime.capturing import SAVED_TENSORS_HOOKS, WATCHING
 from ridgeline.runtime.entries import Entries
 from ridgeline.runtime.model_guard import ModelGuard
 from ridgeline.runtime.sameness import Sameness
@@ -32,14 +33,16 @@ class CaptureWatch:
         has_optimizer: The graph contains the optimizer's step.
 
     Attributes:
-        holds: Whether all is the very same as when `settle` was called; False until then, and of an equal
-            object in the place of another, of which `changed` says more.
+        holds: Whether all is the very same as when `settle` was called, and what `watched` asks of autograd;
+            False until then, and of an equal object in the place of another, of which `changed` says more.
     """
 
     def __init__(self, body: StepBody, *, has_optimizer: bool) -> None:
         self._optimizer = body.optimizer
         self._model = ModelGuard(body.model)
-        self._stores = hooks = [vars(module)[kind] for module in self._model.modules for kind in MODULE_HOOKS]
+        self._stores = hooks = [
+            vars(module)[kind] for module in self._model.modules for kind in MODULE_HOOKS
+        ]
         hooks += [getattr(registered, f"_global{kind}") for kind in MODULE_HOOKS]
         hooks += step_hooks(body.optimizer)
         self._parameters = [*body.model.parameters()]
@@ -64,6 +67,9 @@ class CaptureWatch:
 
     def _compiled(self) -> Callable[[], bool]:
         same, optimizer = Sameness(), self._optimizer
+        for ask in WATCHING:
+            same.result(ask)
+        same.result(SAVED_TENSORS_HOOKS, True)
         self._model.require(same)
         for store in self._stores:
             same.entries(store)

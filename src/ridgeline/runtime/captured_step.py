@@ -119,9 +119,11 @@ class CapturedStep:
                 gradient.zero_()
             elif parameter.grad is not gradient:
                 gradient.copy_(parameter.grad)
-        self.dropout.bring()
+        if self.dropout.held:
+            self.dropout.bring()
         self.graph.replay()
-        self.dropout.leave()
+        if self.dropout.held:
+            self.dropout.leave()
         for renew in self._renewals:
             renew()
         for draw in self._idle_draws:

@@ -33,7 +33,8 @@ def copier(targets: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], object]:
         return partial(_copy_one, held[0])
     size = sum(target.nbytes for target in held)
     if len(held) > MOST_COPIES or (held and size <= MOST_BYTES_AT_ONCE):
-        return partial(torch._foreach_copy_, held)
+        copy: Callable[..., object] = torch._foreach_copy_
+        return partial(copy, held)
     return partial(copy_into, held)
 
 

@@ -7,8 +7,8 @@ length, and to none, where it is much longer.
 """
 
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 MUCH = 20
 """A gap so many times as long as the usual one, or as the step, is none that comes with every step."""
@@ -94,6 +94,9 @@ def is_idle(rest_ns: int, usual_ns: int, work_ns: int) -> bool:
     return rest_ns >= LEAST_IDLE_NS and rest_ns > MUCH * usual_ns and rest_ns > work_ns
 
 
+_new: Callable[..., Any] = tuple.__new__
+
+
 class GapMeter:
     """Measures the gaps before the steps of one recorder."""
 
@@ -117,4 +120,5 @@ class GapMeter:
             waited = min(length, waited)
             others = min(length - waited, others)
         # As `Gap(...)`, in a third of its time: every step makes one.
-        return tuple.__new__(Gap, (length, waited, others, TALLY.batches > self._batches))
+        made: Gap = _new(Gap, (length, waited, others, TALLY.batches > self._batches))
+        return made

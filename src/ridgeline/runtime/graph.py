@@ -26,7 +26,7 @@ from ridgeline.runtime import cleared
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capture_watch import CaptureWatch
 from ridgeline.runtime.captured_step import CapturedStep
-from ridgeline.runtime.capturing import on_stream, watched, watched_by_autograd
+from ridgeline.runtime.capturing import on_stream, watched
 from ridgeline.runtime.checked import check_compiled
 from ridgeline.runtime.clearance import Clearance, check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.copies import repeats
@@ -135,11 +135,9 @@ class GraphRunner:
         return self._replay(step, tensors, begin)
 
     def _is_unchanged(self) -> bool:
-        """Whether all is as it was in the last call, but for the batch; False where that takes a closer look."""
+        """Whether all but the batch is as it was; False where that takes a closer look."""
         watch, reads = self._watch, self._reads
-        if watch is None or reads is None or not watch.holds():
-            return False
-        return reads.still_hold() and not watched_by_autograd()
+        return watch is not None and reads is not None and watch.holds() and reads.still_hold()
 
     def _replay(self, step: CapturedStep, tensors: Sequence[Tensor], begin: int) -> Tensor:
         step.load(tensors)
@@ -244,7 +242,9 @@ class GraphRunner:
         self._is_compared = is_checked or is_as_earlier
         # Of steps that are undone the check of the replay, which covers what is compiled, will do.
         if is_compiled and not (is_checked or self._body.is_undone):
-            check_compiled(self._body, batch, self._optimizer.rates, self._world, self._notes, self._stream)
+            check_compiled(
+                self._body, batch, self._optimizer.rates, self._world, self._notes, self._stream
+            )
 
     def _run_as_written(self, batch: Any) -> Tensor:
         """A batch without a graph: what compiles would compile for each shape anew.

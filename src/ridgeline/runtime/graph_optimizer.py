@@ -1,4 +1,4 @@
-"""The optimizer of a step that graphs replay: inside of the graph where one can hold it, else behind each replay."""
+"""The optimizer of a step that graphs replay: inside of a graph that can hold it, else behind each replay."""
 
 import torch
 

@@ -19,8 +19,6 @@ WINDOW = 200
 
 DEVICE_SAMPLING = 8
 """On devices the frames of every eighth step only: an event costs the host microseconds."""
-
-
 _NO_GAP = Gap(0)
 
 

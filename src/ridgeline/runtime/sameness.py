@@ -25,6 +25,11 @@ class Sameness:
         value = getattr(owner, name)
         self._require(f"{self._name(owner)}.{name} is {self._name(value)}")
 
+    def result(self, function: Callable[..., Any], *arguments: bool) -> None:
+        """What a function gives for constants."""
+        call = f"{self._name(function)}({', '.join(map(repr, arguments))})"
+        self._require(f"{call} is {self._name(function(*arguments))}")
+
     def entry(self, store: dict[Any, Any], key: str) -> None:
         """What a dictionary holds under a key, or that it holds nothing there."""
         if key in store:
@@ -51,7 +56,7 @@ class Sameness:
         """
         empty = [f"if {' or '.join(self._empty)}: return False"] if self._empty else []
         lines = "".join(f"        {line}\n" for line in (*empty, *self._lines, "return True"))
-        scope = {**self._scope, "GONE": _GONE}
+        scope: dict[str, Any] = {**self._scope, "GONE": _GONE}
         source = f"def is_same():\n    try:\n{lines}    except GONE:\n        return False\n"
         exec(compile(source, "<sameness>", "exec"), scope)
         is_same: Callable[[], bool] = scope["is_same"]

@@ -1,7 +1,7 @@
 """Recognising batches that lie in memory just as the last one did, in half a microsecond.
 
-`batch_pattern` tells batches for which a program was captured; of these, programs bear some that lie otherwise,
-and not all. Calls of a training loop are alike, and one comparison in C tells that.
+`batch_pattern` tells batches for which a program was captured; of these, programs bear some that lie
+otherwise, and not all. Calls of a training loop are alike, and one comparison in C tells that.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,13 @@ _CONSTANTS = (bool, int, str, type(None))
 
 
 def usual_batch(example: Any, tensors: Sequence[Tensor]) -> BatchReader | None:
-    """What recognises batches like this one: the same structure, and tensors of the same class, shape, dtype,
-    device, strides and flags, none of which stands there twice; constants are the same objects.
+    """What recognises batches like this one; None where that takes another look at each.
+
+    Alike are structure, and class, shape, strides, dtype, device and flags of the tensors, none of which
+    stands there twice; constants are the same objects.
 
     Args:
-        example: A nest of tuples, lists and dictionaries; None is returned for one of other containers.
+        example: A nest of tuples, lists and dictionaries, or what has no such reader.
         tensors: All that it holds, in order.
 
     Cost: When called, 0.3 us and 0.1 us a tensor.
@@ -31,11 +33,9 @@ def usual_batch(example: Any, tensors: Sequence[Tensor]) -> BatchReader | None:
         return None
     if any(tensor.layout is not torch.strided for tensor in tensors):
         return None
-    guards = TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[[*tensor.shape] for tensor in tensors],
-        dynamic_dims_strides=[[*tensor.stride()] for tensor in tensors],
-    )
+    sizes: Any = [[*tensor.shape] for tensor in tensors]  # the stubs know of one tensor only
+    strides: Any = [[*tensor.stride()] for tensor in tensors]
+    guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     return unpacking.reader(guards.check)
 
 

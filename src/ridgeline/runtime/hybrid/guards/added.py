@@ -143,11 +143,10 @@ def _require_hooks(builder: Any, _: Guard) -> None:
 
 def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
     """A `Guard` on settings that choose kernels, whatever it is about."""
-
     held = [(ask, ask()) for ask in settings]
 
     def is_same(_: Any) -> bool:
-        for ask, value in held:  # in half the time of a list
+        for ask, value in held:  # noqa: SIM110 - `all` makes a generator, in every call
             if ask() != value:
                 return False
         return True

@@ -14,6 +14,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.clearance import Clearance
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.copies import repeats
+from ridgeline.runtime.dropout_states import DropoutStates
 from ridgeline.runtime.graph import GraphRunner
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.timeline import Span
@@ -30,6 +31,8 @@ class Captured:
     """Stands for a graph: a replay runs the body; `log` tells what was done."""
 
     log: list[str] = []
+    usual = None
+    dropout = DropoutStates(())
     replay_ns = 10**9
 
     def __init__(

@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.equivalence import MOST_ROUNDINGS, TOLERANCE, _Trial
+from ridgeline.runtime.equivalence import (
+    MOST_ROUNDINGS,
+    REORDERED,
+    ROUNDING_FACTOR,
+    TOLERANCE,
+    _Trial,
+)
 from ridgeline.runtime.step_difference import Outcome
 from ridgeline.runtime.world import World
 
@@ -134,3 +142,18 @@ def test_one_parameter_in_twenty_may_be_further(
     monkeypatch.setattr(runs, "nudged", lambda before, shift: [eager])
     gap = _Trial(runs, [])._update_gap(before, eager, got, 0)
     assert (gap.size <= gap.allowed) is passes
+
+
+@given(st.floats(0.0, 0.1), st.floats(0.0, 0.99 * REORDERED), st.booleans())
+def test_what_is_as_near_as_reordered_additions_needs_no_exact_step(
+    first: float, apart: float, is_beyond: bool
+) -> None:
+    """It would pass beside that, however far rounding takes the eager step from it."""
+    runs: Any = Runs(first, [first] * MOST_ROUNDINGS)
+    runs.exact = pytest.fail
+    before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
+    tried = first + apart if is_beyond else max(0.0, first - apart)
+    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), moved(tried), 0)
+    assert gap.size <= REORDERED
+    assert gap.reference == "the eager step"
+    assert tried <= max(TOLERANCE, ROUNDING_FACTOR * first) + 1e-9

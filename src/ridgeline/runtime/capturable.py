@@ -160,13 +160,16 @@ class WatchedSettings:
 
     Args:
         optimizer: As it was captured.
+
+    Attributes:
+        are_frozen: None of them can change in place.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._settings = _settings_of(optimizer)
         self._values = _values(optimizer)
-        self._are_frozen = not any(
+        self.are_frozen = not any(
             isinstance(value, _MUTABLE) and key != "params"
             for group in optimizer.param_groups
             for key, value in group.items()
@@ -179,7 +182,7 @@ class WatchedSettings:
         """
         values = _values(self._optimizer)
         is_same = len(values) == len(self._values) and all(map(is_, values, self._values))
-        if is_same and self._are_frozen:
+        if is_same and self.are_frozen:
             return False
         if _settings_of(self._optimizer) != self._settings:
             return True

@@ -15,11 +15,12 @@ from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturing import capturing
 from ridgeline.runtime.clocks import BranchClock, Clock, DeviceClock, HostClock
-from ridgeline.runtime.copies import copies_of, copy_into, repeats
+from ridgeline.runtime.copies import copier, copies_of, repeats
 from ridgeline.runtime.dropout_states import DropoutStates
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.optimizer_calls import update
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
+from ridgeline.runtime.usual_batch import BatchReader
 from ridgeline.timeline import Span
 
 
@@ -34,6 +35,9 @@ class CapturedStep:
         has_stamps: Whether the graph records when its frames begin.
         has_optimizer: Whether the optimizer is part of the graph; else it steps after each replay.
         idle_draws: Random numbers that each replay draws on the host.
+
+    Attributes:
+        usual: Recognises the batches that it is mostly called with, once there was one.
 
     Raises:
         CaptureError: something in the step cannot be captured.
@@ -56,6 +60,8 @@ class CapturedStep:
         self.strides = [*map(strides_of, tensors)]
         self.repeats = repeats(tensors)
         self.inputs = copies_of(tensors)
+        self._copy = copier(self.inputs)
+        self.usual: BatchReader | None = None
         static = iter(self.inputs)
         self.batch = pytree.tree_unflatten(
             [next(static) if isinstance(leaf, Tensor) else leaf for leaf in flat], structure
@@ -96,9 +102,9 @@ class CapturedStep:
             self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
         self._clock = DeviceClock()
 
-    def load(self, tensors: list[Tensor]) -> None:
+    def load(self, tensors: Sequence[Tensor]) -> None:
         """Copy the tensors of a batch to where the graph reads them."""
-        copy_into(self.inputs, tensors)
+        self._copy(tensors)
 
     def show_gradients(self) -> None:
         """Make the parameters' gradients those that replays compute."""
@@ -113,9 +119,11 @@ class CapturedStep:
                 gradient.zero_()
             elif parameter.grad is not gradient:
                 gradient.copy_(parameter.grad)
-        self.dropout.bring()
+        if self.dropout.held:
+            self.dropout.bring()
         self.graph.replay()
-        self.dropout.leave()
+        if self.dropout.held:
+            self.dropout.leave()
         for renew in self._renewals:
             renew()
         for draw in self._idle_draws:

@@ -21,6 +21,10 @@ SAVED_AS_WRITTEN = (
     "steps under torch.autograd.graph.saved_tensors_hooks ran as they were written, since compiled ones save "
     "other tensors"
 )
+WATCHING = (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled)
+"""What together says that gradients are looked at."""
+SAVED_TENSORS_HOOKS = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 - no public name
+"""Gives the innermost hooks on what autograd saves for the backward pass, or None."""
 
 
 def watched() -> str:
@@ -31,7 +35,7 @@ def watched() -> str:
     """
     if why := intercepted():
         return f"steps {why}"
-    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+    if all(is_on() for is_on in WATCHING):
         return ANOMALIES
     return SAVED_ON_THE_WAY if watches_saved_tensors() else ""
 
@@ -45,8 +49,7 @@ def watched_if_compiled() -> str:
 
 def watches_saved_tensors() -> bool:
     """Whether there are hooks on what autograd saves for the backward pass."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 - there is no public name
-    return hooks(True) is not None
+    return SAVED_TENSORS_HOOKS(True) is not None
 
 
 @contextlib.contextmanager

@@ -37,9 +37,9 @@ from ridgeline.runtime.step_difference import (
 )
 from ridgeline.runtime.world import World
 
-TOLERANCE = 0.008
-"""Largest accepted difference, see `step_difference`. Kernels that add in another order stay below 1e-3; a
-learning rate or a factor of the loss that is wrong by 1 % is above it."""
+REORDERED, TOLERANCE = 1e-3, 0.008
+"""What kernels that add in another order stay below (so near to the eager step, a step is near enough to that
+in float32, which need not run), and the largest difference, which a factor of 1.01 of the loss is above."""
 NARROW_TOLERANCE = 0.25
 """The same for parameters of 16 bits, whose every update is rounded."""
 ROUNDING_FACTOR = 1.5
@@ -200,7 +200,7 @@ class _Trial(NamedTuple):
             return self._beside(
                 self._difference(before, eager, self.runs.eager(shift), noise), size, allowed
             )
-        if not self._may_round_elsewhere():
+        if size <= REORDERED or not self._may_round_elsewhere():
             return _Gap(size, allowed, "the eager step")
         exact = self.runs.exact(shift)
         rounding = self._difference(before, exact, eager, noise)

@@ -10,7 +10,7 @@ replay against the eager step from the same state, and from there on a step cost
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +18,12 @@ from torch import Tensor
 
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
-from ridgeline.optimizer_forms import fits_graph
 from ridgeline.reach.renewals import letting_go
 from ridgeline.reach.sparse import strides_of
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime import batch as batches
 from ridgeline.runtime import cleared
 from ridgeline.runtime.body import StepBody
-from ridgeline.runtime.capturable import (
-    LearningRates,
-    give_up_fused,
-    has_no_form_for_captures,
-    make_capturable,
-    stepping_outside,
-)
 from ridgeline.runtime.capture_watch import CaptureWatch
 from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.capturing import on_stream, watched
@@ -41,12 +33,13 @@ from ridgeline.runtime.copies import repeats
 from ridgeline.runtime.dropout_states import left_as_found
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
+from ridgeline.runtime.graph_optimizer import GraphOptimizer
 from ridgeline.runtime.hybrid.guards.layouts import refused_unread
 from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.perturbed_runs import ONE_SHIFT, SHIFTS
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step_hooks import replaced_methods, step_hooks
 from ridgeline.runtime.unloadable import cannot_be_loaded, why_not_loaded
+from ridgeline.runtime.usual_batch import usual_batch
 from ridgeline.runtime.usual_shapes import UsualShapes
 from ridgeline.runtime.world import World
 
@@ -89,7 +82,7 @@ class GraphRunner:
         self._clearance = Clearance()
         self._is_compared = False
         self._has_waited = False
-        self._make_capturable()
+        self._optimizer = GraphOptimizer(body, world.device, notes)
 
     def __call__(self, batch: Any) -> Tensor:
         """One step, eager, capturing or replayed.
@@ -99,12 +92,19 @@ class GraphRunner:
             EquivalenceError: its replay differs from the eager step.
         """
         begin = time.perf_counter_ns()
+        step = self._last
+        if step is not None and step.usual is not None and self._is_unchanged():
+            tensors = step.usual(batch)
+            if tensors is not None:
+                return self._replay(step, tensors, begin)
+        return self._run_with_a_look(batch, begin)
+
+    def _run_with_a_look(self, batch: Any, begin: int) -> Tensor:
+        """A step that may be another than the last one."""
         if why := watched():
             self._count_as_written(why)
             return self._run_as_written(batch)
-        if self._rates.num_groups != len(self._body.optimizer.param_groups):
-            self._make_capturable()
-        self._rates.refresh()
+        self._optimizer.refresh()
         if self._captured:
             self._forget_if_changed()
         elif self._world.size == 1 and not self._shapes.is_usual(batch):
@@ -129,6 +129,17 @@ class GraphRunner:
         if not self._bears_layout(step, tensors, batch):
             self._count_as_written(OTHER_LAYOUTS)
             return self._run_as_written(batch)
+        if self._watch is not None and not self._watch.holds():
+            self._watch.settle()
+        step.usual = usual_batch(batch, tensors)
+        return self._replay(step, tensors, begin)
+
+    def _is_unchanged(self) -> bool:
+        """Whether all but the batch is as it was; False where that takes a closer look."""
+        watch, reads = self._watch, self._reads
+        return watch is not None and reads is not None and watch.holds() and reads.still_hold()
+
+    def _replay(self, step: CapturedStep, tensors: Sequence[Tensor], begin: int) -> Tensor:
         step.load(tensors)
         self._body.overhead_ns = time.perf_counter_ns() - begin
         # The host issues a replay while another runs.
@@ -146,7 +157,7 @@ class GraphRunner:
         if self._num_eager == 0:
             known = (
                 cleared.cleared_before(self._body, batch, self._world)
-                if self._has_optimizer
+                if self._optimizer.is_inside
                 else None
             )
             if known is None and not self._has_waited:
@@ -164,7 +175,7 @@ class GraphRunner:
         loss = self._run_as_captured(batch)
         self._let_go = None if before is None else letting_go(before)
         if self._num_eager == EAGER_STEPS:
-            self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
+            self._watch = CaptureWatch(self._body, has_optimizer=self._optimizer.is_inside)
         # Where nothing is compiled in them, these are steps as every run begins with.
         is_compiled = MODES[self._body.plan.execution].is_compiled
         self._prepare_ns += (time.perf_counter_ns() if is_compiled else looked) - begin
@@ -231,7 +242,9 @@ class GraphRunner:
         self._is_compared = is_checked or is_as_earlier
         # Of steps that are undone the check of the replay, which covers what is compiled, will do.
         if is_compiled and not (is_checked or self._body.is_undone):
-            check_compiled(self._body, batch, self._rates, self._world, self._notes, self._stream)
+            check_compiled(
+                self._body, batch, self._optimizer.rates, self._world, self._notes, self._stream
+            )
 
     def _run_as_written(self, batch: Any) -> Tensor:
         """A batch without a graph: what compiles would compile for each shape anew.
@@ -258,26 +271,6 @@ class GraphRunner:
         if why not in self._notes:
             self._notes.append(why)
 
-    def _fits_graph(self) -> bool:
-        """Whether the optimizer steps inside of the graph; hooks and methods put on it run in Python."""
-        optimizer = self._body.optimizer
-        is_torchs = not any(step_hooks(optimizer)) and not replaced_methods(optimizer)
-        return (
-            is_torchs
-            and fits_graph(optimizer, self._body.model)
-            and not has_no_form_for_captures(optimizer)
-        )
-
-    def _make_capturable(self) -> None:
-        optimizer = self._body.optimizer
-        self._has_optimizer = self._fits_graph()
-        if self._has_optimizer:
-            changes = make_capturable(optimizer, self._world.device)
-        else:
-            changes = (*give_up_fused(optimizer), stepping_outside(optimizer))
-        self._notes.extend(change for change in changes if change not in self._notes)
-        self._rates = LearningRates(self._body.optimizer)
-
     def _step_eagerly_if_changed(self) -> str | None:
         """What is another since the last eager step or capture; an eager step then comes before the next.
 
@@ -285,8 +278,8 @@ class GraphRunner:
         """
         if self._watch is None or (why := self._watch.changed()) is None:
             return None
-        if self._watch.has_other_settings() or self._fits_graph() != self._has_optimizer:
-            self._make_capturable()  # settings that were loaded or added are as the user has them
+        if self._watch.has_other_settings() or self._optimizer.is_elsewhere():
+            self._optimizer.make_fit()  # settings that were loaded or added are as the user has them
         self._num_eager = EAGER_STEPS - 1
         return why
 
@@ -311,8 +304,8 @@ class GraphRunner:
             if self._world.size > 1 or not is_repeated:
                 self._count_as_written()
                 return None
-        if self._fits_graph() != self._has_optimizer:
-            self._make_capturable()  # its parameters share memory now, or do no longer
+        if self._optimizer.is_elsewhere():
+            self._optimizer.make_fit()  # its parameters share memory now, or do no longer
         World.close_before_leaving(self)
         check_gradient_hooks(self._body)  # some may have come since the first call
         self._body.optimizer.zero_grad(set_to_none=True)
@@ -321,7 +314,7 @@ class GraphRunner:
         step.dropout.adopt()
         self._is_compared = False  # what is captured later is of another shape, or has changed
         # Each check leaves the optimizer's state in other dictionaries.
-        self._watch = CaptureWatch(self._body, has_optimizer=self._has_optimizer)
+        self._watch = CaptureWatch(self._body, has_optimizer=self._optimizer.is_inside)
         return step
 
     def _checked_and_read(self, signature: batches.Signature, batch: Any) -> CapturedStep:
@@ -357,7 +350,7 @@ class GraphRunner:
         except RidgelineError:
             self.close()
             raise
-        if self._has_optimizer:
+        if self._optimizer.is_inside:
             cleared.keep(self._body, step.batch, self._reads, self._clearance)
 
     def _checked(
@@ -372,7 +365,7 @@ class GraphRunner:
                 self._stream,
                 pool,
                 has_stamps=has_stamps,
-                has_optimizer=self._has_optimizer,
+                has_optimizer=self._optimizer.is_inside,
                 idle_draws=self._clearance.idle_draws,
             )
         except CaptureError as error:
@@ -386,7 +379,7 @@ class GraphRunner:
                 self._body,
                 step.batch,
                 step.inputs,
-                self._rates,
+                self._optimizer.rates,
                 step.replay,
                 world=self._world,
                 notes=self._notes if has_stamps else [],  # the first check has said it

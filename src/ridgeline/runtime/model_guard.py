@@ -5,6 +5,7 @@ from operator import attrgetter
 from torch import nn
 
 from ridgeline.runtime.entries import Entries
+from ridgeline.runtime.sameness import Sameness
 
 _training = attrgetter("training")
 _requires_grad = attrgetter("requires_grad")
@@ -42,3 +43,12 @@ class ModelGuard:
         if [*map(_requires_grad, self._parameters)] != self._trainable:
             return "parameters were frozen or released"
         return None
+
+    def require(self, same: Sameness) -> None:
+        """Add all of that, as it is now, to what has to stay the same."""
+        for module in self.modules:
+            same.entries(module._modules)  # noqa: SLF001
+            same.entries(module._parameters)  # noqa: SLF001
+            same.entry(vars(module), "training")  # a module looks its attributes up slowly
+        for parameter in self._parameters:
+            same.attribute(parameter, "requires_grad")

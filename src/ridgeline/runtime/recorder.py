@@ -19,6 +19,7 @@ WINDOW = 200
 
 DEVICE_SAMPLING = 8
 """On devices the frames of every eighth step only: an event costs the host microseconds."""
+_NO_GAP = Gap(0)
 
 
 class StepRecord:
@@ -33,7 +34,7 @@ class StepRecord:
         self.closed: list[tuple[str, Lane, Stamp, Stamp]] = []
         self.is_warmup = False
         self.is_sampled = True
-        self.gap = Gap(0)
+        self.gap = _NO_GAP
 
 
 class Recorder:
@@ -66,10 +67,10 @@ class Recorder:
         """The next batch is there: `input` (since the last step's end) is over."""
         self.overhead_ns = 0
         self.frame = ""
-        self.current.gap = self._gaps.begin(time.perf_counter_ns())
-        if self.current.is_sampled:
-            self.current.marks.append(("input", "host", self.current.begin))
-            self.current.marks.append(("", "host", self.clock.stamp()))
+        current = self.current
+        current.gap = self._gaps.begin(time.perf_counter_ns())
+        if current.is_sampled:
+            current.marks += (("input", "host", current.begin), ("", "host", self.clock.stamp()))
 
     def _forget(self, record: StepRecord) -> None:
         # Its end is the begin of the step after it, which is still remembered.

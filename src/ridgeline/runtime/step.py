@@ -206,16 +206,16 @@ class TrainStep(Closing):
         if self._is_closed:
             raise PlanError(CLOSED)
         self.world.check_open()
-        begin = called = time.perf_counter_ns()
+        called = time.perf_counter_ns()
         recorder = self.recorder
         recorder.begin_step()
         batch = self._laid_out(batches.to_device(batch, self.world.device))
-        overhead = time.perf_counter_ns() - begin
+        overhead = time.perf_counter_ns() - called
         loss = self._runner(batch) if self._watch is None else self._run_among_others(batch)
         begin = time.perf_counter_ns()
         is_warmup = self.num_steps < self._num_warmup
         self.num_steps += 1
-        TALLY.stepping_ns += time.perf_counter_ns() - called
+        TALLY.stepping_ns += begin - called
         recorder.end_step(is_warmup=is_warmup)
         if not is_warmup:
             overhead += self._body.overhead_ns + recorder.overhead_ns + self._watching_ns

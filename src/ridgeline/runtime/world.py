@@ -164,8 +164,10 @@ class World:
         Raises:
             PlanError: it has.
         """
+        if self.size == 1:
+            return
         group = self.process_group
-        if self.size > 1 and (group is None or not leaving.is_open(group)):
+        if group is None or not leaving.is_open(group):
             raise PlanError(
                 f"wanted an open process group of {self.size} workers, got one that was destroyed (rank "
                 f"{self.ranks()[self.rank]}); train and choose before destroy_process_group(), or join a "

@@ -27,6 +27,11 @@ def hooks_of_all_modules() -> tuple[list[Callable[..., object]], ...]:
     return tuple([*store.values()] for store in _stores)
 
 
+def no_module_has_hooks(_: object = None) -> bool:
+    """Whether there are none, whatever is given."""
+    return not (_forward or _forward_pre or _backward or _backward_pre)
+
+
 @contextlib.contextmanager
 def no_hooks_of_all_modules() -> Iterator[None]:
     """No module that is called inside has any.

@@ -23,7 +23,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import Guard, TracingContext
 
 from ridgeline.runtime.hybrid.guards.settings import Ask, operators_of, settings_of
-from ridgeline.runtime.hybrid.hooks_of_all import hooks_of_all_modules
+from ridgeline.runtime.hybrid.hooks_of_all import hooks_of_all_modules, no_module_has_hooks
 
 Backend = Callable[..., Callable[..., Any]]
 _UNKNOWN = object()
@@ -134,16 +134,25 @@ def _require_attributes(builder: Any, guard: Guard) -> None:
 
 def _require_hooks(builder: Any, _: Guard) -> None:
     """A `Guard` on the hooks of all modules, whatever it is about."""
-    _compare(builder.guard_manager.root, _hooks, None, "a hook of all modules")
+    root, what = builder.guard_manager.root, "a hook of all modules"
+    if hooks_of_all_modules():
+        _compare(root, _hooks, None, what)
+    else:
+        root.add_lambda_guard(no_module_has_hooks, [f"{what} changed"], None)
 
 
 def _require_settings(settings: Sequence[Ask], builder: Any, _: Guard) -> None:
     """A `Guard` on settings that choose kernels, whatever it is about."""
+    held = [(ask, ask()) for ask in settings]
 
-    def look(_: Any) -> list[Any]:
-        return [ask() for ask in settings]
+    def is_same(_: Any) -> bool:
+        for ask, value in held:  # noqa: SIM110 - `all` makes a generator, in every call
+            if ask() != value:
+                return False
+        return True
 
-    _compare(builder.guard_manager.root, look, None, "a setting that chooses kernels")
+    what = "a setting that chooses kernels changed"
+    builder.guard_manager.root.add_lambda_guard(is_same, [what], None)
 
 
 def _require_environment(builder: Any, guard: Guard) -> None:

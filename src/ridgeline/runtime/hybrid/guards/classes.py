@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.nn.modules import module
 
+from ridgeline.reach.replaced_code import replacements
 from ridgeline.runtime.hybrid.guards.conditions import Conditions
 from ridgeline.runtime.hybrid.hooks_of_all import STORES
 
@@ -53,10 +54,20 @@ def require_classes(
             held = getattr(kind, name)
             before = conditions.constant(held.__func__ if end else held)
             conditions.require(f"{looked_up}{end} is {before}")
-    for function in functions:
-        made = conditions.constant(function)
-        conditions.require(f"{made}.__code__ is {conditions.constant(function.__code__)}")
+    if functions:
+        _require_code(conditions, functions)
     _require_hooks(conditions)
+
+
+def _require_code(conditions: Conditions, functions: Iterable[types.FunctionType]) -> None:
+    """Require functions to keep their code: none has got another, or at least not these."""
+    counted = replacements()
+    asked, count = conditions.constant(counted), counted.count
+    same = [
+        f"{conditions.constant(function)}.__code__ is {conditions.constant(function.__code__)}"
+        for function in functions
+    ]
+    conditions.require(f"({asked}.count == {count} or ({' and '.join(same)}))")
 
 
 def _require_hooks(conditions: Conditions) -> None:

@@ -1,6 +1,7 @@
 """Many small comparisons as one compiled function: what is looked at before every call must cost little."""
 
 import ast
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,17 @@ class Conditions:
 
     def value_of(self, expression: str) -> str:
         """The variable that holds the value of an expression."""
-        return self._steps(ast.parse(expression, mode="eval").body)
+        name = ""
+        for text, end in _path(expression):
+            if text == end:
+                name = text
+                continue
+            known = self._variables.get(text)
+            if known is None:
+                known = self._variables[text] = f"v{len(self._variables)}"
+                self._lines.append(f"{known} = {name}{end}")
+            name = known
+        return name
 
     def constant(self, value: Any) -> str:
         """A name for a value of now."""
@@ -56,19 +67,28 @@ class Conditions:
         exec(compile(f"def made(L):\n{body}", "<conditions>", "exec"), self._scope, made)
         return made["made"]
 
-    def _steps(self, node: ast.expr) -> str:
-        """Adds the lines that evaluate an expression; the variable that then holds its value."""
-        text = ast.unparse(node)
-        if text in self._variables or isinstance(node, ast.Name):
-            return self._variables.get(text, text)
-        value = text
-        if isinstance(node, ast.Attribute):
-            value = f"{self._steps(node.value)}.{node.attr}"
-        elif isinstance(node, ast.Subscript):
-            value = f"{self._steps(node.value)}[{ast.unparse(node.slice)}]"
-        self._variables[text] = f"v{len(self._variables)}"
-        self._lines.append(f"{self._variables[text]} = {value}")
-        return self._variables[text]
+
+@functools.lru_cache(maxsize=1 << 14)
+def _path(expression: str) -> tuple[tuple[str, str], ...]:
+    """An expression from the inside out: what it is up to each attribute and index, and how that part ends.
+
+    A name ends as it is, all else that stands innermost is in brackets.
+    The same expressions are put together in several ways, and again where tensors lie elsewhere.
+    """
+    node = ast.parse(expression, mode="eval").body
+    ends: list[str] = []
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        ends.append(
+            f".{node.attr}" if isinstance(node, ast.Attribute) else f"[{ast.unparse(node.slice)}]"
+        )
+        node = node.value
+    inner = ast.unparse(node)
+    text = inner if isinstance(node, ast.Name) else f"({inner})"
+    found = [(text, inner)]
+    for end in reversed(ends):
+        text += end
+        found.append((text, end))
+    return tuple(found)
 
 
 def reader(expressions: Sequence[str], scope: Mapping[str, Any]) -> Reader:

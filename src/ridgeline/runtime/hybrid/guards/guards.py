@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.runtime.copies import is_noted
@@ -13,11 +14,7 @@ from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
 from ridgeline.runtime.hybrid.guards.reading import Reading, Write, read_program
 from ridgeline.runtime.hybrid.guards.sparse import address
 from ridgeline.runtime.hybrid.guards.unguarded import require_unguarded
-from ridgeline.runtime.interception import (
-    innermost_transform,
-    level_of_tangents,
-    num_dispatch_modes,
-)
+from ridgeline.runtime.interception import innermost_transform, num_dispatch_modes
 from ridgeline.runtime.unchecked import without_checks
 
 MISSING = (LookupError, AttributeError, TypeError)
@@ -191,7 +188,7 @@ def _require_no_interception(conditions: Conditions) -> None:
     """Require that nothing is between the program and its operators, see `interception`."""
     conditions.require(f"{conditions.constant(num_dispatch_modes)}() == 0")
     conditions.require(f"{conditions.constant(innermost_transform)}() is None")
-    conditions.require(f"{conditions.constant(level_of_tangents)}() < 0")
+    conditions.require(f"{conditions.constant(forward_ad)}._current_level < 0")
 
 
 def _is_same(now: Any, before: Any) -> bool:

@@ -48,6 +48,14 @@ class LayoutReads:
         self._followed = followed
         self.guards = [self._read(self._example)]
         self._others: list[Guards] = []
+        self._captured = {**self._fixed, **self._example}
+
+    def still_hold(self) -> bool:
+        """Whether nothing is another, whatever a call brings; `broken` says what.
+
+        Cost: See `fit`.
+        """
+        return self.guards[0].holds(self._captured)
 
     def fit(self, brought: Mapping[str, Any]) -> bool:
         """Whether the captured program computes a call that brings this.
@@ -69,10 +77,9 @@ class LayoutReads:
 
     def broken(self) -> str | None:
         """What is not as it was, whatever a call brings; None while nothing is."""
-        arguments = {**self._fixed, **self._example}
-        if self.guards[0].holds(arguments):
+        if self.still_hold():
             return None
-        return spoken(self.guards[0].difference(arguments))
+        return spoken(self.guards[0].difference(self._captured))
 
     def _read(self, brought: Mapping[str, Any]) -> Guards:
         return Guards(self._program, {**self._fixed, **brought}, [*brought], self._followed)

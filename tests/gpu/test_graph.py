@@ -365,3 +365,19 @@ def test_a_recurrent_layers_dropout_writes_only_where_it_may() -> None:
         assert all(bool((other == 7).all()) for other in others)
         assert len({*losses}) == 5
         assert max(losses) < 1.0
+
+
+def test_a_recurrent_layers_dropout_is_that_of_the_eager_step() -> None:
+    """From the first step on, through checks and capture, and after the user has seeded again."""
+
+    def losses(execution: Execution) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.LSTM(32, 32, num_layers=2, dropout=0.5).cuda()
+        batch = torch.randn(7, 5, 32, device="cuda")
+        plan = Plan(execution=execution)
+        with TrainStep(model, lambda m, b: m(b)[0].square().mean(), sgd(model), plan) as step:
+            found = [float(step(batch)) for _ in range(EAGER_STEPS + 4)]
+            torch.manual_seed(4)
+            return found + [float(step(batch)) for _ in range(3)]
+
+    assert losses("graph") == pytest.approx(losses("eager"), rel=1e-4)

@@ -112,6 +112,10 @@ class TorchsLayers:
     def seeded(self, seed: int) -> None:
         self.seed, self.offset, self._is_set = seed, 0, True
 
+    def set_to(self, place: tuple[int, int]) -> None:
+        self.seeded(place[0])
+        self.offset = place[1]
+
     def put_back(self, _: torch.device, place: tuple[int, int]) -> None:
         self.seed, self.offset = place
 
@@ -166,13 +170,37 @@ def test_replays_draw_what_layers_would(steps: list[tuple[int | None, int]]) -> 
             ]
 
 
+def stand_in(torchs: TorchsLayers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is left as found be a stand-in's."""
+    gpu, generators = torch.device("cuda:0"), SimpleNamespace(default_generators=[torchs])
+    monkeypatch.setattr(dropout_states, "dropping_devices", lambda _: {gpu})
+    monkeypatch.setattr(dropout_states, "_put_back", torchs.put_back)
+    monkeypatch.setattr(dropout_states, "torch", SimpleNamespace(cuda=generators))
+    monkeypatch.setattr(dropout_states, "_set", lambda _, place: torchs.set_to(place))
+
+
+def test_a_generator_that_was_seeded_is_found_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the step draws first after it is what it would draw, other dropout before its recurrent layers."""
+    torchs, untouched = TorchsLayers(), TorchsLayers()
+    held_by(torchs, monkeypatch)
+    untouched.state()
+    stand_in(torchs, monkeypatch)
+    for one in (torchs, untouched):
+        one.seeded(3)
+    with left_as_found(nn.Linear(1, 1)):
+        torchs.seeded(5)
+        torchs.draw()
+    for one in (torchs, untouched):
+        one.offset += 8  # other dropout
+    assert [torchs.draw() for _ in range(3)] == [untouched.draw() for _ in range(3)]
+
+
 def test_what_is_left_as_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever seeds, draws and sets a generator back leaves no trace in what is drawn later, replayed or not."""
     torchs, untouched = TorchsLayers(), TorchsLayers()
     states = held_by(torchs, monkeypatch)
     untouched.state()
-    monkeypatch.setattr(dropout_states, "dropping_devices", lambda _: {META["device"]})
-    monkeypatch.setattr(dropout_states, "_put_back", torchs.put_back)
+    stand_in(torchs, monkeypatch)
     with left_as_found(nn.Linear(1, 1)):
         place = torchs.place(META["device"])
         for seed in (5, 6):

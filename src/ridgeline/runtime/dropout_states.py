@@ -118,13 +118,21 @@ def left_as_found(*roots: Any) -> Iterator[None]:
 
     Cost: Finding them; with such layers on a GPU a copy of 2 MB and a layer of width 1, twice.
     """
-    devices = dropping_devices(Reach(*roots).modules)
-    states = {device: state for device in devices if (state := dropout_state(device)) is not None}
-    found = {device: (state.clone(), _place(device)) for device, state in states.items()}
+    found: list[tuple[torch.device, tuple[int, int], Tensor | None]] = []
+    for device in dropping_devices(Reach(*roots).modules):
+        place = _place(device)
+        state = dropout_state(device)
+        if state is not None:
+            # A generator that was set before is set again: whatever is made of it, the next step draws first.
+            is_made = _place(device) != place
+            found.append((device, place, None if is_made else state.clone()))
     try:
         yield
     finally:
-        for device, (values, place) in found.items():
+        for device, place, values in found:
+            if values is None:
+                _set(torch.cuda.default_generators[device.index], place)
+                continue
             state = dropout_state(device)
             if state is not None:
                 state.copy_(values)
@@ -147,11 +155,15 @@ def _put_back(device: torch.device, place: tuple[int, int]) -> None:
 
     torch notes that in the generator by which a state is set, and generators can share one.
     """
-    generator = torch.cuda.default_generators[device.index]
     sharing = torch.Generator(device)
-    sharing.graphsafe_set_state(generator.graphsafe_get_state())
-    sharing.manual_seed(place[0])
-    sharing.set_offset(place[1])
+    sharing.graphsafe_set_state(torch.cuda.default_generators[device.index].graphsafe_get_state())
+    _set(sharing, place)
+
+
+def _set(generator: torch.Generator, place: tuple[int, int]) -> None:
+    """Set seed and offset, after which recurrent layers that draw by this generator begin anew."""
+    generator.manual_seed(place[0])
+    generator.set_offset(place[1])
 
 
 def dropout_state(device: torch.device) -> Tensor | None:

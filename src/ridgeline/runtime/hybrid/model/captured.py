@@ -18,7 +18,7 @@ from ridgeline.reach.renewals import renewals
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.capturing import capturing, on_stream, release
 from ridgeline.runtime.copies import copy_into, own_copy
-from ridgeline.runtime.dropout_states import DropoutStates, left_as_found
+from ridgeline.runtime.dropout_states import DropoutStates
 
 Run = Callable[..., tuple[Tensor, ...]]
 WARM_UP_CALLS = 3
@@ -57,16 +57,14 @@ class CapturedModel:
         self._spent = 0
         stream = torch.cuda.Stream()
         self._parameters: list[Tensor] = []
-        modules = [*modules]
-        with left_as_found(*modules):
-            with on_stream(stream):
-                for _ in range(WARM_UP_CALLS):
-                    outputs = run(*self._inputs)
-                    inputs = {*map(id, self._inputs)}
-                    self._parameters = [p for p in _leaves_behind(outputs) if id(p) not in inputs]
-                    self._backward_of(outputs)
-            if before is not None:
-                before.restore()
+        with on_stream(stream):
+            for _ in range(WARM_UP_CALLS):
+                outputs = run(*self._inputs)
+                inputs = {*map(id, self._inputs)}
+                self._parameters = [p for p in _leaves_behind(outputs) if id(p) not in inputs]
+                self._backward_of(outputs)
+        if before is not None:
+            before.restore()
         self.dropout = DropoutStates(modules)
         self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
         self._finalizer = weakref.finalize(self, release, self._graphs)

@@ -17,6 +17,7 @@ from ridgeline.errors import ObstacleError
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.capturing import watched
 from ridgeline.runtime.casts import fresh_casts
+from ridgeline.runtime.dropout_states import left_as_found
 from ridgeline.runtime.hybrid.capture.lint import check_capturable
 from ridgeline.runtime.hybrid.compiling import Form, LossFunction, many_variants
 from ridgeline.runtime.hybrid.guards.class_watch import ClassWatch
@@ -169,7 +170,7 @@ def capture_on_gpu(
         ObstacleError: names what they cannot hold, or what cannot be judged by looking.
         CaptureError: the capture failed.
     """
-    with fresh_casts():
+    with left_as_found(model), fresh_casts():
         lint = inspect_model(model, plain, tensors, device=next(model.parameters()).device)
         check_capturable(lint.findings)
         if lint.doubts:
@@ -182,7 +183,9 @@ def capture_on_gpu(
         before = Undo(model, spared=(*model.parameters(), *model.buffers()))
         with model_kept(model), autograd_config.patch(force_non_lazy_backward_lowering=True):
             try:
-                return CapturedModel(run, tensors, before, model.modules())
+                captured = CapturedModel(run, tensors, before, model.modules())
             except BaseException:
                 before.restore()
                 raise
+    captured.dropout.adopt()
+    return captured

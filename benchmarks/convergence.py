@@ -82,6 +82,8 @@ WAYS = {
     "average every 50, 4 fragments, 10 late": Way(
         rl.Sync(every=50, options={"fragments": 4, "delay": 10})
     ),
+    "average every 50, 20 late": Way(rl.Sync(every=50, options={"delay": 20})),
+    "average every 50, 40 late": Way(rl.Sync(every=50, options={"delay": 40})),
     "all, AdamW": Way(rl.Sync(), adamw, "all, AdamW"),
     "DiLoCo every 50, AdamW": Way(rl.Sync(every=50, options=OUTER), adamw, "all, AdamW"),
     "DiLoCo every 50, AdamW, 4 fragments": Way(
@@ -89,6 +91,12 @@ WAYS = {
     ),
     "DiLoCo every 50, AdamW, 4 fragments, 10 late": Way(
         rl.Sync(every=50, options={**OUTER, "fragments": 4, "delay": 10}), adamw, "all, AdamW"
+    ),
+    "DiLoCo every 50, AdamW, 20 late": Way(
+        rl.Sync(every=50, options={**OUTER, "delay": 20}), adamw, "all, AdamW"
+    ),
+    "DiLoCo every 50, AdamW, 40 late": Way(
+        rl.Sync(every=50, options={**OUTER, "delay": 40}), adamw, "all, AdamW"
     ),
 }
 

@@ -86,6 +86,23 @@ def test_a_slow_link_is_worth_another_algorithm() -> None:
     assert any(c.plan.sync.compression == "int8" for c in found.candidates)
 
 
+def test_one_large_parameter_travels_beside_more_steps() -> None:
+    """It fills a fragment, for which ten steps are too few; forty hide all the parameters at once."""
+    machine = make_machine(latency_s=1e-4, bandwidth=8e5, slowdown=(1.05, 1.0))
+    workload = make_workload(
+        forward=[30 * MS] * 4, backward=[60 * MS] * 4, gradient_bytes=[MIB] * 3 + [5 * MIB]
+    )
+    found = choose(machine, workload, world_size=2, allow=ALONE, fixed={"execution": "eager"})
+    step_s = {
+        tuple(c.plan.sync.options.items()): c.step_s
+        for c in found.candidates
+        if c.plan.sync.every == 50
+    }
+    alone_s = 4 * 0.03 + 4 * 0.06
+    assert step_s[("delay", 40),] < 1.05 * alone_s < step_s[("fragments", 4), ("delay", 10)]
+    assert found.best.plan.sync.options == {"delay": 40}
+
+
 @pytest.mark.parametrize(("bandwidth", "is_noise"), [(2.5e7, False), (1e9, True), (1e11, True)])
 def test_a_fast_link_is_not(bandwidth: float, is_noise: bool) -> None:
     """Where it gains less than by `LEAST_GAIN`, nothing is changed, be it more than noise; the reason says so."""

@@ -28,7 +28,8 @@ def rows_of(
 def word_of(row: ExchangeRow) -> str:
     """The word by which a way differs from the default."""
     if row.every > 1:
-        return f"every {row.every}{' late' if 'delay' in row.options else ''}"
+        late = f" {row.options['delay']} late" if "delay" in row.options else ""
+        return f"every {row.every}{late}"
     return row.compression if row.compression != "none" else row.algorithm
 
 
@@ -41,8 +42,9 @@ def test_all_words_have_a_row() -> None:
         *lossy,
         "every 8",
         "every 50",
-        "every 50 late",
-        "every 100 late",
+        "every 50 10 late",
+        "every 50 40 late",
+        "every 100 10 late",
     ]
     assert len(rows) == len(ALGORITHMS) + len(lossy) + len(RHYTHMS)
     for name in (*ALGORITHMS, *lossy):
@@ -69,8 +71,11 @@ def test_rhythms_send_their_share_and_ask_for_a_permission_of_their_own() -> Non
     """Bytes are those of an exchange, divided by the steps between two; the rhythm in force is marked."""
     rows = rows_of(1e8)
     assert rows["every 8"].sent_bytes == 4 * MIB // 8
-    assert rows["every 50 late"].sent_bytes == round(4 * MIB / 50)
-    for name in ("every 8", "every 50", "every 50 late", "every 100 late"):
+    apart = [name for name in rows if name.startswith("every")]
+    assert len(apart) == len(RHYTHMS)
+    assert rows["every 50 10 late"].sent_bytes == round(4 * MIB / 50)
+    assert rows["every 50 40 late"].sent_bytes == round(4 * MIB / 50)
+    for name in apart:
         assert not rows[name].is_exact
         assert rows[name].verdict.endswith(
             f"faster than the default; wants allow='local-steps': {UNKNOWN_LOSS}"
@@ -80,7 +85,7 @@ def test_rhythms_send_their_share_and_ask_for_a_permission_of_their_own() -> Non
     assert "wants allow='local-steps'" in rows_of(1e8, allow=("compression",))["every 50"].verdict
     late = Plan(workers=2, threads=1, sync=Sync(every=50, options={"fragments": 4, "delay": 10}))
     marked = {name for name, row in rows_of(1e8, plan=late).items() if "chosen" in row.verdict}
-    assert marked == {"every 50 late"}
+    assert marked == {"every 50 10 late"}
 
 
 def test_a_gain_that_is_not_worth_another_algorithm_is_told_as_that() -> None:

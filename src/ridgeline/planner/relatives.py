@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.execution import MODES
+from ridgeline.execution import MODES, is_compiled_in_parts
+from ridgeline.plan import Plan
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.ranking import Candidate
 from ridgeline.planner.trials import DOUBT, differences
@@ -95,7 +96,7 @@ def _preparing_s(candidate: Candidate, tried: Sequence[Candidate]) -> float | No
         different = differences(candidate.plan, other.plan)
         if different <= {"sync", "exchange", "feed"}:
             return other.compile_s
-        if is_compiled(candidate.plan) and different.isdisjoint((*SAME_PROGRAM, "workers")):
+        if is_compiled(candidate.plan) and _share_program(candidate.plan, other.plan, different):
             return min(SHARED_S, other.compile_s)
     ratios = [
         other.compile_s / other.timeline.counters["compile_s"]
@@ -106,3 +107,16 @@ def _preparing_s(candidate: Candidate, tried: Sequence[Candidate]) -> float | No
         return None
     # The least would be of a program that the compiler had made before, for another plan.
     return AGAIN * expected_s * max(ratios)
+
+
+def _share_program(one: Plan, other: Plan, different: frozenset[str]) -> bool:
+    """Whether what the compiler made for one plan is what the other runs, cut at the same places."""
+    if not different.isdisjoint((*SAME_PROGRAM, "workers")):
+        return False
+    return _bounds(one) == _bounds(other)
+
+
+def _bounds(plan: Plan) -> tuple[int, ...]:
+    """The limits of the buckets by which a plan's program is cut in parts; none where it is one."""
+    # Only a GPU is offered modes that are replayed, so that of the others the device makes no difference.
+    return plan.sync.bucket_bytes if is_compiled_in_parts(plan, "cuda") else ()

@@ -40,7 +40,15 @@ _QUEUED = 64
 they are; further ones for it are dropped, and it asks again."""
 MOST_CONNECTIONS = 1 << 16
 """Of workers, over the life of a server; it remembers a little of each."""
-_LASTING = wire.SetOptimizer | wire.SetUpdater | wire.LoadStates | wire.Leave | wire.Cover
+_LASTING = (
+    wire.SetOptimizer
+    | wire.SetUpdater
+    | wire.LoadStates
+    | wire.Join
+    | wire.Enter
+    | wire.Leave
+    | wire.Cover
+)
 """Calls that workers do not keep: they are answered once a snapshot holds what they did."""
 _DROPPED = "a message that is none was dropped"
 

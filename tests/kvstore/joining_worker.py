@@ -44,6 +44,11 @@ def seen(store: KVStore) -> list[Any]:
     return found
 
 
+def say(told: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Train until all who joined have left."""
     staleness = None if sys.argv[1] == "None" else int(sys.argv[1])
@@ -68,7 +73,7 @@ def main() -> None:
         present = store.present()
         store.barrier()
     if world.rank == 0:
-        print(json.dumps({"joined": told, "values": values, "versions": versions, "at": present}))
+        say({"joined": told, "values": values, "versions": versions, "at": present})
     World.leave()
 
 
@@ -104,7 +109,7 @@ def join(address: str, *, dies: bool) -> None:
         last = seen(store)
     rank = str(store.rank)
     told = {"rank": store.rank, "num_workers": store.num_workers, "begun": begun, "last": last}
-    print(json.dumps(told), flush=True)
+    say(told)
     assert last[0][1][int(rank)] == (DYING if dies else TOGETHER)
     if dies:
         os.kill(os.getpid(), signal.SIGKILL)

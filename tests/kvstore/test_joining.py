@@ -5,9 +5,9 @@ from pathlib import Path
 
 import joining_worker
 import pytest
-from torchrun import torchrun
-
 from joining_worker import BEFORE, DYING, FIRST_VALUE, TOGETHER
+
+from torchrun import torchrun
 
 SCRIPT = Path(joining_worker.__file__)
 

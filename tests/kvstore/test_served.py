@@ -95,7 +95,7 @@ def test_a_worker_alone_has_a_server(tmp_path: Path) -> None:
         rl.kvstore.create("dist_async", staleness=-1)
     with pytest.raises(
         KVStoreError,
-        match=r"^wanted staleness, servers, server_module, address, keys and snapshots for 'dist",
+        match=r"^wanted staleness, servers, server_module, address, keys, snapshots and join for 'd",
     ):
         rl.kvstore.create("local", staleness=1)
 

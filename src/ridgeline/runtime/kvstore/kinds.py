@@ -85,8 +85,8 @@ def create(
             several hosts need one.
         snapshots: Of `dist_async`: a folder in which servers write down what they hold. One that dies is then
             replaced and nothing that it took is lost; a store made again with the folder goes on from there.
-        join: Of `dist_async`: the address of a store that runs (`KVStore.address` of its workers), to take part
-            in as one more worker, from a process outside of its job. Its values stay as they are.
+        join: Of `dist_async`: the address of a store that runs (`KVStore.address` of its workers), to take
+            part in as one more worker, from a process outside of its job. Its values stay as they are.
 
     Raises:
         KVStoreError: no such kind, a group of another backend, an argument that is not for this kind or

@@ -51,7 +51,7 @@ class Reading:
 
 
 def handed(readings: Sequence[Reading], key: Any, out: Any) -> Any:
-    """What a call returns that reads: its readings, one for each key or the one; None where `out` is filled."""
+    """What a call returns that reads: one for each key, or the one; None where `out` is filled."""
     if out is None:
         return readings[0] if isinstance(key, int | str) else readings
     for reading in readings:

@@ -72,7 +72,7 @@ class KVStore:
         return self._shelf.address
 
     def present(self) -> tuple[int, ...]:
-        """The ranks of the workers who are there: those who began, less who left or are silent, and who joined."""
+        """Ranks of the workers who are there: who began or joined, and has not left or been silent."""
         self._check_open()
         return self._shelf.present()
 

@@ -100,8 +100,8 @@ class Members:
         """Which server holds what of keys, once worker 0 has said so.
 
         Raises:
-            KVStoreError: they are of another shape or type there, worker 0 is gone and has not said so, or the
-                store of the job is.
+            KVStoreError: they are of another shape or type there, worker 0 is gone and has not said so, or
+                the store of the job is.
         """
         names = [*map(_name, held)]
         try:

@@ -1,12 +1,16 @@
 """A server's slices and barriers where workers come later, or come back."""
 
+import contextlib
 import datetime
+import signal
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_here import serving
@@ -14,7 +18,8 @@ from served_here import serving
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held
 from ridgeline.runtime.kvstore.placement import Part
-from ridgeline.runtime.kvstore.serving import members, wire
+from ridgeline.runtime.kvstore.serving import beside, members, wire
+from ridgeline.runtime.kvstore.serving.channel import Channel
 from ridgeline.runtime.kvstore.serving.epochs import Found
 from ridgeline.runtime.kvstore.serving.gathering import Wanted, gather_later
 from ridgeline.runtime.kvstore.serving.images import image_of, restore
@@ -254,7 +259,8 @@ def test_who_joins_finds_keys_where_they_are() -> None:
 def test_a_silent_worker_is_replaced_under_another_number() -> None:
     """With its pushes in the values, and none of it waited for."""
     store = dist.HashStore()
-    with serving(Shard(1, 1), lease_s=0.5) as server:
+    shard = Shard(1, 1)
+    with serving(shard, lease_s=0.5) as server:
         first = RemoteShelf(
             [server.address], 0, 1, lease_s=0.5, members=members_of(store, is_later=False)
         )
@@ -268,6 +274,7 @@ def test_a_silent_worker_is_replaced_under_another_number() -> None:
             shelf = RemoteShelf([server.address], rank, 1, lease_s=lease_s, members=later)
             shelf.join()
             shelf.init({"w": torch.ones(2)})
+            assert rank in shard.slots.all()[SLOT].since
             shelves.append(shelf)
             out = torch.empty(2)
             for _ in range(3):
@@ -345,3 +352,37 @@ def test_what_is_told_of_a_store_is_checked(monkeypatch: pytest.MonkeyPatch) -> 
     assert notice is not None
     notice.publish(0, Found(2, "tcp://127.0.0.1:2"))
     assert gather_later(Wanted(join=address)).addresses == ["tcp://127.0.0.1:2"]
+
+
+def test_a_server_outlives_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one beside a worker that has left goes on until all have, however long that takes."""
+    monkeypatch.setattr(beside, "END_S", 0.0)
+    server = beside.ServerBeside(1, None, "")
+    first, later = (RemoteShelf([server.address], rank, 1) for rank in range(2))
+    first.init({"w": torch.zeros(2)})
+    later.init({"w": torch.zeros(2)})
+    first.close()
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    closing.join(1.0)
+    assert closing.is_alive()
+    out = torch.empty(2)
+    later.read("w", [out], None)
+    assert torch.equal(out, torch.zeros(2))
+    later.close()
+    closing.join()
+
+
+def test_a_worker_that_fails_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may wait for its end, and for it: the server beside it ends with it."""
+    monkeypatch.setattr(beside, "END_S", 0.0)
+    server = beside.ServerBeside(1, None, "")
+    first = RemoteShelf([server.address], 0, 1, server)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    other = Channel(context, server.address, 1, 1)
+    other.ask(wire.Beat())
+    with pytest.raises(ArithmeticError), contextlib.closing(first):
+        raise ArithmeticError
+    assert server._process.returncode == -signal.SIGKILL
+    other.close()
+    context.destroy(linger=0)

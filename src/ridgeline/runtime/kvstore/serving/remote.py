@@ -1,5 +1,6 @@
 """The values of servers, as a worker sees them: kind `dist_async`."""
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
+from ridgeline.runtime import leaving
 from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.merging import merged
@@ -230,7 +232,8 @@ class RemoteShelf:
             self._servers.close()
         finally:
             if self._beside is not None:
-                self._beside.close()
+                error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+                self._beside.close(is_failing=leaving.is_failure(error))
 
     def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Located], list[Located]]:
         """Those that give first values, on worker 0, and those that wait for them."""

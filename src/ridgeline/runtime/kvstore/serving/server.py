@@ -30,6 +30,7 @@ LEASE_S = 10.0
 """How long a worker may be silent. Workers say that they are there five times as often."""
 KEPT_S = 1800.0
 """How long memory that a worker shares is kept after its lease has ended: it may come back and use it."""
+LEFT = "all workers have left"
 _POLL_MS = 200
 _WRITING_POLL_MS = 5
 """While a snapshot is written that somebody may wait for."""
@@ -313,7 +314,8 @@ def is_wanted() -> bool:
 def serve_beside(server: Server) -> None:
     """Tell the address on standard output, and serve until standard input ends and all workers have left.
 
-    Behind the address stands the epoch of a server that writes snapshots.
+    That they have is told there, too: who started it then knows that it is to end soon. Behind the address stands
+    the epoch of a server that writes snapshots.
     """
     set_threads(1)  # the workers' cores are theirs
     keep_freed_memory()  # each message would cost page faults
@@ -332,3 +334,5 @@ def serve_beside(server: Server) -> None:
         return is_over and not server.is_used
 
     server.serve(stops)
+    sys.stdout.write(f"{LEFT}\n")
+    sys.stdout.flush()

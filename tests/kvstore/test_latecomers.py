@@ -45,12 +45,12 @@ class Said:
     """
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
-        register_updater("add up", add)
+        register_updater("add for those who come later", add)
         self.shard = Shard(num_workers, staleness)
         self.answers: dict[tuple[int, int], Answer] = {}
         self._numbers: dict[int, int] = {}
         self.say(0, wire.Init(SLOT, SHAPE))
-        self.say(0, wire.SetUpdater("add up"))
+        self.say(0, wire.SetUpdater("add for those who come later"))
 
     def say(self, worker: int, body: Body) -> int:
         """The number of the call."""
@@ -265,8 +265,8 @@ def test_a_silent_worker_is_replaced_under_another_number() -> None:
             [server.address], 0, 1, lease_s=0.5, members=members_of(store, is_later=False)
         )
         first.init({"w": torch.zeros(2)})
-        register_updater("add up", add)
-        first._servers.tell_all(wire.SetUpdater("add up"))
+        register_updater("add for those who come later", add)
+        first._servers.tell_all(wire.SetUpdater("add for those who come later"))
         shelves = [first]
         for lease_s in (5000.0, 0.5):  # the first one says nothing once it has pushed
             later = members_of(store, is_later=True)

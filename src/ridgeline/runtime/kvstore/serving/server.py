@@ -314,8 +314,8 @@ def is_wanted() -> bool:
 def serve_beside(server: Server) -> None:
     """Tell the address on standard output, and serve until standard input ends and all workers have left.
 
-    That they have is told there, too: who started it then knows that it is to end soon. Behind the address stands
-    the epoch of a server that writes snapshots.
+    That they have is told there, too: who started it then knows that it is to end soon. Behind the address
+    stands the epoch of a server that writes snapshots.
     """
     set_threads(1)  # the workers' cores are theirs
     keep_freed_memory()  # each message would cost page faults

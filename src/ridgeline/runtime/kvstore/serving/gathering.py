@@ -137,20 +137,9 @@ def gather(world: World, wanted: Wanted) -> Gathered:
         )
     addresses = [one.address for one in told[: wanted.num_servers]]
     hosts = hosts[: wanted.num_servers]
-    members = root and founded(
-        root,
-        number,
-        Record(
-            run,
-            world.size,
-            wanted.staleness,
-            addresses,
-            hosts,
-            keys is not None,
-            notice is not None,
-        ),
-        is_first=not world.rank,
-    )
+    facts = addresses, hosts, keys is not None, notice is not None
+    record = Record(run, world.size, wanted.staleness, *facts)
+    members = None if root is None else founded(root, number, record, is_first=not world.rank)
     return Gathered(beside, addresses, keys, notice, members)
 
 
@@ -176,9 +165,9 @@ def gather_later(wanted: Wanted) -> Gathered:
             )
         keys = worker_keys(directory)
     notice = members.notice()
-    newest = [notice and notice.newest(place) for place in range(len(record.addresses))]
+    newest = [None if notice is None else notice.newest(n) for n in range(len(record.addresses))]
     addresses = [
-        there.address if there else first
+        first if there is None else there.address
         for there, first in zip(newest, record.addresses, strict=True)
     ]
     return Gathered(None, addresses, keys, notice, members)

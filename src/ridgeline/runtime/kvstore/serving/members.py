@@ -92,7 +92,8 @@ class Members:
             ).decode()
             for key, one in held.items()
         }
-        self._store.multi_set([*told], [*told.values()])
+        store: Any = self._store  # stubs do not know this of it
+        store.multi_set([*told], [*told.values()])
 
     def parts_of(
         self, held: Mapping[Key, Held], is_first_there: Callable[[], bool]

@@ -128,6 +128,9 @@ def steps(shelf: RemoteShelf, says: Any, *, has_function: bool) -> None:
     shelf.init({"w": torch.zeros(SIZE), "e": torch.zeros(4, 3), "n": torch.zeros(())})
     optimizer = OptimizerUpdater("sgd", -1.0, {"lr": 1.0})
     shelf.set_updater(FunctionUpdater("add to a value") if has_function else optimizer)
+    # What a worker says that comes later; of one that was there it changes nothing.
+    shelf._servers.tell_all(wire.Join())
+    shelf._enter(["w", "e", "n"])
     shelf.barrier()
     out, rows = torch.empty(SIZE), torch.empty(1, 3)
     for step in range(6):

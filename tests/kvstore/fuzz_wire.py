@@ -47,6 +47,9 @@ BODIES: tuple[wire.Body, ...] = (
     wire.Barrier(),
     wire.Share("ridgeline-" + "0" * 32, "host"),
     wire.Beat(),
+    wire.Join(),
+    wire.Enter(SLOT),
+    wire.Enter(SLOT, 3),
     wire.Leave(),
 )
 ANSWERS = (

@@ -37,12 +37,21 @@ from ridgeline.runtime.kvstore.serving.epochs import Found, Notice
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.segment import SHARED_FILES
 
-MOST_AT_SERVER = {"Push": 12, "PushRows": 8, "Pull": 12, "Init": 3, "Know": 6, "Beat": 2}
+MOST_AT_SERVER = {
+    "Push": 12,
+    "PushRows": 8,
+    "Pull": 12,
+    "Init": 3,
+    "Know": 6,
+    "Enter": 6,
+    "Beat": 2,
+}
 MOST_OF_WORKER = {
     "Push": 10,
     "PushRows": 5,
     "Pull": 12,
     "Know": 3,
+    "Enter": 3,
     "Beat": 2,
     "Barrier": 2,
     "Init": 3,

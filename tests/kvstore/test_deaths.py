@@ -50,5 +50,5 @@ def test_outcomes_are_a_table() -> None:
     assert [(row["seed"], row["victim"]) for row in words] == [(7, "server"), (7, "worker")]
     assert (words[0]["Push"], words[0]["Pull"]) == ("held", "not run")
     assert (words[1]["Push"], words[1]["Pull"]) == ("not run", "failed")
-    assert (told["killed"], told["wanted"], len(told["failed"])) == (2, 64, 1)
+    assert (told["killed"], told["wanted"], len(told["failed"])) == (2, 72, 1)
     assert told["longest_wait_s"] == {"server": 0.5, "worker": 2.25}

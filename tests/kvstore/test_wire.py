@@ -33,6 +33,8 @@ BODIES = st.one_of(
     st.builds(wire.Barrier),
     st.builds(wire.Share, st.text(max_size=50), st.text(max_size=90)),
     st.builds(wire.Beat),
+    st.builds(wire.Join),
+    st.builds(wire.Enter, SLOTS, st.integers(0, 99)),
     st.builds(wire.Leave),
 )
 CALLS = st.builds(Call, st.integers(0, 9), st.integers(0, 9), st.integers(1, 99), BODIES)

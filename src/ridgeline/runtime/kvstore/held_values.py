@@ -17,15 +17,23 @@ class HeldValues(abc.ABC):
     """Values by key, read where they lie.
 
     Attributes:
+        address: Nobody joins.
         values: By key; what a pull reads.
         updater: None replaces a value by the sum that is pushed.
         compression: Of what is pushed.
     """
 
+    num_workers: int
+    address = ""
+
     def __init__(self) -> None:
         self.values: dict[Key, Tensor] = {}
         self.updater: Updater | None = None
         self.compression: Compression | None = None
+
+    def present(self) -> tuple[int, ...]:
+        """All who began."""
+        return tuple(range(self.num_workers))
 
     def outages(self) -> tuple[Outage, ...]:
         """There are no servers."""

@@ -1,5 +1,6 @@
 """The kinds of stores, and how one is made."""
 
+import contextlib
 import os
 from typing import NamedTuple
 
@@ -7,10 +8,16 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.errors import KVStoreError
+from ridgeline.host_memory import keep_freed_memory
 from ridgeline.message_threads import calm_message_threads
 from ridgeline.runtime.kvstore.collective import CollectiveShelf
 from ridgeline.runtime.kvstore.local import LocalShelf
-from ridgeline.runtime.kvstore.serving.gathering import DEFAULTS, Wanted, gather
+from ridgeline.runtime.kvstore.serving.gathering import (
+    DEFAULTS,
+    Wanted,
+    gather,
+    gather_later,
+)
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.shelf import Shelf
 from ridgeline.runtime.kvstore.store import KVStore
@@ -54,6 +61,7 @@ def create(
     address: str = "",
     keys: str | os.PathLike[str] = "",
     snapshots: str | os.PathLike[str] = "",
+    join: str = "",
 ) -> KVStore:
     """A key-value store.
 
@@ -77,6 +85,8 @@ def create(
             several hosts need one.
         snapshots: Of `dist_async`: a folder in which servers write down what they hold. One that dies is then
             replaced and nothing that it took is lost; a store made again with the folder goes on from there.
+        join: Of `dist_async`: the address of a store that runs (`KVStore.address` of its workers), to take
+            part in as one more worker, from a process outside of its job. Its values stay as they are.
 
     Raises:
         KVStoreError: no such kind, a group of another backend, an argument that is not for this kind or
@@ -95,7 +105,7 @@ def create(
         tensor([2., 2.])
     """
     folders = os.fspath(keys), os.fspath(snapshots)
-    wanted = Wanted(servers, staleness, server_module, address, *folders)
+    wanted = Wanted(servers, staleness, server_module, address, *folders, join)
     shelf, threads = make_shelf(name, process_group, wanted)
     return KVStore(name, shelf, threads=threads)
 
@@ -111,11 +121,11 @@ def make_shelf(
     if kind.has_servers:
         if process_group is not None:
             raise KVStoreError(f"wanted no process_group for {name!r}, got one; servers need none")
-        return _served(wanted), threads
+        return _joined(wanted) if wanted.join else _served(wanted), threads
     if wanted != DEFAULTS:
         raise KVStoreError(
-            "wanted staleness, servers, server_module, address, keys and snapshots for 'dist_async' alone, "
-            f"got one for {name!r}"
+            "wanted staleness, servers, server_module, address, keys, snapshots and join for 'dist_async' "
+            f"alone, got one for {name!r}"
         )
     shelf = _workers(kind, process_group) if kind.spans_workers else None
     if shelf is None:
@@ -140,7 +150,30 @@ def _served(wanted: Wanted) -> Shelf:
         found.beside,
         keys=found.keys,
         notice=found.notice,
+        members=found.members,
     )
+
+
+def _joined(wanted: Wanted) -> Shelf:
+    """The shelf of a worker that comes later than others."""
+    found = gather_later(wanted)
+    assert found.members is not None, "it was read what they are"
+    keep_freed_memory()
+    shelf = RemoteShelf(
+        found.addresses,
+        found.members.next_rank(),
+        found.members.record.num_workers,
+        keys=found.keys,
+        notice=found.notice,
+        members=found.members,
+    )
+    try:
+        shelf.join()
+    except KVStoreError:
+        with contextlib.suppress(KVStoreError):  # of the same
+            shelf.close()
+        raise
+    return shelf
 
 
 def _workers(kind: Kind, process_group: dist.ProcessGroup | None) -> Shelf | None:

@@ -1,6 +1,7 @@
 """What a pull without a place for its result returns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -47,3 +48,12 @@ class Reading:
         """
         self.get()
         return dict(self._versions)
+
+
+def handed(readings: Sequence[Reading], key: Any, out: Any) -> Any:
+    """What a call returns that reads: one for each key, or the one; None where `out` is filled."""
+    if out is None:
+        return readings[0] if isinstance(key, int | str) else readings
+    for reading in readings:
+        reading.get()
+    return None

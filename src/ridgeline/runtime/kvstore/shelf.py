@@ -19,6 +19,8 @@ class Shelf(Protocol):
 
     rank: int
     num_workers: int
+    address: str
+    """Where other processes join; empty where none can."""
     is_collective: bool
     """Whether all workers must make the same pushes in the same order."""
     updater: Updater | None
@@ -59,6 +61,9 @@ class Shelf(Protocol):
 
     def barrier(self) -> None:
         """Return once all workers have called this."""
+
+    def present(self) -> tuple[int, ...]:
+        """The workers who are there."""
 
     def outages(self) -> tuple[Outage, ...]:
         """When servers were not heard of; nothing where there are none."""

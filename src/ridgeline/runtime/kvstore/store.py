@@ -26,7 +26,7 @@ from ridgeline.runtime.kvstore.arguments import (
 )
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.device_order import after_present
-from ridgeline.runtime.kvstore.reading import Reading
+from ridgeline.runtime.kvstore.reading import Reading, handed
 from ridgeline.runtime.kvstore.shelf import Shelf, Versions
 from ridgeline.runtime.kvstore.state_files import read_states, write_states
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater
@@ -63,8 +63,18 @@ class KVStore:
 
     @property
     def num_workers(self) -> int:
-        """How many push together."""
+        """How many push together; of servers, how many began the store, whoever joins and leaves."""
         return self._shelf.num_workers
+
+    @property
+    def address(self) -> str:
+        """Where another process joins, by `create("dist_async", join=...)`; empty where none can."""
+        return self._shelf.address
+
+    def present(self) -> tuple[int, ...]:
+        """Ranks of the workers who are there: who began or joined, and has not left or been silent."""
+        self._check_open()
+        return self._shelf.present()
 
     @property
     def outages(self) -> tuple[Outage, ...]:
@@ -146,11 +156,7 @@ class KVStore:
             readings = self._read(places, partial(self._shelf.read_alike, places), priority)
         else:
             readings = [self._reading(k, outs, None, priority) for k, outs in places.items()]
-        if out is None:
-            return readings[0] if isinstance(key, int | str) else readings
-        for reading in readings:
-            reading.get()
-        return None
+        return handed(readings, key, out)
 
     def versions(self, key: Any) -> dict[int, int]:
         """How many pushes of each worker the value held that was pulled last; see `Reading.versions`."""
@@ -213,11 +219,7 @@ class KVStore:
         for k, outs in places.items():
             check_fits(k, outs, held[k], "row_sparse_pull")
         readings = [self._reading(k, outs, ids[k], priority) for k, outs in places.items()]
-        if out is None:
-            return readings[0] if isinstance(key, int | str) else readings
-        for reading in readings:
-            reading.get()
-        return None
+        return handed(readings, key, out)
 
     def set_optimizer(self, optimizer: str, *, rescale_grad: float = 1.0, **settings: Any) -> None:
         """Have an optimizer of torch take sums as gradients, from the next push on.

@@ -67,6 +67,9 @@ class Actions:
             case wire.Know():
                 self._slots.check(body.slot, _held(body.shape))
                 return Done(versions={worker: self._slots.num_taken(worker, body.slot)})
+            case wire.Enter():
+                clock = self._slots.enter(worker, body.slot, body.clock)
+                return Done(versions={worker: clock})
             case wire.Push():
                 self._slots.check(body.slot, _held(body.shape))
                 self._slots.push(worker, body.slot, _total(body, frames))

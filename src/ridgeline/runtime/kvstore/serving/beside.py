@@ -14,6 +14,7 @@ from typing import IO
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving.addresses import LOOPBACK
 from ridgeline.runtime.kvstore.serving.epochs import Found
+from ridgeline.runtime.kvstore.serving.server import LEFT
 
 END_S = 60.0
 """How long a server may take to end once all workers have left it."""
@@ -83,19 +84,27 @@ class ServerBeside:
             self._watch = threading.Thread(target=self._restart, name="kvstore-server", daemon=True)
             self._watch.start()
 
-    def close(self) -> None:
-        """Let it end, and wait for that."""
+    def close(self, *, is_failing: bool = False) -> None:
+        """Let it end, and wait for that: as long as other workers use it.
+
+        Args:
+            is_failing: This worker ends by an error, and others may wait for its end: it waits for `END_S`
+                alone, and the server ends with it.
+        """
         with self._lock:
             self._ends = True
             self._input.close()
         if self._watch is not None:
-            self._watch.join(END_S)
+            self._watch.join(END_S if is_failing else None)
+        elif not is_failing:
+            _ended(self._process)
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
+        is_watched = self._watch is not None and self._watch.is_alive()
+        if self._process.stdout is not None and not is_watched:  # else it is being read
             self._process.stdout.close()
         if self._standby is not None:
             _end(self._standby)
@@ -126,8 +135,11 @@ class ServerBeside:
         num_short = 0
         while True:
             begun_s = time.monotonic()
-            status = self._process.wait()
+            status = _ended(self._process)
             if status == 0:
+                return
+            if status is None:
+                _log.error("the server beside this worker did not end within %.3g s: killed", END_S)
                 return
             num_short = num_short + 1 if time.monotonic() - begun_s < _SHORT_S else 0
             if num_short == _MOST_SHORT:
@@ -160,6 +172,23 @@ def _begin(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         os.write(process.stdin.fileno(), b"\n")
+
+
+def _ended(process: "subprocess.Popen[str]") -> int | None:
+    """The status of a server, once it has ended; None: it had to be killed, after all workers had left it.
+
+    Others may use it for long after its own worker has left.
+    """
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == LEFT:
+            break
+    try:
+        return process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

@@ -4,11 +4,13 @@ Some start one, and all are told where these are, or what went wrong for any of 
 """
 
 import itertools
+import secrets
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import torch.distributed as dist
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving.addresses import (
@@ -23,6 +25,7 @@ from ridgeline.runtime.kvstore.serving.addresses import (
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.epochs import Notice, own_store
 from ridgeline.runtime.kvstore.serving.keys import Keys, named_directory, server_keys, worker_keys
+from ridgeline.runtime.kvstore.serving.members import Members, Record, found, founded, job_store
 from ridgeline.runtime.world import World
 
 _numbers = itertools.count()
@@ -40,6 +43,7 @@ class Wanted(NamedTuple):
             host, else where they reach it.
         keys: Directory of keys; empty: that of the environment, if there is one.
         snapshots: Folder in which servers write down what they hold; empty: they do not.
+        join: Address of a store that runs, to take part in; empty: one begins.
     """
 
     num_servers: int = 0
@@ -48,6 +52,7 @@ class Wanted(NamedTuple):
     address: str = ""
     keys: str = ""
     snapshots: str = ""
+    join: str = ""
 
 
 DEFAULTS = Wanted()
@@ -62,12 +67,14 @@ class Gathered(NamedTuple):
         addresses: Of all servers.
         keys: To be let in by them; None where they ask for none.
         notice: Of servers that take the place of these; None where none does.
+        members: Who takes part; None where nobody can join.
     """
 
     beside: ServerBeside | None
     addresses: list[str]
     keys: Keys | None
     notice: Notice | None
+    members: Members | None
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True):
@@ -86,10 +93,16 @@ def gather(world: World, wanted: Wanted) -> Gathered:
 
     Cost: Waits for all workers.
     """
-    topic = f"servers of store {next(_numbers)}"
+    number = next(_numbers)
+    topic = f"servers of store {number}"
     hosts = told_by_all(world, f"{topic}: hosts", host_identity())
     beside, keys, problem = None, None, None
-    notice = Notice(own_store(world, topic)) if wanted.snapshots else None
+    run = f"{topic}: {told_by_all(world, f'{topic}: run', secrets.token_hex(8))[0]}"
+    root = job_store()
+    notice = None
+    if wanted.snapshots:
+        shared = own_store(world, topic) if root is None else dist.PrefixStore(run, root)
+        notice = Notice(shared)
     try:
         is_several = len({*hosts}) > 1
         keys = _keys(wanted.keys, is_several=is_several)
@@ -122,7 +135,42 @@ def gather(world: World, wanted: Wanted) -> Gathered:
             f"wanted servers that all workers can use, got none from worker {failed[0]}: "
             f"{told[failed[0]].problem}"
         )
-    return Gathered(beside, [one.address for one in told[: wanted.num_servers]], keys, notice)
+    addresses = [one.address for one in told[: wanted.num_servers]]
+    hosts = hosts[: wanted.num_servers]
+    facts = addresses, hosts, keys is not None, notice is not None
+    record = Record(run, world.size, wanted.staleness, *facts)
+    members = None if root is None else founded(root, number, record, is_first=not world.rank)
+    return Gathered(beside, addresses, keys, notice, members)
+
+
+def gather_later(wanted: Wanted) -> Gathered:
+    """Find the servers of a store that runs.
+
+    Raises:
+        KVStoreError: there is none, it is out of reach, it wants keys, or more is said than where it is.
+    """
+    if wanted != Wanted(keys=wanted.keys, join=wanted.join):
+        raise KVStoreError(
+            "wanted staleness, servers, server_module, address and snapshots where a store begins, got one "
+            f"for a store to join, {wanted.join!r}, which has its own"
+        )
+    members = found(wanted.join)
+    record, keys = members.record, None
+    if record.has_keys:
+        directory = named_directory(wanted.keys)
+        if not directory:
+            raise KVStoreError(
+                f"wanted keys to join the store at {wanted.join}, got none; name the directory that its "
+                "workers have: keys=DIR or RIDGELINE_KVSTORE_KEYS=DIR"
+            )
+        keys = worker_keys(directory)
+    notice = members.notice()
+    newest = [None if notice is None else notice.newest(n) for n in range(len(record.addresses))]
+    addresses = [
+        first if there is None else there.address
+        for there, first in zip(newest, record.addresses, strict=True)
+    ]
+    return Gathered(None, addresses, keys, notice, members)
 
 
 def _folder(wanted: Wanted, rank: int) -> Path | None:

@@ -32,6 +32,7 @@ class _Slice(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     taken: dict[int, int]
     waiting: dict[int, int]
     """How many pushes of each worker."""
+    since: dict[int, int] = {}
 
 
 class _Facts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -70,7 +71,8 @@ def image_of(shard: Shard, number: int) -> Image:
             for count, total in enumerate(totals):
                 _add_waiting(tensors, f"{place} waiting {worker} {count}", total)
         waiting = {worker: len(totals) for worker, totals in one.waiting.items()}
-        slices.append(_Slice(slot, dict(one.rounds), dict(one.taken), waiting))
+        facts_of = dict(one.rounds), dict(one.taken), waiting, dict(one.since)
+        slices.append(_Slice(slot, *facts_of))
     updates_by = shard.actions.updates_by
     facts = _Facts(number, slots.staleness, sorted(slots.present), updates_by, slices)
     # Not as JSON: settings may be infinite.
@@ -146,6 +148,7 @@ def _fill(held: Slice, one: _Slice, place: int, tensors: dict[str, Tensor]) -> N
         held.updater.load_state(one.slot.key, state)
     held.rounds.update(one.rounds)
     held.taken.update(one.taken)
+    held.since.update(one.since)
     for worker, count in one.waiting.items():
         names = [f"{place} waiting {worker} {number}" for number in range(count)]
         held.waiting[worker] = deque(_waiting(tensors, name, held.value) for name in names)

@@ -1,5 +1,6 @@
 """The values of servers, as a worker sees them: kind `dist_async`."""
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
+from ridgeline.runtime import leaving
 from ridgeline.runtime.kvstore.arguments import Held, Key
 from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.merging import merged
@@ -21,7 +23,9 @@ from ridgeline.runtime.kvstore.serving.channel import Answered, Asked
 from ridgeline.runtime.kvstore.serving.connections import Connections
 from ridgeline.runtime.kvstore.serving.epochs import Notice
 from ridgeline.runtime.kvstore.serving.keys import Keys
+from ridgeline.runtime.kvstore.serving.members import Members
 from ridgeline.runtime.kvstore.serving.server import LEASE_S
+from ridgeline.runtime.kvstore.serving.shard import FIRST
 from ridgeline.runtime.kvstore.serving.slices import Located
 from ridgeline.runtime.kvstore.serving.wire import Slot
 from ridgeline.runtime.kvstore.shelf import Versions
@@ -43,8 +47,10 @@ class RemoteShelf:
         lease_s: How long servers wait for a worker that is silent.
         keys: Of workers; None for servers that ask for none.
         notice: Tells of servers that take the place of these; None where none does.
+        members: Who takes part; None where nobody can join.
 
     Attributes:
+        address: Where others join; empty where they cannot.
         is_collective: Workers need not make the same calls.
         compression: Of what is pushed.
         updater: What the servers were told to use.
@@ -61,8 +67,11 @@ class RemoteShelf:
         lease_s: float = LEASE_S,
         keys: Keys | None = None,
         notice: Notice | None = None,
+        members: Members | None = None,
     ) -> None:
         self.rank = rank
+        self.address = "" if members is None else members.address
+        self._members = members
         self.num_workers = num_workers
         self.updater: Updater | None = None
         self.compression: Compression | None = None
@@ -71,8 +80,18 @@ class RemoteShelf:
         self._held: dict[Key, Held] = {}
         self._servers = Connections(addresses, rank, lease_s / 5, keys, notice)
 
+    def join(self) -> None:
+        """Have the servers count this worker, which comes later than others."""
+        told = self._servers.tell_all(wire.Join())
+        self._servers.peers[0].barriers = told[0].answer.versions[self.rank]
+
+    def present(self) -> tuple[int, ...]:
+        """The workers whom the first server counts."""
+        (told,) = self._servers.ask([Located(0, Asked(wire.Beat()))])
+        return tuple(sorted(told.answer.versions))
+
     def init(self, values: Mapping[Key, Tensor]) -> None:
-        """Worker 0 gives first values; the others wait for them.
+        """Worker 0 gives first values; the others wait for them, or find those that are there by now.
 
         Raises:
             KVStoreError: a value is of another shape or type than worker 0 gave, or too large to be sent.
@@ -82,6 +101,12 @@ class RemoteShelf:
             inits, knows = self._first_calls(values)
             self._servers.ask(inits)  # one that is refused would be waited for
             self._servers.ask(knows)
+            if self._is_later:
+                self._enter([*values])
+            elif self._members is not None and self.rank == FIRST:
+                self._members.tell(
+                    {k: self._held[k] for k in values}, {k: self._parts[k] for k in values}
+                )
         except KVStoreError:
             for key in values:  # what comes next is placed as on workers that never asked for these
                 del self._held[key], self._parts[key]
@@ -207,7 +232,8 @@ class RemoteShelf:
             self._servers.close()
         finally:
             if self._beside is not None:
-                self._beside.close()
+                error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+                self._beside.close(is_failing=leaving.is_failure(error))
 
     def _first_calls(self, values: Mapping[Key, Tensor]) -> tuple[list[Located], list[Located]]:
         """Those that give first values, on worker 0, and those that wait for them."""
@@ -220,16 +246,38 @@ class RemoteShelf:
                 piece = part_of(flat, part)
                 slot, shape = Slot(key, part.start), wire.shape_of(piece)
                 wire.check_shape(shape)
-                if self.rank == 0:
+                if self.rank == FIRST:
                     inits.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
                 knows.append(Located(part.place, Asked(wire.Know(slot, shape))))
         return inits, knows
+
+    @property
+    def _is_later(self) -> bool:
+        return self._members is not None and self._members.is_later
+
+    def _enter(self, keys: Sequence[Key]) -> None:
+        """Be as far with keys as the slowest of those who push to them."""
+        slots = [(part.place, Slot(key, part.start)) for key in keys for part in self._parts[key]]
+        told = self._servers.ask([Located(place, Asked(wire.Enter(slot))) for place, slot in slots])
+        if self._members is None or self._members.record.staleness != 0:
+            return
+        # Rounds of all parts of a key wait for this worker now; it begins with one that none has done.
+        clocks = dict.fromkeys(keys, 0)
+        for (_, slot), one in zip(slots, told, strict=True):
+            clocks[slot.key] = max(clocks[slot.key], one.answer.versions[self.rank])
+        enters = [(place, wire.Enter(slot, clocks[slot.key])) for place, slot in slots]
+        self._servers.ask([Located(place, Asked(body)) for place, body in enters])
 
     def _pushes(self, key: Key, total: Tensor) -> list[Located]:
         return slices.pushes(key, total, self._parts[key], self.compression)
 
     def _place(self, values: Mapping[Key, Tensor]) -> None:
-        """Decide which servers hold what of new keys: the same on all workers."""
+        """Decide which servers hold what of new keys, the same on all workers, or find what was decided."""
+        held = {key: Held(value.shape, value.dtype) for key, value in values.items()}
+        if self._members is not None and self._is_later:
+            self._parts |= self._members.parts_of(held, lambda: FIRST in self.present())
+            self._held |= held
+            return
         loads = [0] * self._servers.num_servers
         for key, parts in self._parts.items():
             for part in parts:
@@ -237,9 +285,9 @@ class RemoteShelf:
         divides = self.updater is None or self.updater.by_element
         shapes = {key: tuple(value.shape) for key, value in values.items()}
         found = placed(shapes, loads, dict.fromkeys(values, divides))
-        for key, value in values.items():
-            held = self._held[key] = Held(value.shape, value.dtype)
-            self._parts[key] = slices.sliced(held, found[key], divides=divides)
+        for key, one in held.items():
+            self._held[key] = one
+            self._parts[key] = slices.sliced(one, found[key], divides=divides)
 
 
 def _held_by_all(answered: Sequence[Answered]) -> Versions:

@@ -16,6 +16,7 @@ import zmq
 from ridgeline.errors import KVStoreError
 from ridgeline.host_memory import keep_freed_memory
 from ridgeline.host_threads import set_threads
+from ridgeline.message_threads import calm_message_threads
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addresses import check_listening, host_identity
 from ridgeline.runtime.kvstore.serving.entry import Door
@@ -30,6 +31,7 @@ LEASE_S = 10.0
 """How long a worker may be silent. Workers say that they are there five times as often."""
 KEPT_S = 1800.0
 """How long memory that a worker shares is kept after its lease has ended: it may come back and use it."""
+LEFT = "all workers have left"
 _POLL_MS = 200
 _WRITING_POLL_MS = 5
 """While a snapshot is written that somebody may wait for."""
@@ -40,7 +42,15 @@ _QUEUED = 64
 they are; further ones for it are dropped, and it asks again."""
 MOST_CONNECTIONS = 1 << 16
 """Of workers, over the life of a server; it remembers a little of each."""
-_LASTING = wire.SetOptimizer | wire.SetUpdater | wire.LoadStates | wire.Leave | wire.Cover
+_LASTING = (
+    wire.SetOptimizer
+    | wire.SetUpdater
+    | wire.LoadStates
+    | wire.Join
+    | wire.Enter
+    | wire.Leave
+    | wire.Cover
+)
 """Calls that workers do not keep: they are answered once a snapshot holds what they did."""
 _DROPPED = "a message that is none was dropped"
 
@@ -142,6 +152,8 @@ class Server:
             refused = wire.encode(Answer(0, str(error)))
             self._socket.send_multipart([identity.bytes, refused])
             return
+        if not self._identities:
+            calm_message_threads()  # which have their names by now
         self._identities[sender] = identity.bytes
         self._hear(call.worker)
         replies = self._shard.handle(call, payload)
@@ -305,7 +317,8 @@ def is_wanted() -> bool:
 def serve_beside(server: Server) -> None:
     """Tell the address on standard output, and serve until standard input ends and all workers have left.
 
-    Behind the address stands the epoch of a server that writes snapshots.
+    That they have is told there, too: who started it then knows that it is to end soon. Behind the address
+    stands the epoch of a server that writes snapshots.
     """
     set_threads(1)  # the workers' cores are theirs
     keep_freed_memory()  # each message would cost page faults
@@ -324,3 +337,5 @@ def serve_beside(server: Server) -> None:
         return is_over and not server.is_used
 
     server.serve(stops)
+    sys.stdout.write(f"{LEFT}\n")
+    sys.stdout.flush()

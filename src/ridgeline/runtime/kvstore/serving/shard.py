@@ -23,6 +23,10 @@ FIRST = 0
 """The worker whose first values are taken."""
 MOST_PARKED = 64
 """Calls of a connection that may wait for other workers: four times its window."""
+_AWAITING = wire.Pull | wire.States | wire.Barrier | wire.Join | wire.Enter
+"""Calls that another shard's place is taken for first."""
+_REPEATED = _AWAITING | wire.Know | wire.Share | wire.Beat
+"""Calls that change nothing when they are done again."""
 
 
 class Sender(NamedTuple):
@@ -70,6 +74,7 @@ class Shard:
         self.slots = Slots(range(num_workers), staleness)
         self.actions = Actions(self.slots)
         self.awaits: set[int] = set()
+        self._num_beginners = num_workers
         self._done: dict[Sender, int] = {}
         self._failed: dict[tuple[Sender, int], str] = {}
         self._parked: dict[Sender, dict[int, Parked]] = {}
@@ -82,7 +87,8 @@ class Shard:
         done = self._done.get(sender, 0)
         if call.number > done + 1:
             return []
-        self.slots.join(call.worker)
+        if call.worker not in self.slots.present:
+            self._come(call.worker)
         if call.number <= done:
             return self._again(sender, call, frames)
         self._done[sender] = call.number
@@ -114,6 +120,13 @@ class Shard:
         pushed = any(r.call and isinstance(r.call.body, wire.Push | wire.PushRows) for r in replies)
         return replies + self.released() if pushed else replies
 
+    def _come(self, worker: int) -> None:
+        """A worker is there, or is back: it has come to as many barriers as the slowest of the others."""
+        self.slots.join(worker)
+        others = [self._barriers.get(other, 0) for other in self.slots.present - {worker}]
+        passed = max(self._barriers.get(worker, 0), min(others, default=0))
+        self._barriers[worker] = passed
+
     def _first(self, sender: Sender, call: Call, frames: Frames) -> list[Reply]:
         if isinstance(call.body, wire.Leave):
             return [Reply(sender, Answer(call.number)), *self.leave(call.worker)]
@@ -132,8 +145,7 @@ class Shard:
         failed = self._failed.get((sender, call.number))
         if failed is not None:
             return [Reply(sender, Answer(call.number, failed))]
-        reads = wire.Pull | wire.Know | wire.States | wire.Barrier | wire.Share
-        if isinstance(call.body, reads):
+        if isinstance(call.body, _REPEATED):
             return [self._done_or_parked(sender, call, frames)._replace(call=None)]
         if call.number in self._parked.get(sender, {}):
             return [Reply(sender, Answer(call.number, is_parked=True))]
@@ -167,7 +179,7 @@ class Shard:
         # A push that was taken before is worked in with what was set then, not with what is set next.
         if isinstance(body, wire.SetOptimizer | wire.SetUpdater | wire.LoadStates):
             return not self.awaits or self.actions.updates_by is None
-        if self.awaits and isinstance(body, wire.Pull | wire.States | wire.Barrier):
+        if self.awaits and isinstance(body, _AWAITING):
             return False
         if isinstance(body, wire.Pull):
             return self.slots.may_pull(call.worker, body.slot)
@@ -200,8 +212,13 @@ class Shard:
             return self._refused(sender, call, error)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:  # of an updater
             return self._refused(sender, call, error)
+        if isinstance(call.body, wire.Join) and call.worker >= self._num_beginners:
+            self._come(call.worker)  # only now all have said to how many barriers they had come
+        versions = done.versions
+        if isinstance(call.body, wire.Beat | wire.Join | wire.Barrier):
+            versions = {one: self._barriers.get(one, 0) for one in self.slots.present}
         shape = wire.shape_of(done.tensor) if done.tensor is not None else None
-        answer = Answer(call.number, shape=shape, is_shared=done.is_shared, versions=done.versions)
+        answer = Answer(call.number, shape=shape, is_shared=done.is_shared, versions=versions)
         return Reply(sender, answer, done.tensor, call)
 
     def _refused(self, sender: Sender, call: Call, error: Exception) -> Reply:

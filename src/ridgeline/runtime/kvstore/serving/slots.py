@@ -5,6 +5,10 @@ waits until nobody who is there is more than s pushes of that key behind the one
 pushes of a round are added up in the order of workers and worked in together, which is what synchronous
 workers see.
 
+How far a worker is with a slice, its clock, is how many of its pushes that holds, and where it began. Who
+comes later, or comes back, begins where the slowest of the others is: nobody waits for pushes that it never
+owed.
+
 Source: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NeurIPS
 2013 (staleness); MXNet, dist_sync (rounds).
 """
@@ -33,6 +37,7 @@ class Slice:
         rounds: Pushes of each worker that it holds.
         taken: Pushes of each worker that have come, whatever became of them.
         waiting: With s = 0, pushes of rounds that are not complete, by worker.
+        since: Where workers began who came later, less the pushes that the value held of them then.
         updater: Works sums in.
     """
 
@@ -42,6 +47,16 @@ class Slice:
         self.rounds: dict[int, int] = {}
         self.taken: dict[int, int] = {}
         self.waiting: dict[int, deque[Tensor]] = {}
+        self.since: dict[int, int] = {}
+
+    def clock(self, worker: int) -> int:
+        """How far a worker is."""
+        return self.since.get(worker, 0) + self.rounds.get(worker, 0)
+
+    @property
+    def rounds_done(self) -> int:
+        """With s = 0, the rounds that are complete."""
+        return max((self.clock(worker) for worker, n in self.rounds.items() if n), default=0)
 
     @property
     def held(self) -> Held:
@@ -53,13 +68,17 @@ class Slots:
     """All slices of one server.
 
     Args:
-        workers: Who is there from the beginning.
+        workers: Who is there from the beginning. Others count for a slice once they `enter` it.
         staleness: How many pushes of a key a worker may be ahead of another; None: any number.
+
+    Attributes:
+        present: Workers who are there.
     """
 
     def __init__(self, workers: range, staleness: int | None) -> None:
         self.staleness = staleness
         self.present = set(workers)
+        self._beginners = workers
         self._slices: dict[Slot, Slice] = {}
         self._make_updater: Callable[[], Updater] | None = None
 
@@ -178,8 +197,8 @@ class Slots:
             return True
         if self.staleness == 0:
             return not one.waiting.get(worker)
-        behind = min(one.rounds.get(other, 0) for other in {*self.present, worker})
-        return one.rounds.get(worker, 0) - behind <= self.staleness
+        behind = min(one.clock(other) for other in {*self._counted(one), worker})
+        return one.clock(worker) - behind <= self.staleness
 
     def pull(self, slot: Slot, rows: Tensor | None) -> tuple[Tensor, dict[int, int]]:
         """The value itself, or a copy of some rows, and how many pushes of each worker it holds.
@@ -194,8 +213,25 @@ class Slots:
         return one.value[rows], dict(one.rounds)
 
     def join(self, worker: int) -> None:
-        """A worker is there."""
+        """A worker is there; one that is back is as far as the slowest of the others, if it was not."""
+        if worker in self.present:
+            return
         self.present.add(worker)
+        for one in self._slices.values() if self.staleness is not None else ():
+            if worker in self._counted(one):
+                self._enter(worker, one)
+
+    def enter(self, worker: int, slot: Slot, clock: int) -> int:
+        """A worker pushes to a slice from now on; how far it is.
+
+        Raises:
+            KVStoreError: the slice has no value.
+        """
+        one = self._of(slot)
+        self._enter(worker, one)
+        one.since[worker] = max(one.since[worker], clock - one.rounds.get(worker, 0))
+        self._complete(slot, one)
+        return one.clock(worker)
 
     def leave(self, worker: int) -> None:
         """A worker is gone: nobody waits for it. What it has pushed to rounds that others complete counts."""
@@ -208,10 +244,25 @@ class Slots:
             raise KVStoreError(f"wanted a key with a value, got {slot.key!r}; call init first")
         return self._slices[slot]
 
+    def _counted(self, one: Slice) -> list[int]:
+        """Who is there and pushes to a slice."""
+        return [w for w in self.present if w in self._beginners or w in one.since]
+
+    def _enter(self, worker: int, one: Slice) -> None:
+        others = [one.clock(other) for other in self._counted(one) if other != worker]
+        slowest = one.rounds_done if self.staleness == 0 else min(others, default=0)
+        held = one.rounds.get(worker, 0)
+        one.since[worker] = max(one.since.get(worker, 0), slowest - held)
+
     def _complete(self, slot: Slot, one: Slice) -> None:
-        """Work in all rounds to which everybody who is there has pushed."""
-        while any(one.waiting.values()) and all(one.waiting.get(w) for w in self.present):
-            who = sorted(worker for worker, queue in one.waiting.items() if queue)
+        """Work in all rounds to which everybody has pushed who is there and as far as that."""
+        while any(one.waiting.values()):
+            here = self._counted(one)
+            # Where all who are there begin later, so does the next round.
+            done = max(one.rounds_done, min(map(one.clock, here), default=0))
+            who = sorted(w for w, queue in one.waiting.items() if queue and one.clock(w) <= done)
+            if not who or not all(one.waiting.get(w) for w in here if one.clock(w) <= done):
+                return
             totals = [one.waiting[worker].popleft() for worker in who]
             apply(one.updater, slot.key, merged(totals, one.value.device, borrows=True), one.value)
             for worker in who:

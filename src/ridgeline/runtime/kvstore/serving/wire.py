@@ -136,7 +136,22 @@ class Share(_Body, frozen=True, tag="share"):
 
 
 class Beat(_Body, frozen=True, tag="beat"):
-    """The worker is there."""
+    """The worker is there; the answer says who is."""
+
+
+class Join(_Body, frozen=True, tag="join"):
+    """The worker takes part from now on: barriers wait for it, the next one of the slowest first."""
+
+
+class Enter(_Body, frozen=True, tag="enter"):
+    """The worker pushes to a slice from now on, and is as far as the slowest of those who do.
+
+    Attributes:
+        clock: It is at least so far. With `staleness=0`, rounds up to this one go on without it.
+    """
+
+    slot: Slot
+    clock: int = 0
 
 
 class Leave(_Body, frozen=True, tag="leave"):
@@ -174,6 +189,8 @@ Body = (
     | Barrier
     | Share
     | Beat
+    | Join
+    | Enter
     | Leave
     | Again
     | Whole
@@ -214,8 +231,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         is_parked: It waits for other workers; the answer comes later.
         shape: What the frame holds, where there is one.
         is_shared: The frame lies in shared memory, at the place of the call; to `Share`, that there is some.
-        versions: For a pull, how many pushes of each worker its value holds, by worker; for `Know`, how many
-            have come.
+        versions: By worker. For a pull: how many pushes its value holds; for `Know`: how many have come; for
+            `Enter`: how far it is; for `Beat`, `Join` and `Barrier`: to how many barriers each has come who
+            is there.
         epoch: Of the server.
         begun: How many snapshots it had begun when it did what was asked.
         durable: Up to which of them all are written; -1: it writes none.
@@ -254,7 +272,7 @@ def decode_call(header: bytes | memoryview) -> Call:
         )
     call = _decoded(_calls, header, "a call of a worker")
     _check(getattr(call.body, "shape", None))
-    if isinstance(call.body, Init | Know | Push | PushRows | Pull):
+    if isinstance(call.body, Init | Know | Push | PushRows | Pull | Enter):
         check_key(call.body.slot.key)
     return call
 

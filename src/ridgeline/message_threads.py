@@ -1,4 +1,4 @@
-"""The threads of gloo and ZeroMQ that carry messages: woken, they wait until a core is free.
+"""The threads of gloo that carry messages: woken, they wait until a core is free.
 
 Gloo has one such thread for each process group. When a socket has something it tries to take the lock of that
 connection; where the caller of a send or receive holds it, the thread asks the sockets again at once, and
@@ -8,33 +8,30 @@ two that hold the locks, and all wait for each other until the next tick of the 
 After it both begin anew together, and the same happens again.
 
 A thread of the batch policy preempts nobody when it is woken, so who holds a lock gives it back. It keeps
-its share of a core. ZeroMQ has such a thread for each context: where it does not take the core of the one
-that computes for each message, it finds several at once.
+its share of a core.
 
 Source: gloo/transport/tcp/pair.cc, `Pair::handleEvents`, of torch 2.13; sched(7). Two workers on two cores,
 Linux 6.18, in turns under both policies: a written-out ring of 256 KiB took 1.14 and 0.24 ms, of 1 MiB 3.1
 and 0.45, of 4 MiB 3.7 and 1.6; gloo's own all-reduce 0.48 and 0.30, 0.78 and 0.49, 3.1 and 1.9. Steps of
 ResNet-18 took 0.97 to 0.99 of what they did over loopback, 0.95 to 0.98 over 1 Gbit/s, 0.98 to 1.01 over 100
-Mbit/s. A server and a worker of a key-value store, 64 MiB in 64 messages, two busy cores, 40 turns: a push
-took 0.92 of what it did (quartiles 0.82 and 1.18), a pull 0.84 (0.71, 1.22), both at once 0.90 (0.76, 1.26).
+Mbit/s.
 """
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
-_NAMES = ("gloo_tcp_loop", "ZMQbg/IO/")
+_NAME = "gloo_tcp_loop"
 _THREADS = Path("/proc/self/task")
 
 
 def calm_message_threads() -> int:
     """Have the message threads of this process preempt nobody when they are woken.
 
-    Called whenever a process group over gloo, or a context of ZeroMQ with a socket, was made; threads with a
-    policy of their own keep it.
+    Called whenever a process group over gloo was made; threads with a policy of their own keep it.
 
     Returns:
-        How many have the batch policy now: 0 where there are no such threads, or they have no name, and
+        How many have the batch policy now: 0 where gloo has no such threads, or gives them no name, and
         where the system is not Linux.
 
     Cost: Reads the names of this process's threads, some 10 us each.
@@ -44,7 +41,7 @@ def calm_message_threads() -> int:
     calm = 0
     for thread in _THREADS.iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            if (thread / "comm").read_text().startswith(_NAMES):
+            if (thread / "comm").read_text().strip() == _NAME:
                 calm += _is_calm(int(thread.name))
     return calm
 

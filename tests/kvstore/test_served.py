@@ -1,7 +1,6 @@
 """Stores with servers: several workers push and pull as they like, and lose nothing when one is gone."""
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +28,6 @@ from ridgeline.runtime.kvstore.serving.peer import Peer
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
 from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
-
-THREADS = Path("/proc/self/task")
 
 
 @pytest.fixture(scope="module")
@@ -124,25 +121,6 @@ def test_a_worker_that_is_silent_is_not_waited_for(caplog: pytest.LogCaptureFixt
         assert "worker 1 was not heard of for 0.5 s: nobody waits for it" in caplog.text
         shelf.close()
         silent.close()
-
-
-@pytest.mark.skipif(not THREADS.is_dir(), reason="there are no such threads but on Linux")
-def test_messages_take_nobodys_core() -> None:
-    """The threads of ZeroMQ, of a server and of a worker, have the batch policy."""
-    with serving(Shard(1, None)) as server:
-        shelf = RemoteShelf([server.address], 0, 1)
-        shelf.init({"w": torch.zeros(2)})
-        until(lambda: policies() == [os.SCHED_BATCH] * 2, lambda: None)
-        shelf.close()
-
-
-def policies() -> list[int]:
-    """Of the threads of ZeroMQ."""
-    return [
-        os.sched_getscheduler(int(thread.name))
-        for thread in THREADS.iterdir()
-        if (thread / "comm").read_text().startswith("ZMQbg/IO/")
-    ]
 
 
 def test_a_server_that_ended_is_not_waited_for(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import zmq
 
 from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
-from ridgeline.message_threads import calm_message_threads
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.channel import Answered, Asked, Channel
 from ridgeline.runtime.kvstore.serving.epochs import Found, Notice
@@ -135,7 +134,6 @@ class Connections:
         channel = self._open(self.peers[place])
         try:
             channel.ask(wire.Beat())  # so that it is known, and has a lease
-            calm_message_threads()  # which have their names by now
             while not self._ends.wait(self._beat_s):
                 channel.signal(wire.Beat())  # its server may be cut off, and come back
         except KVStoreError:  # who waits for an answer of this server says so

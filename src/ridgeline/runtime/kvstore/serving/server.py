@@ -16,7 +16,6 @@ import zmq
 from ridgeline.errors import KVStoreError
 from ridgeline.host_memory import keep_freed_memory
 from ridgeline.host_threads import set_threads
-from ridgeline.message_threads import calm_message_threads
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addresses import check_listening, host_identity
 from ridgeline.runtime.kvstore.serving.entry import Door
@@ -152,8 +151,6 @@ class Server:
             refused = wire.encode(Answer(0, str(error)))
             self._socket.send_multipart([identity.bytes, refused])
             return
-        if not self._identities:
-            calm_message_threads()  # which have their names by now
         self._identities[sender] = identity.bytes
         self._hear(call.worker)
         replies = self._shard.handle(call, payload)

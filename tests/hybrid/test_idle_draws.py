@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ridgeline.plan import Plan
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.captured_step import CapturedStep
+from ridgeline.runtime.dropout_states import DropoutStates
 from ridgeline.runtime.hybrid.capture.idle_draws import _COMPARISONS, IdleDraw
 from ridgeline.runtime.hybrid.capture.lint import inspect_step
 from ridgeline.runtime.hybrid.guards.reading import UnreadableError
@@ -116,6 +117,7 @@ def test_a_replay_draws_what_the_step_draws() -> None:
         def replay(self) -> None: ...
 
     step: Any = CapturedStep.__new__(CapturedStep)
+    step.dropout = DropoutStates(())
     step.graph, step._added_to, step._gradients, step._outside, step._loss = (
         Graph(),
         [],

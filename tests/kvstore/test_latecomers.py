@@ -171,23 +171,25 @@ def test_one_that_is_left_alone_goes_on() -> None:
     assert said.is_answered(1, pull)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_who_is_back_owes_nothing(staleness: int) -> None:
-    """A worker that was taken for gone does not keep the others until it has pushed as often."""
-    said = Said(2, staleness)
+def test_who_is_back_goes_on_where_it_was() -> None:
+    """A worker that was taken for gone has all its steps to do: it is not ahead of the others at their end."""
+    said = Said(2, 1)
     said.keep(said.shard.leave(1))
     for _ in range(5):
         said.say(0, PUSH)
-        said.say(0, wire.Barrier())
+        assert said.is_answered(0, said.say(0, PULL))
     said.say(1, wire.Beat())
-    barriers = [said.say(worker, wire.Barrier()) for worker in (0, 1)]
-    pull = [0, 0]
-    for worker in (1, 0):
-        said.say(worker, PUSH)
-        pull[worker] = said.say(worker, PULL)
-    assert all(said.is_answered(worker, barriers[worker]) for worker in (0, 1))
-    assert all(said.is_answered(worker, pull[worker]) for worker in (0, 1))
-    assert said.held == (16, {0: 6, 1: 1})
+    ahead = said.say(0, PULL)
+    assert not said.is_answered(0, ahead)
+    end = said.say(0, wire.Barrier())
+    for _ in range(5):
+        said.say(1, PUSH)
+        assert said.is_answered(1, said.say(1, PULL))
+    assert said.is_answered(0, ahead)
+    assert not said.is_answered(0, end)
+    assert said.is_answered(1, said.say(1, wire.Barrier()))
+    assert said.is_answered(0, end)
+    assert said.held[1] == {0: 5, 1: 5}
 
 
 def test_barriers_count_who_is_there() -> None:

@@ -87,8 +87,7 @@ class Shard:
         done = self._done.get(sender, 0)
         if call.number > done + 1:
             return []
-        if call.worker not in self.slots.present:
-            self._come(call.worker)
+        self.slots.join(call.worker)
         if call.number <= done:
             return self._again(sender, call, frames)
         self._done[sender] = call.number
@@ -121,7 +120,7 @@ class Shard:
         return replies + self.released() if pushed else replies
 
     def _come(self, worker: int) -> None:
-        """A worker is there, or is back: it has come to as many barriers as the slowest of the others."""
+        """A worker that joins has come to as many barriers as the slowest of the others."""
         self.slots.join(worker)
         others = [self._barriers.get(other, 0) for other in self.slots.present - {worker}]
         passed = max(self._barriers.get(worker, 0), min(others, default=0))

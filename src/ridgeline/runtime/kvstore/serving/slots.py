@@ -6,8 +6,9 @@ pushes of a round are added up in the order of workers and worked in together, w
 workers see.
 
 How far a worker is with a slice, its clock, is how many of its pushes that holds, and where it began. Who
-comes later, or comes back, begins where the slowest of the others is: nobody waits for pushes that it never
-owed.
+comes later begins where the slowest of the others is: nobody waits for pushes that it never owed. Who is back
+after its lease goes on where it was, since it has all its steps to do still: were it as far as the others, it
+would wait for them in the end, and they for it.
 
 Source: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NeurIPS
 2013 (staleness); MXNet, dist_sync (rounds).
@@ -213,13 +214,8 @@ class Slots:
         return one.value[rows], dict(one.rounds)
 
     def join(self, worker: int) -> None:
-        """A worker is there; one that is back is as far as the slowest of the others, if it was not."""
-        if worker in self.present:
-            return
+        """A worker is there; one that is back goes on where it was, and others wait for it again."""
         self.present.add(worker)
-        for one in self._slices.values() if self.staleness is not None else ():
-            if worker in self._counted(one):
-                self._enter(worker, one)
 
     def enter(self, worker: int, slot: Slot, clock: int) -> int:
         """A worker pushes to a slice from now on; how far it is.

@@ -222,6 +222,12 @@ def test_later_results_replace_earlier() -> None:
     times = msgspec.structs.replace(EXPERIMENT, networks=(untested, MLP))
     assert merged([times, checks])[0].networks[0] == RESNET, "a check joins earlier times"
     assert merged([checks, times])[0].networks[0] == RESNET, "times join an earlier check"
+    plans = msgspec.structs.replace(RESNET, forms=(), check=None)
+    slower = msgspec.structs.replace(plans, tried=plans.tried[:1])
+    earlier, later = (
+        msgspec.structs.replace(EXPERIMENT, networks=(row,)) for row in (plans, slower)
+    )
+    assert merged([earlier, later])[0].networks[0] == slower, "plans replace plans"
     four = msgspec.structs.replace(EXPERIMENT, workers=4)
     assert [one.hardware for one in merged([EXPERIMENT, four])] == [
         "1 x NVIDIA H200",

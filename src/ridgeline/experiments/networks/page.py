@@ -86,7 +86,7 @@ def _joined(earlier: NetworkResult | None, later: NetworkResult) -> NetworkResul
     """A later result with what only the earlier one has: times or a check."""
     if earlier is None or earlier.reason:
         return later
-    if not later.forms:
+    if not later.forms and (earlier.forms or later.headline is None):
         timed = {"forms": earlier.forms, "headline": earlier.headline, "tried": earlier.tried}
         later = msgspec.structs.replace(later, **timed, starts=earlier.starts)
     if later.check is None:

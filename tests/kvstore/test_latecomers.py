@@ -24,7 +24,7 @@ from ridgeline.runtime.kvstore.serving.epochs import Found
 from ridgeline.runtime.kvstore.serving.gathering import Wanted, gather_later
 from ridgeline.runtime.kvstore.serving.images import image_of, restore
 from ridgeline.runtime.kvstore.serving.keys import VARIABLE
-from ridgeline.runtime.kvstore.serving.members import Members, Record, founded
+from ridgeline.runtime.kvstore.serving.members import Members, StoreRecord, founded
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.shard import Shard
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, Shape, Slot
@@ -229,7 +229,7 @@ def test_a_server_that_takes_anothers_place_knows_who_joined() -> None:
     assert again.answers[2, join].versions == {0: 7, 1: 7, 2: 7}
 
 
-RECORD = Record("run", 1, None, ["tcp://127.0.0.1:1"], ["here"], has_keys=False, writes=False)
+RECORD = StoreRecord("run", 1, None, ["tcp://127.0.0.1:1"], ["here"], has_keys=False, writes=False)
 
 
 def members_of(store: dist.Store, *, is_later: bool) -> Members:
@@ -340,7 +340,7 @@ def test_what_is_told_of_a_store_is_checked(monkeypatch: pytest.MonkeyPatch) -> 
         "workers of that job create the store with address='tcp://HOST:*' and keys"
     )
     here = [members.host_identity()]
-    kept = Record("run", 1, None, RECORD.addresses, here, has_keys=True, writes=False)
+    kept = StoreRecord("run", 1, None, RECORD.addresses, here, has_keys=True, writes=False)
     founded(job, 4, kept, is_first=True)
     with pytest.raises(KVStoreError) as refused:
         gather_later(Wanted(join=address))
@@ -348,7 +348,7 @@ def test_what_is_told_of_a_store_is_checked(monkeypatch: pytest.MonkeyPatch) -> 
         f"wanted keys to join the store at {address}, got none; name the directory that its workers have: "
         "keys=DIR or RIDGELINE_KVSTORE_KEYS=DIR"
     )
-    written = Record("run", 1, None, RECORD.addresses, here, has_keys=False, writes=True)
+    written = StoreRecord("run", 1, None, RECORD.addresses, here, has_keys=False, writes=True)
     joined = founded(job, 4, written, is_first=True)
     notice = joined.notice()
     assert notice is not None

@@ -25,7 +25,7 @@ from ridgeline.planner.trial_steps import (
     measured_steps,
 )
 from ridgeline.reach.side_effects import refusing_writes
-from ridgeline.reach.undo import Undo
+from ridgeline.reach.undo import undone
 from ridgeline.runtime.agree import gather_bytes, share_text
 from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.dropout_states import left_as_found
@@ -90,15 +90,11 @@ def run_trial(
 
     Cost: The steps, and copies of parameters, buffers and optimizer state.
     """
-    at_end = contextlib.ExitStack()
-    at_end.enter_context(left_as_found(model, loss_fn))
-    before = Undo(model, loss_fn, optimizer, list(examples))
-    watch = watch or ProgramWatch()
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
     parts: Parts | None = None
-    try:
-        step = make(plan)
-        try:
+    with left_as_found(model, loss_fn), undone(model, loss_fn, optimizer, list(examples)):
+        watch = watch or ProgramWatch()
+        with contextlib.closing(make(plan)) as step:
             try:
                 with limited(plan, world, left()), alone:
                     parts = _run(step, examples, world, left, hopeless_s)
@@ -110,11 +106,6 @@ def run_trial(
                 measured = over_periods(measured, plan.sync)
             else:
                 measured = over_parts(measured, plan.sync, parts)
-        finally:
-            step.close()
-    finally:
-        before.restore()
-        at_end.close()
     if world.rank == 0 and MODES[plan.execution].is_compiled:
         measured = watch.noted(measured)
     return _of_the_slowest(measured, world)

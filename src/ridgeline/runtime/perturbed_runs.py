@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import CaptureError, RidgelineError, first_line
-from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.capturing import on_stream
 from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.dropout_states import dropout_state, dropping_devices, left_as_found
+from ridgeline.runtime.dropout_states import dropout_state, left_as_found
 from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.narrow_rounding import NarrowTypes, move_within_rounding
 from ridgeline.runtime.random_state import seed_all
@@ -61,9 +60,8 @@ class Start:
         self._outside = Undo(body.model, body.loss_fn, spared=spared)
         self._optimizer = Undo(body.optimizer, spared=spared)
         self._repeats_python = repeats_python
-        self._dropping = dropping_devices(Reach(body.model, body.loss_fn).modules)
         self._at_end = contextlib.ExitStack()
-        self._at_end.enter_context(left_as_found(body.model, body.loss_fn))
+        self._dropping = self._at_end.enter_context(left_as_found(body.model, body.loss_fn))
 
     def make_dropout_states(self) -> None:
         """Have recurrent layers draw from what seeding decides, made before the step draws anything else.

@@ -25,7 +25,13 @@ from ridgeline.runtime.kvstore.serving.addresses import (
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.epochs import Notice, own_store
 from ridgeline.runtime.kvstore.serving.keys import Keys, named_directory, server_keys, worker_keys
-from ridgeline.runtime.kvstore.serving.members import Members, Record, found, founded, job_store
+from ridgeline.runtime.kvstore.serving.members import (
+    Members,
+    StoreRecord,
+    found,
+    founded,
+    job_store,
+)
 from ridgeline.runtime.world import World
 
 _numbers = itertools.count()
@@ -138,7 +144,7 @@ def gather(world: World, wanted: Wanted) -> Gathered:
     addresses = [one.address for one in told[: wanted.num_servers]]
     hosts = hosts[: wanted.num_servers]
     facts = addresses, hosts, keys is not None, notice is not None
-    record = Record(run, world.size, wanted.staleness, *facts)
+    record = StoreRecord(run, world.size, wanted.staleness, *facts)
     members = None if root is None else founded(root, number, record, is_first=not world.rank)
     return Gathered(beside, addresses, keys, notice, members)
 

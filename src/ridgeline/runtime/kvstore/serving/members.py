@@ -27,7 +27,7 @@ _LOOK_S = 0.05
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/]+):(\d{1,5})(?:/(\d{1,9}))?")
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class StoreRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What is told of a store.
 
     Attributes:
@@ -69,7 +69,7 @@ class Members:
     """
 
     def __init__(
-        self, root: dist.Store, address: str, record: Record, *, is_later: bool = False
+        self, root: dist.Store, address: str, record: StoreRecord, *, is_later: bool = False
     ) -> None:
         self.address = address
         self.record = record
@@ -142,7 +142,7 @@ def job_store() -> dist.TCPStore | None:
     return root if isinstance(root, dist.TCPStore) else None
 
 
-def founded(root: dist.TCPStore, number: int, record: Record, *, is_first: bool) -> Members:
+def founded(root: dist.TCPStore, number: int, record: StoreRecord, *, is_first: bool) -> Members:
     """A store that this worker has begun with others; the first of them tells of it.
 
     Args:
@@ -173,7 +173,7 @@ def found(address: str) -> Members:
     try:
         root = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=FIND_S))
         told = root.get(_topic(number))
-        record = msgspec.json.decode(told, type=Record)
+        record = msgspec.json.decode(told, type=StoreRecord)
     except (RuntimeError, ValueError) as error:  # of torch; of msgspec
         raise KVStoreError(
             f"wanted store {number} of a job that runs at {address!r}, got {first_line(error)}; see that its "

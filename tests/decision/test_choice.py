@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import choice, compile_times, recalling
+from ridgeline.decision import choice, compile_times, profiling, recalling
 from ridgeline.errors import LaunchError, OutOfTimeError, PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -28,9 +28,10 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A host whose profile is known, with a cache of its own; takes the lines of progress."""
     threads = torch.get_num_threads()
     machine = make_machine(settings=[rl.machine.Setting(device="cpu", workers=1, threads=threads)])
-    monkeypatch.setattr(choice, "known_machine", lambda: Known(machine, tmp_path))
-    monkeypatch.setattr(choice, "measure", lambda **_: machine)
-    monkeypatch.setattr(choice, "missing_seconds", lambda *_, **__: 20.0)
+    for place in (choice, profiling):
+        monkeypatch.setattr(place, "known_machine", lambda: Known(machine, tmp_path))
+    monkeypatch.setattr(profiling, "measure", lambda **_: machine)
+    monkeypatch.setattr(profiling, "missing_seconds", lambda *_, **__: 20.0)
     return []
 
 
@@ -109,7 +110,7 @@ def test_few_seconds_leave_the_machine_unmeasured(
 ) -> None:
     """Rates are assumed then, and that is the first warning of the profile."""
     asked: list[int] = []
-    monkeypatch.setattr(choice, "measure", lambda **_: asked.append(1) or make_machine())
+    monkeypatch.setattr(profiling, "measure", lambda **_: asked.append(1) or make_machine())
     with start(lines, seconds=30.0) as step:
         assert not asked
         assert step.machine is not None
@@ -126,8 +127,8 @@ def test_what_was_not_timed_is_in_the_notes(
     """What measuring had to leave out is not for the profile alone; rates that are missing are assumed."""
     left_out = "operators of model were not timed: a reason"
     found = msgspec.structs.replace(make_machine(), ceilings=(), warnings=(left_out,))
-    monkeypatch.setattr(choice, "missing_seconds", lambda *_, **__: 0.0)
-    monkeypatch.setattr(choice, "measure", lambda **_: found)
+    monkeypatch.setattr(profiling, "missing_seconds", lambda *_, **__: 0.0)
+    monkeypatch.setattr(profiling, "measure", lambda **_: found)
     with start(lines) as step:
         assert left_out in step.notes
         assert any(
@@ -162,7 +163,7 @@ def test_a_machine_that_cannot_be_measured_is_no_reason_to_stop(
     def fails(**_: Any) -> Machine:
         raise LaunchError("a worker died")
 
-    monkeypatch.setattr(choice, "measure", fails)
+    monkeypatch.setattr(profiling, "measure", fails)
     with start(lines) as step:
         assert step.ranking.best.measured is not None
     assert lines[0] == "the machine could not be measured (a worker died); rates are assumed"

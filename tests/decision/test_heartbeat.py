@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import choice, heartbeat
+from ridgeline.decision import choice, heartbeat, profiling
 from ridgeline.decision.heartbeat import EVERY_S, Heartbeat
 from ridgeline.probe.measure import Known
 from strategies import make_machine
@@ -104,8 +104,9 @@ def test_a_choice_says_what_is_under_way(
     """Tracing, measuring and each trial, on rank 0 only."""
     threads = torch.get_num_threads()
     machine = make_machine(settings=[rl.machine.Setting(device="cpu", workers=1, threads=threads)])
-    monkeypatch.setattr(choice, "known_machine", lambda: Known(machine, tmp_path))
-    monkeypatch.setattr(choice, "missing_seconds", lambda *_, **__: 6.0)
+    for place in (choice, profiling):
+        monkeypatch.setattr(place, "known_machine", lambda: Known(machine, tmp_path))
+    monkeypatch.setattr(profiling, "missing_seconds", lambda *_, **__: 6.0)
     lines: list[str] = []
     beats: list[Heartbeat] = []
 
@@ -123,7 +124,7 @@ def test_a_choice_says_what_is_under_way(
         return model(batch).square().mean()
 
     monkeypatch.setattr(choice, "Heartbeat", Watched)
-    monkeypatch.setattr(choice, "measure", lambda **_: beat() or machine)
+    monkeypatch.setattr(profiling, "measure", lambda **_: beat() or machine)
     monkeypatch.setattr(choice, "run_trial", lambda *_: beat() or pytest.fail("stop here"))
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -135,6 +136,7 @@ def test_a_choice_says_what_is_under_way(
     expected = {
         "  still tracing the step (0 s so far)",
         "  still measuring (0 s so far, about 6.00 s expected)",
+        "  still timing a step (0 s so far)",
         "  still trying it (0 s so far)",
     }
     assert still == (expected if rank == 0 else set())

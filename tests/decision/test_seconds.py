@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import budget, choice, recalling, remembered
+from ridgeline.decision import budget, choice, profiling, recalling, remembered
 from ridgeline.errors import OutOfTimeError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -59,9 +59,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     setting = rl.machine.Setting(device="cpu", workers=1, threads=threads)
     now = datetime.datetime.now(datetime.UTC).isoformat()
     machine = msgspec.structs.replace(make_machine(settings=[setting]), measured_at=now)
-    monkeypatch.setattr(choice, "known_machine", lambda: Known(machine, tmp_path))
-    monkeypatch.setattr(choice, "measure", lambda **_: machine)
-    monkeypatch.setattr(choice, "missing_seconds", lambda *_, **__: 0.0)
+    for place in (choice, profiling):
+        monkeypatch.setattr(place, "known_machine", lambda: Known(machine, tmp_path))
+    monkeypatch.setattr(profiling, "measure", lambda **_: machine)
+    monkeypatch.setattr(profiling, "missing_seconds", lambda *_, **__: 0.0)
     monkeypatch.setattr(trial_steps, "MOST_STEPS", trial_steps.LEAST_STEPS)
     right = choice.choose
 
@@ -85,7 +86,7 @@ def test_without_time_to_trace_the_step_runs_as_written(
     machine: Machine, lines: list[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is measured or tried; a note says so, and reports are made later, when asked for."""
-    monkeypatch.setattr(choice, "measure", lambda **_: pytest.fail("measured"))
+    monkeypatch.setattr(profiling, "measure", lambda **_: pytest.fail("measured"))
     monkeypatch.setattr(choice, "run_trial", lambda *_: pytest.fail("tried"))
     clock.tick_s = 0.3
     note = (
@@ -145,9 +146,9 @@ def test_measuring_has_a_limit(
         limits.append(limit_s)
         return machine
 
-    monkeypatch.setattr(choice, "measure", measured)
+    monkeypatch.setattr(profiling, "measure", measured)
     start(lines, seconds=100.0 if is_late else None).close()
-    share = choice.MOST_MEASURING_SHARE
+    share = profiling.MOST_MEASURING_SHARE
     assert limits == [pytest.approx(100.0 * share) if is_late else math.inf]
 
 
@@ -157,8 +158,8 @@ def test_a_stale_profile_is_not_measured_again_without_time(
     """That would take as long as measuring all of it for the first time."""
     refreshed: list[bool] = []
     old = msgspec.structs.replace(machine, measured_at=OLD)
-    monkeypatch.setattr(choice, "missing_seconds", lambda *_, refresh, limit_s: 1e3 * refresh)
-    monkeypatch.setattr(choice, "measure", lambda **how: refreshed.append(how["refresh"]) or old)
+    monkeypatch.setattr(profiling, "missing_seconds", lambda *_, refresh, limit_s: 1e3 * refresh)
+    monkeypatch.setattr(profiling, "measure", lambda **how: refreshed.append(how["refresh"]) or old)
     start(lines, seconds=100.0).close()
     assert refreshed == [False]
     assert any(line.endswith(": measuring again") for line in lines)

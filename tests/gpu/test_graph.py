@@ -367,15 +367,28 @@ def test_a_recurrent_layers_dropout_writes_only_where_it_may() -> None:
         assert max(losses) < 1.0
 
 
-def test_a_recurrent_layers_dropout_is_that_of_the_eager_step() -> None:
+class DroppedBefore(nn.Module):
+    """Dropout, then a recurrent layer that drops something out itself."""
+
+    def __init__(self, before: float) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(before)
+        self.rnn = nn.LSTM(32, 32, num_layers=2, dropout=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(self.drop(x))[0]
+
+
+@pytest.mark.parametrize("before", [0.0, 0.1])
+def test_a_recurrent_layers_dropout_is_that_of_the_eager_step(before: float) -> None:
     """From the first step on, through checks and capture, and after the user has seeded again."""
 
     def losses(execution: Execution) -> list[float]:
         torch.manual_seed(0)
-        model = nn.LSTM(32, 32, num_layers=2, dropout=0.5).cuda()
+        model = DroppedBefore(before).cuda()
         batch = torch.randn(7, 5, 32, device="cuda")
         plan = Plan(execution=execution)
-        with TrainStep(model, lambda m, b: m(b)[0].square().mean(), sgd(model), plan) as step:
+        with TrainStep(model, lambda m, b: m(b).square().mean(), sgd(model), plan) as step:
             found = [float(step(batch)) for _ in range(EAGER_STEPS + 4)]
             torch.manual_seed(4)
             return found + [float(step(batch)) for _ in range(3)]

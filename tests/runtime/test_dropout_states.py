@@ -219,3 +219,24 @@ def test_what_is_left_as_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert replayed == untouched.draw()
         assert torchs.draw() == untouched.draw()
     assert torchs.place(META["device"]) == untouched.place(META["device"])
+
+
+@given(seeds=st.lists(st.none() | st.integers(0, 2), max_size=6))
+def test_a_seed_is_known_until_a_replay_or_until_it_is_adopted(seeds: list[int | None]) -> None:
+    """Also the one that was there before; what layers draw in between is no seed."""
+    with pytest.MonkeyPatch.context() as patch:
+        torchs = TorchsLayers()
+        states = held_by(torchs, patch)
+        for number, seed in enumerate(seeds):
+            torchs.draw()
+            assert not states.are_seeded()
+            if seed is None:
+                continue
+            torchs.seeded(seed)
+            assert states.are_seeded()
+            torchs.draw()  # an eager step
+            if number % 2:
+                states.adopt()
+            else:
+                states.bring()
+                states.leave()

@@ -1,35 +1,30 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
-import contextlib
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ridgeline import units
 from ridgeline.decision import compile_times, lost_device, remembered, varied
 from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
+from ridgeline.decision.profiling import Profiling
 from ridgeline.decision.recalling import tried_again
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial
-from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
-from ridgeline.machine import Machine, Setting
+from ridgeline.decision.whole_step import phase_seconds
+from ridgeline.errors import OutOfTimeError, SideEffectError
+from ridgeline.machine import Machine
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, deferred_compiling, staleness
-from ridgeline.planner.assumed import with_assumed_rates
-from ridgeline.probe.group import Group
-from ridgeline.probe.measure import known_machine, measure, missing_seconds, stand_by
+from ridgeline.probe.measure import known_machine
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import largest_of_workers, share_bytes, share_text
-from ridgeline.runtime.hybrid.compiler_import import importing_compiler
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.step import TrainStep as PlannedStep
@@ -45,9 +40,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ridgeline.runtime.body import LossFunction
-
-MOST_MEASURING_SHARE = 0.35
-"""Of the seconds that were given; where the least takes more, rates are assumed, and trials decide."""
 
 
 @dataclass(kw_only=True)
@@ -238,15 +230,29 @@ class PlanChoice:
         return ranking
 
     def _measured_choice(self) -> Ranking:
-        is_alone = self.world.size == 1  # several workers measure in place
-        with stand_by(self.world.setting) if is_alone else contextlib.nullcontext() as group:
-            self.machine, ranking = staleness.choose_by_profile(
-                partial(self._profile, group),
-                self._chosen,
-                agree=lambda why: share_text(why, self.world),
-                say=self._tell,
-            )
+        profiling = Profiling(
+            world=self.world,
+            seconds=self.seconds,
+            left=self._left,
+            described=self._described,
+            time_phases=self._phase_seconds,
+            heartbeat=self._heartbeat,
+            note=self._note,
+        )
+        self.machine, ranking = profiling.choose(self._chosen)
         return ranking
+
+    def _phase_seconds(self, plan: Plan, left_s: float) -> Mapping[str, float]:
+        return phase_seconds(
+            self.make,
+            plan,
+            self.model,
+            self.loss_fn,
+            self.optimizer,
+            self._examples[0],
+            self.world,
+            left_s,
+        )
 
     def _recalled(self, directory: Path, *keys: str) -> Ranking | None:
         """The remembered choice, its plan tried once more; None where there is none or it does not hold."""
@@ -262,55 +268,6 @@ class PlanChoice:
         ranking = msgspec.json.decode(shared, type=Ranking)
         return tried_again(ranking, self._trial, self._heartbeat, self._tell)
 
-    def _profile(self, group: Group | None, refresh: bool) -> Machine:
-        """This machine, measured where its saved profile has gaps, assumed where that cannot be.
-
-        `group` measures, and is ended in either case: nothing is to run beside trials.
-        """
-        workload = self._to_measure()
-        with group or contextlib.nullcontext(), importing_compiler(self.world.kind):
-            return self._measured(workload, group, refresh)
-
-    def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine:
-        setting = self.world.setting
-        limit_s = math.inf
-        if self.seconds is not None:
-            limit_s = min(MOST_MEASURING_SHARE * self.seconds, self._budget.left())
-        missing_s = missing_seconds(workload, (setting,), refresh=refresh, limit_s=limit_s)
-        wanted_s = float(share_text(repr(missing_s), self.world))
-        if wanted_s > limit_s:
-            why = (
-                f"not measured: that takes about {units.seconds(wanted_s)}, and the choice may take "
-                f"{units.seconds(self.seconds or 0.0)}; rates that nobody measured are assumed"
-            )
-            return self._assumed(setting, why)
-        before = () if refresh else known_machine().machine.warnings
-        try:
-            with self._heartbeat.during("measuring", wanted_s):
-                machine = measure(
-                    workload=workload,
-                    settings=(setting,),
-                    refresh=refresh,
-                    progress=self._tell,
-                    here=True,
-                    limit_s=limit_s,
-                    process_group=self.world.process_group,
-                    group=group,
-                )
-        except (LaunchError, MachineError) as error:
-            why = f"the machine could not be measured ({error}); rates are assumed"
-            return self._assumed(setting, why)
-        self._note([line for line in machine.warnings if line not in before])
-        if any(entry.setting.device == setting.device for entry in machine.ceilings):
-            return machine
-        return with_assumed_rates(machine, setting, "rates that nobody measured are assumed")
-
-    def _assumed(self, setting: Setting, why: str) -> Machine:
-        """What is known of this machine, with assumed rates for the rest, and a note that says why."""
-        self._tell(why)
-        self._note([why])
-        return with_assumed_rates(known_machine().machine, setting, why)
-
     def _note(self, lines: Sequence[str]) -> None:
         """Keep what went otherwise than planned, each line once."""
         self.notes += [line for line in lines if line not in self.notes]
@@ -318,18 +275,6 @@ class PlanChoice:
     def _described(self) -> Workload:
         with self._heartbeat.during("tracing the step"):
             return self.describe(self._budget.check)
-
-    def _to_measure(self) -> Workload:
-        """The traces whose operators are timed.
-
-        On a GPU single precision is seldom the faster where bf16 is allowed, so it is timed as it is
-        written, and not in another memory format as well.
-        """
-        workload = self._described()
-        narrow = tuple(load for load in workload.variants if load.precision == "bf16")
-        if self.world.kind == "cpu" or not narrow:
-            return workload
-        return msgspec.structs.replace(workload, variants=narrow)
 
     def _chosen(self, machine: Machine, seconds: float | None = None) -> Ranking:
         workload = self._described()

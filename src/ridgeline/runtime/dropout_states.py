@@ -17,6 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.reach.reach import Reach
 
+SEEDED = (
+    "the first step after each seed ran without a graph, since recurrent layers with dropout begin anew in it"
+)
+
 
 class DropoutStates:
     """What a capture of steps holds as long as its graph, and keeps as eager layers would have it.
@@ -30,9 +34,9 @@ class DropoutStates:
         held: One for each GPU with a recurrent layer that drops something out, about 2 MB; none without.
 
     A generator that was seeded is noticed by its seed, or by an offset that is less than replays left it at:
-    one that is set to a later place of the same sequence is not. The first replay afterwards makes torch's
-    new state before all else that it draws, an eager step at its first such layer: with other dropout before
-    that, their numbers differ.
+    one that is set to a later place of the same sequence is not. A replay afterwards makes torch's new state
+    before all else that it draws, an eager step at its first such layer: with other dropout before that,
+    their numbers differ. Whoever wants eager's has the first step after a seed run eagerly: `are_seeded`.
 
     Cost: Where there are such layers, one of width 1 runs on each of their GPUs, now and after each seeding.
         It draws from torch's generator as the step's first such layer would have.
@@ -45,6 +49,10 @@ class DropoutStates:
             for device, state in states.items()
             if state is not None
         ]
+
+    def are_seeded(self) -> bool:
+        """Whether a generator was seeded since the last replay, so that layers make their state anew."""
+        return any(held.is_seeded() for held in self.held)
 
     def bring(self) -> None:
         """Before a replay: the states are those that layers run one by one would draw from now."""
@@ -86,10 +94,14 @@ class HeldState:
         self.torchs = self.state if made is None else made
         self.place = _place(self.device)
 
+    def is_seeded(self) -> bool:
+        """See `DropoutStates.are_seeded`."""
+        seed, offset = _place(self.device)
+        return seed != self.place[0] or offset < self.place[1]
+
     def bring(self) -> None:
         """See `DropoutStates`."""
-        seed, offset = _place(self.device)
-        if seed != self.place[0] or offset < self.place[1]:
+        if self.is_seeded():
             self.adopt()
         if self.torchs is not self.state:
             self.state.copy_(self.torchs)

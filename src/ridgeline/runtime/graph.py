@@ -30,7 +30,7 @@ from ridgeline.runtime.capturing import on_stream, watched
 from ridgeline.runtime.checked import check_compiled
 from ridgeline.runtime.clearance import Clearance, check_gradient_hooks, clear_for_capture
 from ridgeline.runtime.copies import repeats
-from ridgeline.runtime.dropout_states import left_as_found
+from ridgeline.runtime.dropout_states import SEEDED, left_as_found
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.failed_attempts import refused_if_not_compiled, unchanged_if_it_fails
 from ridgeline.runtime.graph_optimizer import GraphOptimizer
@@ -96,7 +96,7 @@ class GraphRunner:
         if step is not None and step.usual is not None and self._is_unchanged():
             tensors = step.usual(batch)
             if tensors is not None:
-                return self._replay(step, tensors, begin)
+                return self._replay(step, tensors, begin, batch)
         return self._run_with_a_look(batch, begin)
 
     def _run_with_a_look(self, batch: Any, begin: int) -> Tensor:
@@ -132,14 +132,21 @@ class GraphRunner:
         if self._watch is not None and not self._watch.holds():
             self._watch.settle()
         step.usual = usual_batch(batch, tensors)
-        return self._replay(step, tensors, begin)
+        return self._replay(step, tensors, begin, batch)
 
     def _is_unchanged(self) -> bool:
         """Whether all but the batch is as it was; False where that takes a closer look."""
         watch, reads = self._watch, self._reads
         return watch is not None and reads is not None and watch.holds() and reads.still_hold()
 
-    def _replay(self, step: CapturedStep, tensors: Sequence[Tensor], begin: int) -> Tensor:
+    def _replay(
+        self, step: CapturedStep, tensors: Sequence[Tensor], begin: int, batch: Any
+    ) -> Tensor:
+        if step.dropout.held and step.dropout.are_seeded():
+            self._count_as_written(SEEDED)
+            loss = self._run_as_written(batch)
+            step.dropout.adopt()
+            return loss
         step.load(tensors)
         self._body.overhead_ns = time.perf_counter_ns() - begin
         # The host issues a replay while another runs.

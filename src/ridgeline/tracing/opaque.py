@@ -68,6 +68,11 @@ def opaque_workload(
     )
 
 
+def is_opaque(workload: Workload) -> bool:
+    """Whether phases of the workload itself are known by nothing but their seconds."""
+    return any(op.name.startswith(OPAQUE) for op in workload.ops)
+
+
 def opaque_timings(workload: Workload, setting: Setting) -> tuple[OperatorTiming, ...]:
     """What the opaque operators of a workload took where it was made, as a profile of that machine lists it.
 

@@ -1,0 +1,149 @@
+"""The profile that a choice rests on: measured where the saved one has gaps, assumed where that cannot be."""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.decision.heartbeat import Heartbeat
+from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
+from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Plan
+from ridgeline.planner import Ranking, staleness
+from ridgeline.planner.assumed import with_assumed_rates
+from ridgeline.planner.whole_steps import held_against_step
+from ridgeline.probe.group import Group
+from ridgeline.probe.measure import known_machine, measure, missing_seconds, stand_by
+from ridgeline.runtime.agree import share_text
+from ridgeline.runtime.hybrid.compiler_import import importing_compiler
+from ridgeline.runtime.world import World
+from ridgeline.tracing.opaque import is_opaque
+from ridgeline.workload import Workload
+
+MOST_MEASURING_SHARE = 0.35
+"""Of the seconds that were given; where the least takes more, rates are assumed, and trials decide."""
+MOST_CHECKING_SHARE = 0.1
+"""Of the seconds that are left, for the step that the timings of operators are held against."""
+
+
+@dataclass(kw_only=True)
+class Profiling:
+    """Makes the machine that plans are ranked by.
+
+    Attributes:
+        world: This worker's place.
+        seconds: That the choice may take; None for no limit.
+        left: How many of them are left; infinite without a limit.
+        described: The traced step.
+        time_phases: Times a step of an eager plan in so many seconds, see `whole_step.phase_seconds`.
+        heartbeat: Tells what is under way.
+        note: Keeps what went otherwise than planned.
+    """
+
+    world: World
+    seconds: float | None
+    left: Callable[[], float]
+    described: Callable[[], Workload]
+    time_phases: Callable[[Plan, float], Mapping[str, float]]
+    heartbeat: Heartbeat
+    note: Callable[[Sequence[str]], None]
+
+    def choose(self, rank: Callable[[Machine], Ranking]) -> tuple[Machine, Ranking]:
+        """The machine and the ranking by it; see `staleness.choose_by_profile`."""
+        is_alone = self.world.size == 1  # several workers measure in place
+        with stand_by(self.world.setting) if is_alone else contextlib.nullcontext() as group:
+            return staleness.choose_by_profile(
+                partial(self._profile, group),
+                rank,
+                agree=lambda why: share_text(why, self.world),
+                say=self.heartbeat.tell,
+            )
+
+    def _profile(self, group: Group | None, refresh: bool) -> Machine:
+        """This machine, measured where its saved profile has gaps, assumed where that cannot be.
+
+        `group` measures, and is ended in either case: nothing is to run beside trials.
+        """
+        workload = self._to_measure()
+        with group or contextlib.nullcontext(), importing_compiler(self.world.kind):
+            machine = self._measured(workload, group, refresh)
+        return machine if self.world.size > 1 else self._held_against_step(machine)
+
+    def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine:
+        setting = self.world.setting
+        limit_s = math.inf
+        if self.seconds is not None:
+            limit_s = min(MOST_MEASURING_SHARE * self.seconds, self.left())
+        missing_s = missing_seconds(workload, (setting,), refresh=refresh, limit_s=limit_s)
+        wanted_s = float(share_text(repr(missing_s), self.world))
+        if wanted_s > limit_s:
+            why = (
+                f"not measured: that takes about {units.seconds(wanted_s)}, and the choice may take "
+                f"{units.seconds(self.seconds or 0.0)}; rates that nobody measured are assumed"
+            )
+            return self._assumed(setting, why)
+        before = () if refresh else known_machine().machine.warnings
+        try:
+            with self.heartbeat.during("measuring", wanted_s):
+                machine = measure(
+                    workload=workload,
+                    settings=(setting,),
+                    refresh=refresh,
+                    progress=self.heartbeat.tell,
+                    here=True,
+                    limit_s=limit_s,
+                    process_group=self.world.process_group,
+                    group=group,
+                )
+        except (LaunchError, MachineError) as error:
+            why = f"the machine could not be measured ({error}); rates are assumed"
+            return self._assumed(setting, why)
+        self.note([line for line in machine.warnings if line not in before])
+        if any(entry.setting.device == setting.device for entry in machine.ceilings):
+            return machine
+        return with_assumed_rates(machine, setting, "rates that nobody measured are assumed")
+
+    def _held_against_step(self, machine: Machine) -> Machine:
+        """The machine whose operators take as long as they do in a step of the user's, run as a whole."""
+        workload = self.described()
+        plan = Plan(workers=1, threads=self.world.threads)
+        if is_opaque(workload):
+            return machine
+        try:
+            with self.heartbeat.during("timing a step"):
+                seconds = self.time_phases(plan, MOST_CHECKING_SHARE * self.left())
+        except OutOfTimeError:
+            return machine  # it is a long one, of which the trials will tell
+        except SideEffectError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's, which comes again if the step is to run so
+            told = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.note(
+                [f"operators were not held against a whole step, which fails as written: {told}"]
+            )
+            return machine
+        found = held_against_step(machine, workload, plan, seconds)
+        self.note(found.warnings[len(machine.warnings) :])
+        return found
+
+    def _assumed(self, setting: Setting, why: str) -> Machine:
+        """What is known of this machine, with assumed rates for the rest, and a note that says why."""
+        self.heartbeat.tell(why)
+        self.note([why])
+        return with_assumed_rates(known_machine().machine, setting, why)
+
+    def _to_measure(self) -> Workload:
+        """The traces whose operators are timed.
+
+        On a GPU single precision is seldom the faster where bf16 is allowed, so it is timed as it is
+        written, and not in another memory format as well.
+        """
+        workload = self.described()
+        narrow = tuple(load for load in workload.variants if load.precision == "bf16")
+        if self.world.kind == "cpu" or not narrow:
+            return workload
+        return msgspec.structs.replace(workload, variants=narrow)

@@ -1,0 +1,101 @@
+"""The user's own step, timed as a whole and phase by phase, to hold the timings of its operators against."""
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.decision.trial import limited
+from ridgeline.plan import Plan
+from ridgeline.planner.trial_steps import SETTLED
+from ridgeline.reach.side_effects import refusing_writes
+from ridgeline.reach.undo import undone
+from ridgeline.runtime.dropout_states import left_as_found
+from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.world import World
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from ridgeline.runtime.body import LossFunction
+
+LEAST_WARM, MOST_WARM = 2, 5
+LEAST_STEPS, MOST_STEPS = 2, 15
+SPENT_S = 1.0
+"""Steps that are warm, and steps that are timed, go on for this long at most, but for the least."""
+
+
+def phase_seconds(
+    make: Callable[[Plan], PlannedStep],
+    plan: Plan,
+    model: "nn.Module",
+    loss_fn: "LossFunction",
+    optimizer: "Optimizer",
+    example: Any,
+    world: World,
+    left_s: float,
+) -> dict[str, float]:
+    """Median seconds that this process takes for each phase of an eager step that begins with an idle device.
+
+    Clearing the gradients counts for the optimizer. Model, optimizer and random state are put back.
+
+    Args:
+        make: The step of a plan.
+        plan: Eager, without accumulation.
+        model: Trained meanwhile.
+        loss_fn: Other networks that it reads are put back too.
+        optimizer: Put back with its settings.
+        example: Trained on.
+        world: Of this worker alone.
+        left_s: Seconds that it may take.
+
+    Raises:
+        OutOfTimeError: it takes longer.
+        SideEffectError: the step writes outside of the process; it was kept from it.
+
+    Cost: 4 to 20 steps, about 2 s where they are short; copies of parameters, buffers and optimizer state.
+    """
+    with (
+        left_as_found(model, loss_fn),
+        undone(model, loss_fn, optimizer, [example]),
+        contextlib.closing(make(plan)) as step,
+        limited(plan, world, left_s),
+        refusing_writes(),
+    ):
+        before_s = spent_s = 0.0
+        for number in range(MOST_WARM):
+            taken_s = sum(_timed(step, example).values())
+            spent_s += taken_s
+            is_settled = taken_s >= SETTLED * before_s > 0.0
+            if number + 1 >= LEAST_WARM and (is_settled or spent_s > SPENT_S):
+                break
+            before_s = taken_s
+        samples: dict[str, list[float]] = defaultdict(list)
+        begin = time.perf_counter()
+        for number in range(MOST_STEPS):
+            if number >= LEAST_STEPS and time.perf_counter() - begin > SPENT_S:
+                break
+            for phase, seconds in _timed(step, example).items():
+                samples[phase].append(seconds)
+    return {phase: statistics.median(seconds) for phase, seconds in samples.items()}
+
+
+def _timed(step: PlannedStep, example: Any) -> dict[str, float]:
+    """Seconds of the phases of one step; waits for the device after it."""
+    marks: list[tuple[str, float]] = [("optimizer", time.perf_counter())]
+    earlier = step.recorder.listener
+    step.recorder.listener = lambda name: marks.append((name, time.perf_counter()))
+    try:
+        loss = step(example)
+        marks.append(("", time.perf_counter()))
+    finally:
+        step.recorder.listener = earlier
+    float(loss)
+    found: dict[str, float] = defaultdict(float)
+    for (name, begin), (_, end) in itertools.pairwise(marks):
+        found[name] += end - begin
+    return found

@@ -1,0 +1,127 @@
+"""The timings of a step's operators held against the user's own step, run as a whole where it will train.
+
+A replay issues operators one by one, in a process of its own. What Python, autograd and the optimizer add is
+known from small steps (`probe.host_costs`), which differ from the user's code, and hosts that others share
+change their speed within seconds. So one eager step is timed in the process that will train, phase by phase,
+and what operators cost is multiplied by what makes the model of that step as long as it was.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ridgeline import units
+from ridgeline.machine import Machine, OperatorTiming, Quantity
+from ridgeline.plan import Plan
+from ridgeline.simulator.model import StepModel, model_step, setting_of
+from ridgeline.workload import Phase, Workload
+
+MOST = 2.0
+"""A phase that takes more than this multiple, or its inverse, does something else than was traced."""
+FAR = 0.05
+"""Operators that miss a phase by less are left as they are: steps vary by as much."""
+QUEUED = 0.8
+"""A device that is busy for this share of what the host takes may have kept the host waiting for room in its
+queue, so that the host's seconds are not its own."""
+PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+
+
+class Missed(NamedTuple):
+    """A phase whose operators do not add up to it: `taken_s` against `told_s`, so `factor` times as much."""
+
+    phase: Phase
+    taken_s: float
+    told_s: float
+    factor: float
+
+    def __str__(self) -> str:
+        is_near = 1.0 / MOST <= self.factor <= MOST
+        done = f"scaled by {self.factor:.2f}" if is_near else "too far off: left as they are"
+        taken, told = units.seconds(self.taken_s), units.seconds(self.told_s)
+        return f"{taken} in {self.phase} where its operators add up to {told} ({done})"
+
+
+def held_against_step(
+    machine: Machine, workload: Workload, plan: Plan, seconds: Mapping[str, float]
+) -> Machine:
+    """The machine with operators that add up to a real step, and a warning that names the phases they missed.
+
+    On a CPU the seconds of operators are corrected, on a GPU what the host needs to issue them: what kernels
+    take is known from whole passes. Operators that other precisions and memory formats have are corrected as
+    the phase that they are in. A phase in which the host waits for values is left as it is.
+
+    Args:
+        machine: The measured machine.
+        workload: As traced, with its variants.
+        plan: The eager plan of the step that was timed: of one worker, without accumulation.
+        seconds: Of the host, for each phase of a step that begins with an idle device.
+
+    Raises:
+        MachineError: see `model_step`.
+    """
+    setting = setting_of(machine, workload, plan)
+    model = model_step(machine, workload, plan, setting)
+    on_gpu = workload.device == "cuda"
+    device_s = sum(piece.lane_s for held in model.pieces.values() for piece in held)
+    if on_gpu and device_s > QUEUED * sum(seconds.values()):
+        return machine
+    timed = {t.key for t in machine.timings if t.setting == setting and (t.issue or not on_gpu)}
+    keys = {index for index, op in enumerate(workload.ops) if op.key in timed}
+    found = [
+        _missed(model, phase, seconds.get(phase, 0.0), keys, on_gpu=on_gpu) for phase in PHASES
+    ]
+    missed = [each for each in found if each is not None]
+    if not missed:
+        return machine
+    factors = {m.phase: m.factor for m in missed if 1.0 / MOST <= m.factor <= MOST}
+    of_key = _by_key(workload, factors)
+    timings = tuple(
+        _scaled(timing, of_key.get(timing.key, 1.0), on_gpu=on_gpu)
+        if timing.setting == setting
+        else timing
+        for timing in machine.timings
+    )
+    said = f"the host takes for a whole step of {workload.name} {', '.join(map(str, missed))}"
+    return msgspec.structs.replace(machine, timings=timings, warnings=(*machine.warnings, said))
+
+
+def _missed(
+    model: StepModel, phase: Phase, taken_s: float, timed: Collection[int], *, on_gpu: bool
+) -> Missed | None:
+    """By how much the operators of a phase miss it; None where they are to be left as they are."""
+    pieces = model.pieces.get(phase, ())
+    costs = [(p.host_s if on_gpu else p.lane_s, p.op in timed) for p in pieces]
+    told_s = sum(cost for cost, _ in costs)
+    timed_s = sum(cost for cost, is_timed in costs if is_timed)
+    is_near = abs(taken_s - told_s) < FAR * told_s
+    if not timed_s or not taken_s or is_near or (on_gpu and any(p.waits for p in pieces)):
+        return None
+    return Missed(phase, taken_s, told_s, (taken_s - (told_s - timed_s)) / timed_s)
+
+
+def _by_key(workload: Workload, factors: Mapping[Phase, float]) -> dict[str, float]:
+    """The factor of each operator; of one that several phases have, their mean over its calls."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for load in (workload, *workload.variants):
+        for op in load.ops:
+            found[op.key].append(factors.get(op.phase, 1.0))
+    return {key: sum(values) / len(values) for key, values in found.items()}
+
+
+def _scaled(timing: OperatorTiming, factor: float, *, on_gpu: bool) -> OperatorTiming:
+    if not on_gpu:
+        return msgspec.structs.replace(timing, seconds=_times(timing.seconds, factor))
+    if timing.issue is None:
+        return timing
+    return msgspec.structs.replace(timing, issue=_times(timing.issue, factor))
+
+
+def _times(quantity: Quantity, factor: float) -> Quantity:
+    return msgspec.structs.replace(
+        quantity,
+        value=quantity.value * factor,
+        low=quantity.low * factor,
+        high=quantity.high * factor,
+    )

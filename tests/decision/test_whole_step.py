@@ -1,0 +1,173 @@
+"""A step of the user's that is timed by its phases, and the choice that holds operators against it."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ridgeline as rl
+from ridgeline.decision import choice, profiling
+from ridgeline.decision.whole_step import LEAST_STEPS, LEAST_WARM, phase_seconds
+from ridgeline.errors import OutOfTimeError
+from ridgeline.machine import Machine, OperatorTiming, Setting
+from ridgeline.plan import Plan
+from ridgeline.probe.measure import Known
+from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.world import World
+from strategies import make_machine, measured
+
+X = torch.ones(8, 4)
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch).square().mean()
+
+
+def test_phases_of_a_step_are_timed_and_undone() -> None:
+    """Each once a step, clearing the gradients with the optimizer; nothing of it is left."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5))
+    optimizer = torch.optim.Adam(model.parameters())
+    before = [p.detach().clone() for p in model.parameters()]
+    calls: list[int] = []
+
+    def counted(model: nn.Module, batch: Tensor) -> Tensor:
+        return loss_fn(model, batch)
+
+    def make(plan: Plan) -> PlannedStep:
+        calls.append(1)
+        return PlannedStep(model, counted, optimizer, plan, world=ALONE, is_undone=True)
+
+    random = torch.get_rng_state()
+    plan = Plan(workers=1, threads=torch.get_num_threads())
+    found = phase_seconds(make, plan, model, counted, optimizer, X, ALONE, 60.0)
+    assert {"forward", "backward", "optimizer"} == set(found)
+    assert min(found.values()) > 0.0
+    assert calls == [1]
+    assert all(map(torch.equal, before, model.parameters()))
+    assert not optimizer.state
+    assert torch.equal(random, torch.get_rng_state())
+
+
+class Slow:
+    """A step each phase of which takes as many seconds as it is told, by the clock of the test."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.plan, self.now_s, self._seconds = Plan(), 0.0, seconds
+        self.recorder = type("Recorder", (), {"listener": None})()
+        self.num_steps = 0
+
+    def __call__(self, batch: Any) -> Tensor:
+        taken_s = self._seconds[min(self.num_steps, len(self._seconds) - 1)]
+        self.num_steps += 1
+        self.now_s += 0.25 * taken_s
+        for name, share in (("forward", 1.0), ("backward", 2.0), ("optimizer", 0.5)):
+            self.recorder.listener(name)
+            self.now_s += share * taken_s
+        return torch.zeros(())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_long_step_is_timed_as_rarely_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps, which prepare, are in no figure."""
+    from ridgeline.decision import whole_step
+
+    step = Slow([100.0, 2.0])
+    monkeypatch.setattr(
+        whole_step, "time", type("Clock", (), {"perf_counter": lambda self: step.now_s})()
+    )
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made: Any = lambda plan: step  # noqa: E731
+    found = phase_seconds(made, Plan(), model, loss_fn, optimizer, X, ALONE, 60.0)
+    assert step.num_steps == LEAST_WARM + LEAST_STEPS
+    assert found == pytest.approx({"forward": 2.0, "backward": 4.0, "optimizer": 1.5})
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A host whose profile is known; nothing is compiled on it, and nothing tried."""
+    setting = Setting(device="cpu", workers=1, threads=torch.get_num_threads())
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    machine = msgspec.structs.replace(make_machine(settings=[setting]), measured_at=now)
+    for place in (choice, profiling):
+        monkeypatch.setattr(place, "known_machine", lambda: Known(machine, tmp_path))
+
+    def measure(workload: Any, **_: Any) -> Machine:
+        timings = tuple(
+            OperatorTiming(setting=setting, key=op.key, seconds=measured(1e-3, "s"))
+            for op in workload.ops
+        )
+        return msgspec.structs.replace(machine, timings=timings)
+
+    monkeypatch.setattr(profiling, "measure", measure)
+    monkeypatch.setattr(profiling, "missing_seconds", lambda *_, **__: 0.0)
+    return machine
+
+
+def start(**more: Any) -> rl.TrainStep:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = rl.TrainStep(model, loss_fn, optimizer, device="cpu", progress=lambda line: None, **more)
+    step.prepare(X)
+    return step
+
+
+def test_a_choice_rests_on_operators_that_add_up_to_a_step(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was measured to take 1 ms; told in the notes."""
+
+    def phases(*_: Any) -> dict[str, float]:
+        ops = described[0].ops
+        factors = {"forward": 1.5, "backward": 1.0}
+        return {
+            phase: 1e-3 * factor * sum(op.phase == phase for op in ops)
+            for phase, factor in factors.items()
+        }
+
+    described: list[Any] = []
+    measure = profiling.measure
+    monkeypatch.setattr(
+        profiling,
+        "measure",
+        lambda workload, **more: described.append(workload) or measure(workload=workload, **more),
+    )
+    monkeypatch.setattr(choice, "phase_seconds", phases)
+    with start() as step:
+        seconds = {t.key: t.seconds.value for t in step.machine.timings}
+        for op in described[0].ops:
+            assert seconds[op.key] == pytest.approx(1.5e-3 if op.phase == "forward" else 1e-3)
+        assert any("in forward where its operators add up to" in note for note in step.notes)
+
+
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (OutOfTimeError("over"), None),
+        (
+            RuntimeError("no room\nat all"),
+            "operators were not held against a whole step, which fails as written: RuntimeError: no room",
+        ),
+    ],
+)
+def test_a_step_that_cannot_be_timed_costs_the_check_alone(
+    error: Exception, note: str | None, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan is chosen all the same."""
+
+    def fails(*_: Any) -> dict[str, float]:
+        raise error
+
+    monkeypatch.setattr(choice, "phase_seconds", fails)
+    with start() as step:
+        assert step.ranking is not None
+        assert [n for n in step.notes if "whole step" in n] == ([note] if note else [])

@@ -11,16 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ridgeline.plan import Plan
+from emulated_graphs import emulated_graphs
+from ridgeline.plan import Execution, Plan
 from ridgeline.runtime import captured_step, dropout_states
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.captured_step import CapturedStep
 from ridgeline.runtime.dropout_states import (
+    SEEDED,
     DropoutStates,
     DropoutStateSeen,
     HeldState,
     left_as_found,
 )
+from ridgeline.runtime.step import TrainStep
 
 META: dict[str, Any] = {"device": "meta"}
 
@@ -240,3 +243,55 @@ def test_a_seed_is_known_until_a_replay_or_until_it_is_adopted(seeds: list[int |
             else:
                 states.bring()
                 states.leave()
+
+
+class Seeded:
+    """In the place of what a capture holds of recurrent layers: a generator was seeded before one step."""
+
+    held = ("a state",)
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.is_due = False
+
+    def are_seeded(self) -> bool:
+        return self.is_due
+
+    def adopt(self) -> None:
+        self.calls.append("adopt")
+        self.is_due = False
+
+    def bring(self) -> None:
+        self.calls.append("bring")
+
+    def leave(self) -> None:
+        self.calls.append("leave")
+
+
+def losses_of(execution: Execution, seeded: Seeded | None = None) -> tuple[list[float], Any]:
+    """Ten steps; from the eighth on the states are the stand-in's, and before the ninth a seed is due."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.2), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    with TrainStep(
+        model, lambda m, b: m(b).square().mean(), optimizer, Plan(execution=execution), device="cpu"
+    ) as step:
+        for index in range(10):
+            if seeded is not None and index == 7:
+                step._runner._last.dropout = seeded
+            if seeded is not None:
+                seeded.is_due = index == 8
+            losses.append(float(step(torch.ones(4, 6) + index)))
+        return losses, (step.timeline().counters.get("eager_steps", 0), step.notes)
+
+
+def test_the_step_after_a_seed_runs_without_a_graph() -> None:
+    """What recurrent layers drop out begins anew in it, after other draws of the step."""
+    seeded = Seeded()
+    with emulated_graphs():
+        losses, (num_eager, notes) = losses_of("graph", seeded)
+    assert num_eager == 1
+    assert SEEDED in notes
+    assert seeded.calls == ["bring", "leave", "adopt", "bring", "leave"]
+    assert losses == pytest.approx(losses_of("eager")[0], rel=1e-5)

@@ -14,7 +14,6 @@ from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError, ObstacleError, SideEffectError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.capturing import ANOMALIES
-from ridgeline.runtime.dropout_states import SEEDED
 from ridgeline.runtime.graph import EAGER_STEPS, OTHER_LAYOUTS
 from ridgeline.runtime.step import TrainStep
 
@@ -397,44 +396,3 @@ def test_what_a_graph_would_bake_in_is_refused_without_a_trace(
         assert repr(kept.bit_generator.state) == before
     if make_loss is counting:
         assert next(kept) == len(done)
-
-
-class Seeded:
-    """In the place of what a capture holds of recurrent layers: a generator was seeded before one step."""
-
-    held = ("a state",)
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.is_due = False
-
-    def are_seeded(self) -> bool:
-        return self.is_due
-
-    def adopt(self) -> None:
-        self.calls.append("adopt")
-        self.is_due = False
-
-    def bring(self) -> None:
-        self.calls.append("bring")
-
-    def leave(self) -> None:
-        self.calls.append("leave")
-
-
-def test_the_step_after_a_seed_runs_without_a_graph() -> None:
-    """What recurrent layers drop out begins anew in it, after other draws of the step."""
-    seeded = Seeded()
-    losses = []
-    model, optimizer = make()
-    torch.manual_seed(1)
-    with TrainStep(model, classify, optimizer, Plan(execution="graph"), device="cpu") as step:
-        for index in range(STEPS):
-            if index == 7:
-                step._runner._last.dropout = seeded
-            seeded.is_due = index == 9
-            losses.append(float(step(batch_of(index))))
-        assert step.timeline().counters["eager_steps"] == 1
-        assert SEEDED in step.notes
-    assert seeded.calls == [*2 * ["bring", "leave"], "adopt", *2 * ["bring", "leave"]]
-    assert losses == pytest.approx(trained("eager", nothing)[0], rel=1e-5)

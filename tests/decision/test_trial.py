@@ -59,7 +59,9 @@ class Step:
         """Nothing is held."""
 
 
-def attempt(step: Any, given_s: float = math.inf, hopeless_s: float = math.inf) -> Timeline:
+def attempt(
+    step: Any, given_s: float = math.inf, hopeless_s: float = math.inf, kind: str = "cpu"
+) -> Timeline:
     """A trial of the step, by its clock."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -73,7 +75,7 @@ def attempt(step: Any, given_s: float = math.inf, hopeless_s: float = math.inf) 
             lambda model, batch: model(batch).sum(),
             optimizer,
             [torch.ones(2)],
-            World(0, 1, 0, torch.device("cpu")),
+            World(0, 1, 0, torch.device(kind)),
             lambda: given_s - step.now_s,
             hopeless_s=hopeless_s,
         )
@@ -96,6 +98,27 @@ def test_long_steps_are_few(step_s: float, num_warm: int, num_measured: int) -> 
     step = Step(Plan(), lambda number: step_s)
     assert len(attempt(step).steps_ns) == num_measured
     assert step.num_steps == num_warm + num_measured == trial_steps(Plan(), step_s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given_s", "num_slow", "num_more"),
+    [
+        ("cuda", math.inf, 3, 3),
+        ("cuda", math.inf, 0, 0),
+        ("cuda", math.inf, 1000, 7),
+        ("cuda", 1e6, 3, 0),
+        ("cpu", math.inf, 3, 0),
+    ],
+)
+def test_what_a_slow_host_issues_is_measured_later(
+    kind: str, given_s: float, num_slow: int, num_more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is as fast as usual, or after a few seconds; what was given seconds does not wait."""
+    step = Step(Plan(), lambda number: 0.5)
+    answers = iter([True] * num_slow)
+    monkeypatch.setattr(trial, "HOST_SPEED", SimpleNamespace(is_slow=lambda: next(answers, False)))
+    assert len(attempt(step, given_s, kind=kind).steps_ns) == 8
+    assert step.num_steps == 2 + num_more + 8
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import msgspec
 from ridgeline import units
 from ridgeline.errors import OutOfTimeError, RidgelineError
 from ridgeline.execution import MODES
+from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
 from ridgeline.planner.periods import Parts, exchange_steps, over_parts, over_periods
@@ -166,6 +167,8 @@ def _run(
         step.hold_exchanges()
     with _programs_tried_first(step, world):
         step_s = _warmed_up(step, batches, world, is_limited, least, hopeless_s)
+    if world.kind == "cuda" and world.size == 1 and not is_limited:
+        step_s = _at_usual_speed(step, batches, world, step_s)
     step.end_warm_up()
     wanted, alone = measured_steps(step_s, step.plan.sync)
     if max(WARM_S, hopeless_s) < step_s:
@@ -230,6 +233,16 @@ def _warmed_up(
             is_settled = 0.0 < SETTLED * before_s <= step_s
             if spent_s >= WARM_S and (is_limited or is_settled or step_s > hopeless_s):
                 break
+    return step_s
+
+
+def _at_usual_speed(
+    step: PlannedStep, batches: Iterator[Any], world: World, step_s: float
+) -> float:
+    """Go on while the host is slower than usual, for a while; seconds of the last step."""
+    begin = time.perf_counter()
+    while time.perf_counter() - begin + step_s < MOST_WAIT_S and HOST_SPEED.is_slow():
+        step_s = _timed(step, next(batches), world)
     return step_s
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.decision.trial import limited
+from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
 from ridgeline.plan import Plan
 from ridgeline.planner.trial_steps import SETTLED
 from ridgeline.reach.side_effects import refusing_writes
@@ -74,6 +75,7 @@ def phase_seconds(
             if number + 1 >= LEAST_WARM and (is_settled or spent_s > SPENT_S):
                 break
             before_s = taken_s
+        HOST_SPEED.wait(min(MOST_WAIT_S, left_s))
         samples: dict[str, list[float]] = defaultdict(list)
         begin = time.perf_counter()
         for number in range(MOST_STEPS):

@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 
+from ridgeline.host_speed import HOST_SPEED
 from ridgeline.machine import Dispatch, Quantity
 from ridgeline.probe.small_step import PHASES, WIDTH, SmallNetwork, SmallStep
 from ridgeline.workload import Phase
@@ -21,6 +22,7 @@ def measure_dispatch(device: torch.device, *, quick: bool) -> tuple[Dispatch, ..
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     tiny = SmallStep(lambda: network(batch), optimizer, device, times_clearing=False)
     samples: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
+    HOST_SPEED.wait()
     for _ in range(60 if quick else 300):
         for phase, taken in zip(PHASES, tiny.run(), strict=True):
             samples[phase].append(taken / len(tiny.calls[phase]))

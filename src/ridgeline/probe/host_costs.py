@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from ridgeline.host_speed import HOST_SPEED
 from ridgeline.host_threads import set_threads
 from ridgeline.probe.small_step import PHASES, WIDTH, SmallNetwork, SmallStep
 from ridgeline.workload import Phase, Workload
@@ -103,6 +104,7 @@ def host_costs(kind: str, rounds: int = ROUNDS) -> HostCosts:
     threads = torch.get_num_threads()
     set_threads(1)
     device = torch.device(kind)
+    HOST_SPEED.wait()
     try:
         if kind == "cuda":  # its first steps load kernels, and the host's clock rises meanwhile
             list(_steps(device, 2))

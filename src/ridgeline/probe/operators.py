@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from ridgeline.host_speed import HOST_SPEED
 from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
 from ridgeline.probe.captured import captured_seconds
 from ridgeline.probe.clock import Clock
@@ -151,6 +152,7 @@ def _issue_seconds(
     """Host seconds to issue each op in a real step, by key; the GPU runs behind meanwhile."""
     beyond = host_costs(device.type).of(workload)
     taken: dict[str, list[float]] = defaultdict(list)
+    HOST_SPEED.wait()
     end = time.monotonic() + ISSUE_BUDGET_S
     with torch.no_grad():
         for number in range(ISSUE_PASSES):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
+from ridgeline.planner import whole_steps
 from ridgeline.planner.whole_steps import FAR, MOST, PHASES, held_against_step
 from ridgeline.simulator.model import model_step, setting_of
 from ridgeline.workload import Workload
@@ -80,8 +81,10 @@ def test_phases_that_are_missed_are_named() -> None:
     )
 
 
-def test_a_host_that_waits_is_not_held_against_its_operators() -> None:
-    """For a full queue, or for values."""
+def test_a_host_that_waits_is_not_held_against_its_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For a queue that more kernels than it holds may have filled, or for values."""
     workload = make_workload(device="cuda")
     machine = machine_for(workload)
     plan = Plan(workers=1, threads=1)
@@ -89,7 +92,10 @@ def test_a_host_that_waits_is_not_held_against_its_operators() -> None:
     assert held_against_step(machine, workload, plan, seconds) != machine
     busy = tuple(msgspec.structs.replace(t, seconds=measured(2e-5, "s")) for t in machine.timings)
     busy_machine = msgspec.structs.replace(machine, timings=busy)
-    assert held_against_step(busy_machine, workload, plan, seconds) == busy_machine
+    assert held_against_step(busy_machine, workload, plan, seconds) != busy_machine
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_steps, "QUEUE_LENGTH", len(workload.ops) - 1)
+        assert held_against_step(busy_machine, workload, plan, seconds) == busy_machine
     waiting = msgspec.structs.replace(workload.ops[0], name="aten._local_scalar_dense.default")
     waits = msgspec.structs.replace(workload, ops=(waiting, *workload.ops[1:]))
     found = told(held_against_step(machine_for(waits), waits, plan, seconds), waits)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ridgeline.runtime.body import LossFunction
 
 LEAST_WARM, MOST_WARM = 2, 5
-LEAST_STEPS, MOST_STEPS = 2, 15
+LEAST_STEPS, MOST_STEPS = 2, 200
 SPENT_S = 1.0
 """Steps that are warm, and steps that are timed, go on for this long at most, but for the least."""
 
@@ -58,7 +58,7 @@ def phase_seconds(
         OutOfTimeError: it takes longer.
         SideEffectError: the step writes outside of the process; it was kept from it.
 
-    Cost: 4 to 20 steps, about 2 s where they are short; copies of parameters, buffers and optimizer state.
+    Cost: 4 steps at least, about 2 s where they are short; copies of parameters, buffers, optimizer state.
     """
     with (
         left_as_found(model, loss_fn),

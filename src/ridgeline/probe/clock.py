@@ -1,5 +1,6 @@
 """The clock of a replayed step: seconds of every op, or of whole stretches of ops without marks between."""
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -97,8 +98,14 @@ class Clock:
         return {index: ruler.seconds(*pair) for index, pair in marks.items() if index not in late}
 
     def issuing(self, replay: Replay) -> dict[int, float]:
-        """Host seconds of each op, by its index, while the GPU runs behind."""
-        marks = replay.run(lambda index: True, self._now_ns, Watch(before=self._before))
+        """Host seconds of each op, by its index, while the GPU runs behind and its queue has room."""
+        issued = itertools.count(1)
+
+        def drain() -> None:
+            if next(issued) % STRETCH == 0:
+                torch.cuda.synchronize(self._device)
+
+        marks = replay.run(lambda index: True, self._now_ns, Watch(before=self._before, pace=drain))
         return {index: (after - before) * 1e-9 for index, (before, after) in marks.items()}
 
     def whole(self, replay: Replay) -> list[Stretch] | None:

@@ -167,7 +167,7 @@ def _run(
         step.hold_exchanges()
     with _programs_tried_first(step, world):
         step_s = _warmed_up(step, batches, world, is_limited, least, hopeless_s)
-    if world.kind == "cuda" and world.size == 1 and not is_limited:
+    if world.size == 1 and not is_limited:
         step_s = _at_usual_speed(step, batches, world, step_s)
     step.end_warm_up()
     wanted, alone = measured_steps(step_s, step.plan.sync)

@@ -29,8 +29,9 @@ QUEUED = 0.8
 """A device that is busy for this share of what the host takes may have kept the host waiting for room in its
 queue, so that the host's seconds are not its own."""
 QUEUE_LENGTH = 1000
-"""Kernels that the host can issue before the first has run. Source: about 1024, found by issuing kernels behind
-a long one on an H200."""
+"""Kernels that the host can issue before the first has run.
+
+Source: about 1024, found by issuing kernels behind a long one on an H200."""
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 

@@ -338,6 +338,7 @@ class TrainStep(Closing):
             memory_formats=("channels_last",),
             may_run=True,
             check=check,
+            clip_norm=self._clip_norm,
         )
 
     def _precisions(self) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from ridgeline.codec import Noun, Value
 from ridgeline.plan import MemoryFormat, Precision
 
 Phase = Literal["forward", "backward", "optimizer"]
+CLIPPING = "clip_norm"
+"""In the place of a module of operators that clip gradients, in the phase of the optimizer."""
 Family = Literal[
     "matmul",
     "convolution",

@@ -300,7 +300,7 @@ def test_a_saved_profile_that_trials_contradict_is_measured_again(
         asked.append(refresh)
         return saved
 
-    monkeypatch.setattr("ridgeline.decision.choice.measure", measured)
+    monkeypatch.setattr("ridgeline.decision.profiling.measure", measured)
     for given, wanted in ((None, [False, True]), (saved, [])):
         asked.clear()
         model = nn.Linear(4, 2)

@@ -27,7 +27,7 @@ from ridgeline.simulator.replaying import with_replayed_model
 from ridgeline.simulator.rewriting import rewritten_seconds
 from ridgeline.simulator.second_stages import second_stages
 from ridgeline.simulator.value_checks import value_checks
-from ridgeline.workload import Op, Phase, Workload
+from ridgeline.workload import CLIPPING, Op, Phase, Workload
 
 KERNEL_RATE = 0.83
 """Share of the best measured bandwidth that a kernel of torch's compiler reaches on a GPU.
@@ -91,10 +91,12 @@ def price_execution(
             priced = priced._replace(backward=hidden, notes=(*priced.notes, ASSUMED))
     is_fused = mode.is_replayed or plan.optimizer == "fused"
     has_fused = is_fused and setting.device == "cuda" and workload.fused_optimizer_bytes
-    if not (has_fused and priced.optimizer):
+    clipping = tuple(p for p in priced.optimizer if p.module == CLIPPING)
+    updating = [p for p in priced.optimizer if p.module != CLIPPING]
+    if not (has_fused and updating):
         return priced
-    fused = fused_optimizer(Prices(machine, setting, precision), priced.optimizer, workload)
-    return priced._replace(optimizer=(fused,))
+    fused = fused_optimizer(Prices(machine, setting, precision), updating, workload)
+    return priced._replace(optimizer=(*clipping, fused))
 
 
 @lru_cache(maxsize=64)

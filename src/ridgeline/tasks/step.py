@@ -73,6 +73,7 @@ def step_workload(
             precisions=precisions,
             memory_formats=memory_formats,
             may_run=may_run,
+            clip_norm=task.clip_norm,
         )
     if available < task.batch_size:
         note = f"the data has {available} samples, so that a batch of {task.batch_size} is one of {available}"

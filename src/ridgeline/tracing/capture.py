@@ -37,6 +37,7 @@ def trace(
     memory_formats: Collection[str] = (),
     may_run: bool = False,
     check: Callable[[bool], None] = lambda is_variant: None,
+    clip_norm: float | None = None,
 ) -> Workload:
     """One training step as a `Workload`: every operator, its cost, its order; nothing is executed.
 
@@ -63,6 +64,7 @@ def trace(
             optimizer and batch, and random state; what was printed stays.
         check: Called at every operator, with whether it is that of a variant. What it raises ends the trace;
             an `OutOfTimeError` of a variant costs only that one, and the others after it.
+        clip_norm: The total norm that gradients are clipped to before the optimizer; None leaves them.
 
     Raises:
         WorkloadError: the loss is no scalar or needs no gradient, the step depends on the values of
@@ -81,7 +83,7 @@ def trace(
             "correct the name"
         )
     _check(model, optimizer, batch, may_run=may_run)
-    step = Step(model, loss_fn, optimizer, batch, check=partial(check, False))
+    step = Step(model, loss_fn, optimizer, batch, check=partial(check, False), clip_norm=clip_norm)
     with refusing_writes(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         workload = _traced(step, name, may_run=may_run)
         step = step._replace(check=partial(check, True))

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ridgeline.plan import MemoryFormat, Precision
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.tracing.accumulation import lone_references
+from ridgeline.tracing.clipping import record_clipping
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operands import storage_address
 from ridgeline.tracing.recorder import Recorder
@@ -45,6 +46,7 @@ class Step(NamedTuple):
     precision: Precision = "as-is"
     memory_format: MemoryFormat = "as-is"
     check: Callable[[], None] = unlimited
+    clip_norm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ def record_step(subject: Subject, step: Step) -> Recording:
     with closing(StepRecorder(subject, check=step.check)) as recorder:
         with subject.mode, recorder:
             loss = forward_backward(subject, step, recorder)
+            recorder.phase = "optimizer"
+            if step.clip_norm is not None:
+                record_clipping(subject, recorder, step.clip_norm)
             stepping = record_optimizer(subject, recorder, step.optimizer)
         del loss
     notes = [stepping.note] if stepping.note else []

@@ -43,10 +43,9 @@ def record_optimizer(subject: Subject, recorder: Recorder, users: Optimizer) -> 
 
     Args:
         subject: The step, after its backward pass; a real one has made a step before.
-        recorder: Active; its phase is set here.
+        recorder: Active, in the phase of the optimizer.
         users: The optimizer as the user made it.
     """
-    recorder.phase = "optimizer"
     optimizer = subject.optimizer
     recorder.scalar_of = lambda tensor: _scalar(tensor, optimizer, is_fake=subject.is_fake)
     step = type(optimizer).step  # schedulers wrap the bound one, around the user's optimizer

@@ -2,6 +2,7 @@
 
 import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.decision import choice, profiling
-from ridgeline.decision.whole_step import LEAST_STEPS, LEAST_WARM, phase_seconds
+from ridgeline.decision import choice, profiling, whole_step
+from ridgeline.decision.whole_step import phase_seconds
 from ridgeline.errors import OutOfTimeError
 from ridgeline.machine import Machine, OperatorTiming, Setting
 from ridgeline.plan import Plan
@@ -75,20 +76,23 @@ class Slow:
         """Nothing is held."""
 
 
-def test_a_long_step_is_timed_as_rarely_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "num_steps"), [([100.0, 2.0], 2), ([1.0, 0.4], 4), ([0.4, 0.4], 4)]
+)
+def test_a_long_step_is_timed_as_rarely_as_can_be(
+    seconds: list[float], num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first steps, which prepare, are in no figure."""
-    from ridgeline.decision import whole_step
-
-    step = Slow([100.0, 2.0])
-    monkeypatch.setattr(
-        whole_step, "time", type("Clock", (), {"perf_counter": lambda self: step.now_s})()
-    )
+    step = Slow(seconds)
+    clock = SimpleNamespace(perf_counter=lambda: step.now_s)
+    monkeypatch.setattr(whole_step, "time", clock)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     made: Any = lambda plan: step  # noqa: E731
     found = phase_seconds(made, Plan(), model, loss_fn, optimizer, X, ALONE, 60.0)
-    assert step.num_steps == LEAST_WARM + LEAST_STEPS
-    assert found == pytest.approx({"forward": 2.0, "backward": 4.0, "optimizer": 1.5})
+    assert step.num_steps == num_steps
+    last = seconds[-1]
+    assert found == pytest.approx({"forward": last, "backward": 2 * last, "optimizer": 0.75 * last})
 
 
 @pytest.fixture

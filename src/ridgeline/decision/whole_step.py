@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
     from ridgeline.runtime.body import LossFunction
 
-LEAST_WARM, MOST_WARM = 2, 5
-LEAST_STEPS, MOST_STEPS = 2, 200
+MOST_WARM, MOST_STEPS = 5, 200
 SPENT_S = 1.0
-"""Steps that are warm, and steps that are timed, go on for this long at most, but for the least."""
+"""Steps that warm up, and steps that are timed, go on for this long; two are made of each at least."""
+LONG_S = 4.0
+"""Of steps that take longer one is made to warm up, and one is timed."""
 
 
 def phase_seconds(
@@ -58,7 +59,7 @@ def phase_seconds(
         OutOfTimeError: it takes longer.
         SideEffectError: the step writes outside of the process; it was kept from it.
 
-    Cost: 4 steps at least, about 2 s where they are short; copies of parameters, buffers, optimizer state.
+    Cost: 4 steps, 2 of those that are long, about 2 s of short ones; copies of what they change.
     """
     with (
         left_as_found(model, loss_fn),
@@ -72,14 +73,15 @@ def phase_seconds(
             taken_s = sum(_timed(step, example).values())
             spent_s += taken_s
             is_settled = taken_s >= SETTLED * before_s > 0.0
-            if number + 1 >= LEAST_WARM and (is_settled or spent_s > SPENT_S):
+            if spent_s > LONG_S or (number > 0 and (is_settled or spent_s > SPENT_S)):
                 break
             before_s = taken_s
         HOST_SPEED.wait(min(MOST_WAIT_S, left_s))
         samples: dict[str, list[float]] = defaultdict(list)
         begin = time.perf_counter()
         for number in range(MOST_STEPS):
-            if number >= LEAST_STEPS and time.perf_counter() - begin > SPENT_S:
+            taken_s = time.perf_counter() - begin
+            if taken_s > LONG_S or (number > 1 and taken_s > SPENT_S):
                 break
             for phase, seconds in _timed(step, example).items():
                 samples[phase].append(seconds)

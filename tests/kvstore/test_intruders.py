@@ -20,8 +20,8 @@ from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import server as servers
 from ridgeline.runtime.kvstore.serving import shard as shards
 from ridgeline.runtime.kvstore.serving import slots, wire
+from ridgeline.runtime.kvstore.serving.asked import Asked
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
-from ridgeline.runtime.kvstore.serving.channel import Asked
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.shard import Shard
 from ridgeline.runtime.kvstore.serving.wire import Call, Slot

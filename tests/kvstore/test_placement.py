@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.runtime.kvstore.placement import LARGE_ELEMENTS, placed
+from ridgeline.runtime.kvstore.serving.segment import Room
 
 SHAPES = st.dictionaries(
     st.integers(0, 50), st.lists(st.integers(0, 2000), max_size=3), min_size=1, max_size=20
@@ -50,3 +51,29 @@ def test_what_is_held_already_counts(loads: list[int]) -> None:
     """A key goes where there is least."""
     (part,) = placed({"w": [3]}, loads, {"w": True})["w"]
     assert part.place == loads.index(min(loads))
+
+
+@given(
+    asked=st.lists(st.integers(1, 40_000), max_size=30),
+    gives=st.lists(st.integers(0, 9), max_size=30),
+)
+def test_places_in_shared_memory_never_overlap(asked: list[int], gives: list[int]) -> None:
+    """They lie within it, and what was given back is found again: all of it once nothing is taken."""
+    size = 1 << 17
+    room = Room(size)
+    taken: dict[int, int] = {}
+    for number, num_bytes in enumerate(asked):
+        place = room.take(num_bytes)
+        if place is not None:
+            assert place % 64 == 0
+            assert 0 <= place <= size - num_bytes
+            assert all(place + num_bytes <= p or p + n <= place for p, n in taken.items())
+            taken[place] = num_bytes
+        if taken and number < len(gives):
+            freed = sorted(taken)[gives[number] % len(taken)]
+            room.give(freed)
+            del taken[freed]
+    for place in taken:
+        room.give(place)
+    assert room.take(size) == 0
+    assert room.take(1) is None

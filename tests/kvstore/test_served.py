@@ -21,7 +21,8 @@ from ridgeline.runtime.kvstore.compression import Compression
 from ridgeline.runtime.kvstore.serving import channel as channel_module
 from ridgeline.runtime.kvstore.serving import segment, wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
-from ridgeline.runtime.kvstore.serving.channel import Asked, Channel
+from ridgeline.runtime.kvstore.serving.asked import Asked
+from ridgeline.runtime.kvstore.serving.channel import Channel
 from ridgeline.runtime.kvstore.serving.connections import Connections
 from ridgeline.runtime.kvstore.serving.epochs import Found
 from ridgeline.runtime.kvstore.serving.peer import Peer

@@ -6,8 +6,7 @@ on; where another server has taken the place of the one that was asked, to that 
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 import zmq
@@ -16,12 +15,13 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
+from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
 from ridgeline.runtime.kvstore.serving.entry import Entrance
 from ridgeline.runtime.kvstore.serving.epochs import Found
 from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.outages import Silence, num_pushes
 from ridgeline.runtime.kvstore.serving.peer import Kept, Peer
-from ridgeline.runtime.kvstore.serving.segment import Segment
+from ridgeline.runtime.kvstore.serving.segment import Room, Segment
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
 
 RESEND_S = 2.0
@@ -39,37 +39,15 @@ ALIVE_S = 2.0
 would notice after minutes that a host was cut off."""
 WINDOW = 16
 """Calls that may be under way on one connection."""
-LEAST_SHARED, MOST_SHARED = 1 << 14, 1 << 20
-"""Bytes of a tensor that goes through shared memory: smaller ones cost more there, larger ones are sent."""
+MOST_UNDER_WAY = 1 << 24
+"""Bytes of tensors in these calls, and of memory that is shared.
+
+Source: 64 MiB in slices of 4 MiB, two cores, 15 ms with four times as much and 12 with this, which stays in
+caches. On slow links more would take longer than `RESEND_S`."""
+LEAST_SHARED = 1 << 14
+"""Bytes of a tensor that goes through shared memory: smaller ones cost more there."""
 
 _log = logging.getLogger(__name__)
-
-
-class Asked(NamedTuple):
-    """A call and the tensors that go with it.
-
-    Attributes:
-        take: Given the tensor of the answer as it comes, which is not kept then.
-        room: Bytes of that tensor, where they are known.
-    """
-
-    body: Body
-    frames: tuple[Tensor, ...] = ()
-    take: Callable[[Tensor], None] | None = None
-    room: int = 0
-
-    @property
-    def num_shared(self) -> int:
-        """Bytes that may lie in shared memory: of its frame or the answer's, where there is just one."""
-        sent = [frame.nbytes for frame in self.frames]
-        return self.room if not sent else sent[0] if len(sent) == 1 and not self.room else 0
-
-
-class Answered(NamedTuple):
-    """An answer and the tensor that came with it."""
-
-    answer: Answer
-    tensor: Tensor | None
 
 
 class Channel:
@@ -111,7 +89,7 @@ class Channel:
         """When the server, or that it is to be waited for, was heard of last."""
         self._connect()
         self._segment: Segment | None = None
-        self._free: list[int] = []
+        self._room = Room(MOST_UNDER_WAY)
         self._places: dict[int, int] = {}
         self._shares = True
         self._num_asked = 0
@@ -290,16 +268,29 @@ class Channel:
         return True
 
     def _send_some(self) -> None:
-        while self._unsent and len(self._under_way) < WINDOW:
+        while self._unsent and self._may_send(self._unsent[0][1]):
             which, asked = self._unsent.pop(0)
+            place = self._place_for(asked)
             self._peer.sent(asked.body, asked.frames)
             self._num_sent = number = self._num_sent + 1
             self._under_way[number] = which, asked
-            if self._segment is not None and LEAST_SHARED <= asked.num_shared <= MOST_SHARED:
-                self._places[number] = place = self._free.pop()
+            if self._segment is not None and place is not None:
+                self._places[number] = place
                 for frame in map(wire.frame_of, asked.frames):
                     self._segment.part(place, len(frame))[:] = frame
             self._send(number, asked)
+
+    def _may_send(self, asked: Asked) -> bool:
+        """Whether there is room for one more call, and its tensors, beside those under way."""
+        under_way = [one for _, one in self._under_way.values()]
+        num_bytes = asked.num_bytes + sum(one.num_bytes for one in under_way)
+        return not under_way or (len(under_way) < WINDOW and num_bytes <= MOST_UNDER_WAY)
+
+    def _place_for(self, asked: Asked) -> int | None:
+        """Where its tensor goes in shared memory; None where it is sent, as where no room is large enough."""
+        if self._segment is None or asked.num_shared < LEAST_SHARED:
+            return None
+        return self._room.take(asked.num_shared)
 
     def _send(self, number: int, asked: Asked) -> None:
         call = Call(self._worker, self._channel, number, asked.body, epoch=self._at.epoch)
@@ -316,7 +307,7 @@ class Channel:
         """Make memory that the server shares, where the system has some."""
         self._shares = False
         try:
-            segment = Segment.make(WINDOW * MOST_SHARED)
+            segment = Segment.make(MOST_UNDER_WAY)
         except OSError as error:
             _log.info("tensors go through sockets, since memory cannot be shared: %s", error)
             return
@@ -329,7 +320,7 @@ class Channel:
             return
         self._segment = segment
         self._shares = False  # also where this was asked of another server in the end
-        self._free = [MOST_SHARED * place for place in range(WINDOW)]
+        self._room = Room(MOST_UNDER_WAY)
 
     def _tell_of_outage(self) -> None:
         """The server is there, and was not for long."""
@@ -371,7 +362,7 @@ class Channel:
         self._found[which] = Answered(answer, tensor)
         del self._under_way[answer.number]
         if answer.number in self._places:
-            self._free.append(self._places.pop(answer.number))
+            self._room.give(self._places.pop(answer.number))
 
     def _tensor(self, answer: Answer, frames: Sequence[memoryview]) -> Tensor | None:
         if answer.shape is None:

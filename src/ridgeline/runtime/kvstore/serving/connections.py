@@ -10,7 +10,8 @@ import zmq
 from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.channel import Answered, Asked, Channel
+from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
+from ridgeline.runtime.kvstore.serving.channel import Channel
 from ridgeline.runtime.kvstore.serving.epochs import Found, Notice
 from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.peer import Peer

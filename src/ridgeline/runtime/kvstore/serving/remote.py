@@ -18,8 +18,8 @@ from ridgeline.runtime.kvstore.merging import merged
 from ridgeline.runtime.kvstore.parts import part_of, state_of_part, whole_state
 from ridgeline.runtime.kvstore.placement import Part, placed
 from ridgeline.runtime.kvstore.serving import slices, wire
+from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
-from ridgeline.runtime.kvstore.serving.channel import Answered, Asked
 from ridgeline.runtime.kvstore.serving.connections import Connections
 from ridgeline.runtime.kvstore.serving.epochs import Notice
 from ridgeline.runtime.kvstore.serving.keys import Keys

@@ -17,6 +17,41 @@ SHARED_FILES = Path("/dev/shm")
 _NAME = re.compile(r"ridgeline-[0-9a-f]{32}")
 
 
+_ALIGNED = 4096
+"""Bytes that places are a multiple of: pages, so that elements of all types are aligned."""
+
+
+class Room:
+    """Places in memory for a few tensors at once, each as large as it is wanted.
+
+    Args:
+        num_bytes: Of the memory.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._taken: dict[int, int] = {}
+
+    def take(self, num_bytes: int) -> int | None:
+        """Where so many bytes may lie from now on, the first such place; None where there is none.
+
+        Cost: Looks at all places that are taken.
+        """
+        start, wanted = 0, -(-num_bytes // _ALIGNED) * _ALIGNED
+        for begin, end in sorted(self._taken.items()):
+            if begin - start >= wanted:
+                break
+            start = end
+        if start + wanted > self._num_bytes:
+            return None
+        self._taken[start] = start + wanted
+        return start
+
+    def give(self, start: int) -> None:
+        """A place that was taken is free."""
+        del self._taken[start]
+
+
 class Segment:
     """Shared memory.
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.host_speed import _LOOPS, SLOW, HostSpeed
+from ridgeline.host_speed import _LOOPS, MOST_WAIT_S, SLOW, HostSpeed
 
 
 class Clock:
@@ -44,17 +44,23 @@ def test_a_host_is_slow_beside_the_fastest_it_was(loops_s: list[float]) -> None:
 
 
 def test_it_is_waited_for_until_it_is_as_fast_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    speed, clock = speed_of([1.0, 2.0, 2.0, 1.1], monkeypatch.setattr)
+    speed, clock = speed_of([0.01, 0.02, 0.02, 0.011], monkeypatch.setattr)
     assert speed.wait(0.0)
-    assert speed.wait(100.0)
+    assert speed.wait()
     assert clock.num_loops == 4 * _LOOPS
 
 
 def test_it_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    speed, clock = speed_of([1.0, 2.0], monkeypatch.setattr)
-    assert speed.wait(10.0)
-    assert not speed.wait(10.0)
+    """Nor, by all measurements of a process together, for longer than by one."""
+    speed, clock = speed_of([0.125, 0.25], monkeypatch.setattr)
+    assert speed.wait()
+    assert not speed.wait(1.0)
     assert clock.num_loops == 3 * _LOOPS
+    assert not speed.wait()
+    assert MOST_WAIT_S <= clock.now_s < MOST_WAIT_S + 3 * _LOOPS * 0.25
+    looked = clock.num_loops
+    assert not speed.wait()
+    assert clock.num_loops == looked + _LOOPS
 
 
 def test_a_loop_takes_time() -> None:

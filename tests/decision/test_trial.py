@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ridgeline.decision import trial
 from ridgeline.errors import OutOfTimeError
+from ridgeline.host_speed import HostSpeed
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.planner.periods import EXCHANGED_SHARE, MOST_KEPT, has_exchange
 from ridgeline.planner.trial_steps import first_steps, least_steps, trial_steps
@@ -116,7 +117,9 @@ def test_what_a_slow_host_issues_is_measured_later(
     """Once it is as fast as usual, or after a few seconds; what was given seconds does not wait."""
     step = Step(Plan(), lambda number: 0.5)
     answers = iter([True] * num_slow)
-    monkeypatch.setattr(trial, "HOST_SPEED", SimpleNamespace(is_slow=lambda: next(answers, False)))
+    speed = HostSpeed(lambda: step.now_s)
+    monkeypatch.setattr(speed, "is_slow", lambda: next(answers, False))
+    monkeypatch.setattr(trial, "HOST_SPEED", speed)
     assert len(attempt(step, given_s, kind=kind).steps_ns) == 8
     assert step.num_steps == 2 + num_more + 8
 

@@ -58,12 +58,14 @@ def test_phases_of_a_step_are_timed_and_undone() -> None:
 class Slow:
     """A step each phase of which takes as many seconds as it is told, by the clock of the test."""
 
-    def __init__(self, seconds: list[float]) -> None:
-        self.plan, self.now_s, self._seconds = Plan(), 0.0, seconds
+    def __init__(self, seconds: list[float], fails_at: int = 1000) -> None:
+        self.plan, self.now_s, self._seconds, self._fails_at = Plan(), 0.0, seconds, fails_at
         self.recorder = type("Recorder", (), {"listener": None})()
         self.num_steps = 0
 
     def __call__(self, batch: Any) -> Tensor:
+        if self.num_steps == self._fails_at:
+            raise ValueError("not finite")
         taken_s = self._seconds[min(self.num_steps, len(self._seconds) - 1)]
         self.num_steps += 1
         self.now_s += 0.25 * taken_s
@@ -93,6 +95,25 @@ def test_a_long_step_is_timed_as_rarely_as_can_be(
     assert step.num_steps == num_steps
     last = seconds[-1]
     assert found == pytest.approx({"forward": last, "backward": 2 * last, "optimizer": 0.75 * last})
+
+
+@pytest.mark.parametrize(("fails_at", "is_timed"), [(4, False), (5, True)])
+def test_a_step_that_fails_later_is_timed_until_then(
+    fails_at: int, is_timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch again and again leads to values that the user's own checks refuse."""
+    step = Slow([0.01], fails_at)
+    clock = SimpleNamespace(perf_counter=lambda: step.now_s)
+    monkeypatch.setattr(whole_step, "time", clock)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made: Any = lambda plan: step  # noqa: E731
+    arguments = (made, Plan(), model, loss_fn, optimizer, X, ALONE, 60.0)
+    if is_timed:
+        assert phase_seconds(*arguments)["forward"] == pytest.approx(0.01)
+    else:
+        with pytest.raises(ValueError, match="not finite"):
+            phase_seconds(*arguments)
 
 
 @pytest.fixture

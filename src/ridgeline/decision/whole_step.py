@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.decision.trial import limited
+from ridgeline.errors import RidgelineError
 from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
 from ridgeline.plan import Plan
-from ridgeline.planner.trial_steps import SETTLED
+from ridgeline.planner.trial_steps import FEWEST_STEPS, SETTLED
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.reach.undo import undone
 from ridgeline.runtime.dropout_states import left_as_found
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from ridgeline.runtime.body import LossFunction
 
-MOST_WARM, MOST_STEPS = 5, 200
+MOST_WARM, MOST_STEPS = 5, 100
 SPENT_S = 1.0
 """Steps that warm up, and steps that are timed, go on for this long; two are made of each at least."""
 LONG_S = 4.0
@@ -68,24 +69,45 @@ def phase_seconds(
         limited(plan, world, left_s),
         refusing_writes(),
     ):
-        before_s = spent_s = 0.0
-        for number in range(MOST_WARM):
-            taken_s = sum(_timed(step, example).values())
-            spent_s += taken_s
-            is_settled = taken_s >= SETTLED * before_s > 0.0
-            if spent_s > LONG_S or (number > 0 and (is_settled or spent_s > SPENT_S)):
-                break
-            before_s = taken_s
+        _warm_up(step, example)
         HOST_SPEED.wait(min(MOST_WAIT_S, left_s))
-        samples: dict[str, list[float]] = defaultdict(list)
-        begin = time.perf_counter()
-        for number in range(MOST_STEPS):
-            taken_s = time.perf_counter() - begin
-            if taken_s > LONG_S or (number > 1 and taken_s > SPENT_S):
-                break
-            for phase, seconds in _timed(step, example).items():
-                samples[phase].append(seconds)
+        samples = _samples(step, example)
     return {phase: statistics.median(seconds) for phase, seconds in samples.items()}
+
+
+def _warm_up(step: PlannedStep, example: Any) -> None:
+    """Make steps until one takes as long as that before it."""
+    begin = now = time.perf_counter()
+    before_s = 0.0
+    for number in range(MOST_WARM):
+        _timed(step, example)
+        taken_s, now = time.perf_counter() - now, time.perf_counter()
+        is_settled = taken_s >= SETTLED * before_s > 0.0
+        if now - begin > LONG_S or (number > 0 and (is_settled or now - begin > SPENT_S)):
+            break
+        before_s = taken_s
+
+
+def _samples(step: PlannedStep, example: Any) -> dict[str, list[float]]:
+    """Seconds of the phases, step by step."""
+    samples: dict[str, list[float]] = defaultdict(list)
+    begin = time.perf_counter()
+    for number in range(MOST_STEPS):
+        spent_s = time.perf_counter() - begin
+        if spent_s > LONG_S or (number > 1 and spent_s > SPENT_S):
+            break
+        try:
+            taken = _timed(step, example)
+        except RidgelineError:
+            raise
+        except Exception:
+            # One batch again and again may lead to values that the user's own checks refuse.
+            if number < FEWEST_STEPS:
+                raise
+            break
+        for phase, seconds in taken.items():
+            samples[phase].append(seconds)
+    return samples
 
 
 def _timed(step: PlannedStep, example: Any) -> dict[str, float]:

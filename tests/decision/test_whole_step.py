@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from ridgeline.decision import choice, profiling, whole_step
+from ridgeline.decision.trial import taken_back
 from ridgeline.decision.whole_step import phase_seconds
 from ridgeline.errors import OutOfTimeError
 from ridgeline.machine import Machine, OperatorTiming, Setting
@@ -46,7 +47,8 @@ def test_phases_of_a_step_are_timed_and_undone() -> None:
 
     random = torch.get_rng_state()
     plan = Plan(workers=1, threads=torch.get_num_threads())
-    found = phase_seconds(make, plan, model, counted, optimizer, X, ALONE, 60.0)
+    with taken_back(make, plan, model, counted, optimizer, [X]) as step:
+        found = phase_seconds(step, X, ALONE, 60.0)
     assert {"forward", "backward", "optimizer"} == set(found)
     assert min(found.values()) > 0.0
     assert calls == [1]
@@ -85,13 +87,10 @@ def test_a_long_step_is_timed_as_rarely_as_can_be(
     seconds: list[float], num_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first steps, which prepare, are in no figure."""
-    step = Slow(seconds)
+    step: Any = Slow(seconds)
     clock = SimpleNamespace(perf_counter=lambda: step.now_s)
     monkeypatch.setattr(whole_step, "time", clock)
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    made: Any = lambda plan: step  # noqa: E731
-    found = phase_seconds(made, Plan(), model, loss_fn, optimizer, X, ALONE, 60.0)
+    found = phase_seconds(step, X, ALONE, 60.0)
     assert step.num_steps == num_steps
     last = seconds[-1]
     assert found == pytest.approx({"forward": last, "backward": 2 * last, "optimizer": 0.75 * last})
@@ -102,18 +101,14 @@ def test_a_step_that_fails_later_is_timed_until_then(
     fails_at: int, is_timed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One batch again and again leads to values that the user's own checks refuse."""
-    step = Slow([0.01], fails_at)
+    step: Any = Slow([0.01], fails_at)
     clock = SimpleNamespace(perf_counter=lambda: step.now_s)
     monkeypatch.setattr(whole_step, "time", clock)
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    made: Any = lambda plan: step  # noqa: E731
-    arguments = (made, Plan(), model, loss_fn, optimizer, X, ALONE, 60.0)
     if is_timed:
-        assert phase_seconds(*arguments)["forward"] == pytest.approx(0.01)
+        assert phase_seconds(step, X, ALONE, 60.0)["forward"] == pytest.approx(0.01)
     else:
         with pytest.raises(ValueError, match="not finite"):
-            phase_seconds(*arguments)
+            phase_seconds(step, X, ALONE, 60.0)
 
 
 @pytest.fixture

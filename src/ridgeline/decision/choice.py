@@ -15,7 +15,7 @@ from ridgeline.decision.profiling import Profiling
 from ridgeline.decision.recalling import tried_again
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
-from ridgeline.decision.trial import LONGEST_S, run_trial
+from ridgeline.decision.trial import LONGEST_S, run_trial, taken_back
 from ridgeline.decision.whole_step import phase_seconds
 from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
@@ -243,16 +243,10 @@ class PlanChoice:
         return ranking
 
     def _phase_seconds(self, plan: Plan, left_s: float) -> Mapping[str, float]:
-        return phase_seconds(
-            self.make,
-            plan,
-            self.model,
-            self.loss_fn,
-            self.optimizer,
-            self._examples[0],
-            self.world,
-            left_s,
-        )
+        with taken_back(
+            self.make, plan, self.model, self.loss_fn, self.optimizer, self._examples
+        ) as step:
+            return phase_seconds(step, self._examples[0], self.world, left_s)
 
     def _recalled(self, directory: Path, *keys: str) -> Ranking | None:
         """The remembered choice, its plan tried once more; None where there is none or it does not hold."""

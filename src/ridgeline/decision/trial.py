@@ -93,23 +93,40 @@ def run_trial(
     """
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
     parts: Parts | None = None
-    with left_as_found(model, loss_fn), undone(model, loss_fn, optimizer, list(examples)):
-        watch = watch or ProgramWatch()
-        with contextlib.closing(make(plan)) as step:
-            try:
-                with limited(plan, world, left()), alone:
-                    parts = _run(step, examples, world, left, hopeless_s)
-            except OutOfTimeError:
-                if not step.recorder.num_steps:
-                    raise
-            measured = step.timeline()
-            if parts is None:
-                measured = over_periods(measured, plan.sync)
-            else:
-                measured = over_parts(measured, plan.sync, parts)
+    watch = watch or ProgramWatch()
+    with taken_back(make, plan, model, loss_fn, optimizer, examples) as step:
+        try:
+            with limited(plan, world, left()), alone:
+                parts = _run(step, examples, world, left, hopeless_s)
+        except OutOfTimeError:
+            if not step.recorder.num_steps:
+                raise
+        measured = step.timeline()
+        if parts is None:
+            measured = over_periods(measured, plan.sync)
+        else:
+            measured = over_parts(measured, plan.sync, parts)
     if world.rank == 0 and MODES[plan.execution].is_compiled:
         measured = watch.noted(measured)
     return _of_the_slowest(measured, world)
+
+
+@contextlib.contextmanager
+def taken_back(
+    make: Callable[[Plan], PlannedStep],
+    plan: Plan,
+    model: "nn.Module",
+    loss_fn: "LossFunction",
+    optimizer: "Optimizer",
+    examples: Sequence[Any],
+) -> Iterator[PlannedStep]:
+    """The step of a plan; it is closed afterwards, and what it has changed is put back. See `run_trial`."""
+    with (
+        left_as_found(model, loss_fn),
+        undone(model, loss_fn, optimizer, list(examples)),
+        contextlib.closing(make(plan)) as step,
+    ):
+        yield step
 
 
 def _of_the_slowest(measured: Timeline, world: World) -> Timeline:

@@ -1,29 +1,18 @@
 """The user's own step, timed as a whole and phase by phase, to hold the timings of its operators against."""
 
-import contextlib
 import itertools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ridgeline.decision.trial import limited
 from ridgeline.errors import RidgelineError
 from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
-from ridgeline.plan import Plan
 from ridgeline.planner.trial_steps import FEWEST_STEPS, SETTLED
 from ridgeline.reach.side_effects import refusing_writes
-from ridgeline.reach.undo import undone
-from ridgeline.runtime.dropout_states import left_as_found
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from ridgeline.runtime.body import LossFunction
 
 MOST_WARM, MOST_STEPS = 5, 100
 SPENT_S = 1.0
@@ -32,26 +21,13 @@ LONG_S = 4.0
 """Of steps that take longer one is made to warm up, and one is timed."""
 
 
-def phase_seconds(
-    make: Callable[[Plan], PlannedStep],
-    plan: Plan,
-    model: "nn.Module",
-    loss_fn: "LossFunction",
-    optimizer: "Optimizer",
-    example: Any,
-    world: World,
-    left_s: float,
-) -> dict[str, float]:
+def phase_seconds(step: PlannedStep, example: Any, world: World, left_s: float) -> dict[str, float]:
     """Median seconds that this process takes for each phase of an eager step that begins with an idle device.
 
-    Clearing the gradients counts for the optimizer. Model, optimizer and random state are put back.
+    Clearing the gradients counts for the optimizer.
 
     Args:
-        make: The step of a plan.
-        plan: Eager, without accumulation.
-        model: Trained meanwhile.
-        loss_fn: Other networks that it reads are put back too.
-        optimizer: Put back with its settings.
+        step: Eager, without accumulation; trains, which somebody takes back.
         example: Trained on.
         world: Of this worker alone.
         left_s: Seconds that it may take.
@@ -60,15 +36,9 @@ def phase_seconds(
         OutOfTimeError: it takes longer.
         SideEffectError: the step writes outside of the process; it was kept from it.
 
-    Cost: 4 steps, 2 of those that are long, about 2 s of short ones; copies of what they change.
+    Cost: 4 steps, 2 of those that are long, about 2 s of short ones.
     """
-    with (
-        left_as_found(model, loss_fn),
-        undone(model, loss_fn, optimizer, [example]),
-        contextlib.closing(make(plan)) as step,
-        limited(plan, world, left_s),
-        refusing_writes(),
-    ):
+    with limited(step.plan, world, left_s), refusing_writes():
         _warm_up(step, example)
         HOST_SPEED.wait(min(MOST_WAIT_S, left_s))
         samples = _samples(step, example)

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError
 from ridgeline.execution import MODES
+from ridgeline.reach.reach import Reach
 from ridgeline.runtime.batch import leaves
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
@@ -23,6 +24,7 @@ from ridgeline.runtime.hybrid.capture.child_worker import is_trial
 from ridgeline.runtime.interception import is_special_to_compiler
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step_hooks import without_step_hooks
+from ridgeline.runtime.tensor_types import TensorTypes
 from ridgeline.runtime.world import World
 
 OF_OTHER_CLASSES = "steps on batches with subclasses of Tensor ran as they were written"
@@ -32,7 +34,8 @@ ANEW = "the step anew for what is another since its check"
 class CheckedRunner:
     """Runs the body in its compiled form; the first call compiles and checks.
 
-    The compiler guards on everything that it baked in, so another shape or setting compiles again.
+    The compiler guards on everything that it baked in, so another shape or setting compiles again. What is
+    compiled for other types of parameters or buffers is checked again.
 
     Args:
         body: The step.
@@ -46,7 +49,8 @@ class CheckedRunner:
         self._recorder = recorder
         self._world = world
         self._notes = notes
-        self._is_checked = False
+        self._types: TensorTypes | None = None
+        """Those of what was checked; None before."""
         self._num_graphs = 0
 
     def __call__(self, batch: Any) -> Tensor:
@@ -63,7 +67,7 @@ class CheckedRunner:
         why = watched() if replays_model else _watches_compiled(batch)
         if why and not replays_model:
             return self._run_as_written(batch, why)
-        if not (self._is_checked or why):
+        if not (why or self._is_checked()):
             self._check(batch)
         loss = self._run(batch)
         if _num_graphs() != self._num_graphs:
@@ -73,6 +77,14 @@ class CheckedRunner:
     def close(self) -> None:
         """Drop the graphs of the model, if there are any."""
         self._body.form.close()
+
+    def _is_checked(self) -> bool:
+        """Whether the check was of tensors of these types.
+
+        Source: torch 2.13 takes a scalar in float64 on a CPU for a number of Python, so that a program leaves
+        out what it writes to one.
+        """
+        return self._types is not None and self._types.hold()
 
     def _run(self, batch: Any) -> Tensor:
         try:
@@ -101,7 +113,7 @@ class CheckedRunner:
             # The check has undone what the captured call did in Python: the next one does it again.
             self._body.form.close()
         self._recorder.counts["compile_s"] = time.perf_counter() - begin
-        self._is_checked = True
+        self._types = TensorTypes(Reach(self._body.model, self._body.loss_fn).modules)
         self._num_graphs = _num_graphs()
 
     def _try_elsewhere(self, batch: Any) -> None:

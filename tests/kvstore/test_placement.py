@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.runtime.kvstore.placement import LARGE_ELEMENTS, placed
-from ridgeline.runtime.kvstore.serving.segment import Room
+from ridgeline.runtime.kvstore.serving.segment import SharedPlaces
 
 SHAPES = st.dictionaries(
     st.integers(0, 50), st.lists(st.integers(0, 2000), max_size=3), min_size=1, max_size=20
@@ -60,7 +60,7 @@ def test_what_is_held_already_counts(loads: list[int]) -> None:
 def test_places_in_shared_memory_never_overlap(asked: list[int], gives: list[int]) -> None:
     """They lie within it, and what was given back is found again: all of it once nothing is taken."""
     size = 1 << 17
-    room = Room(size)
+    room = SharedPlaces(size)
     taken: dict[int, int] = {}
     for number, num_bytes in enumerate(asked):
         place = room.take(num_bytes)

@@ -43,9 +43,13 @@ class Missed(NamedTuple):
     told_s: float
     factor: float
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether its operators are scaled; what is too far off is something else."""
+        return 1.0 / MOST <= self.factor <= MOST
+
     def __str__(self) -> str:
-        is_near = 1.0 / MOST <= self.factor <= MOST
-        done = f"scaled by {self.factor:.2f}" if is_near else "too far off: left as they are"
+        done = f"scaled by {self.factor:.2f}" if self.is_scaled else "too far off: left as they are"
         taken, told = units.seconds(self.taken_s), units.seconds(self.told_s)
         return f"{taken} in {self.phase} where its operators add up to {told} ({done})"
 
@@ -81,7 +85,7 @@ def held_against_step(
     missed = [each for each in found if each is not None]
     if not missed:
         return machine
-    factors = {m.phase: m.factor for m in missed if 1.0 / MOST <= m.factor <= MOST}
+    factors = {m.phase: m.factor for m in missed if m.is_scaled}
     of_key = _by_key(workload, factors)
     timings = tuple(
         _scaled(timing, of_key.get(timing.key, 1.0), on_gpu=on_gpu)

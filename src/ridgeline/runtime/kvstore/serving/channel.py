@@ -21,7 +21,7 @@ from ridgeline.runtime.kvstore.serving.epochs import Found
 from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.outages import Silence, num_pushes
 from ridgeline.runtime.kvstore.serving.peer import Kept, Peer
-from ridgeline.runtime.kvstore.serving.segment import Room, Segment
+from ridgeline.runtime.kvstore.serving.segment import Segment, SharedPlaces
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
 
 RESEND_S = 2.0
@@ -89,7 +89,7 @@ class Channel:
         """When the server, or that it is to be waited for, was heard of last."""
         self._connect()
         self._segment: Segment | None = None
-        self._room = Room(MOST_UNDER_WAY)
+        self._room = SharedPlaces(MOST_UNDER_WAY)
         self._places: dict[int, int] = {}
         self._shares = True
         self._num_asked = 0
@@ -320,7 +320,7 @@ class Channel:
             return
         self._segment = segment
         self._shares = False  # also where this was asked of another server in the end
-        self._room = Room(MOST_UNDER_WAY)
+        self._room = SharedPlaces(MOST_UNDER_WAY)
 
     def _tell_of_outage(self) -> None:
         """The server is there, and was not for long."""

@@ -21,7 +21,7 @@ _ALIGNED = 4096
 """Bytes that places are a multiple of: pages, so that elements of all types are aligned."""
 
 
-class Room:
+class SharedPlaces:
     """Places in memory for a few tensors at once, each as large as it is wanted.
 
     Args:

@@ -15,9 +15,17 @@ CHOSEN = ("1KiB", "256KiB", "256MiB")
 
 
 @pytest.fixture(scope="module")
-def found() -> WayExperiment:
+def told() -> list[str]:
+    """What was said meanwhile."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def found(told: list[str]) -> WayExperiment:
     """Three workers over gloo: a number that is no power of two is scaled and settled."""
-    return allreduce.run(quick=True, only=CHOSEN, limit_s=3.0, device="cpu", workers=WORKERS)
+    return allreduce.run(
+        quick=True, only=CHOSEN, limit_s=3.0, device="cpu", workers=WORKERS, progress=told.append
+    )
 
 
 def test_every_algorithm_is_there(found: WayExperiment) -> None:
@@ -37,6 +45,15 @@ def test_every_algorithm_is_there(found: WayExperiment) -> None:
             assert (row.status, row.reason) == ("measured", "")
             assert row.difference is not None
             assert row.difference < 1e-6
+
+
+def test_every_way_is_told_before_it_is_made(found: WayExperiment, told: list[str]) -> None:
+    """So that somebody who waits sees what for; by one worker, not by all."""
+    assert told[0] == f"allreduce: {WORKERS} workers on cpu, {len(CHOSEN)} cases"
+    for case in found.cases[:2]:
+        lines = [line for line in told if line.startswith(f"{case.name}: ")]
+        ways = [f"{case.name}: {row.way}" for row in case.rows]
+        assert lines == [*ways, f"{case.name}: taking turns"]
 
 
 def test_the_bus_is_that_of_nccl_tests(found: WayExperiment) -> None:

@@ -73,11 +73,11 @@ def run(
             limit_s=max(LEAST_S, (end - time.perf_counter()) / (len(chosen) - index)),
             rate="" if rate == UNSHAPED else rate,
         )
-        cases += _held(asked, workers=gpus if kind == "cuda" else HOSTS)
+        cases += _held(asked, gpus if kind == "cuda" else HOSTS, progress)
     return experiment_of("sync", cases, quick=quick, limit_s=limit)
 
 
-def _held(asked: Asked, workers: int) -> Sequence[WayCase]:
+def _held(asked: Asked, workers: int, progress: Progress | None) -> Sequence[WayCase]:
     """The cases at one rate, on hosts of their own where that is possible."""
     if asked.device == "cuda":
         lacking = "GPUs of one host are joined by links that cannot be shaped"
@@ -88,11 +88,13 @@ def _held(asked: Asked, workers: int) -> Sequence[WayCase]:
     threads = 0 if asked.device == "cuda" else max(1, num_cores() // workers)
     if not lacking:
         with namespaces.hosts(workers, asked.rate or None) as network:
-            return hold_together(asked, workers=workers, threads=threads, network=network)
+            return hold_together(
+                asked, workers=workers, threads=threads, network=network, progress=progress
+            )
     if asked.rate:
         return [
             WayCase(name=name, title=f"a link of {asked.rate}", skipped=lacking)
             for name in asked.only
         ]
     alone = msgspec.structs.replace(asked, lacking=lacking)
-    return hold_together(alone, workers=workers, threads=threads)
+    return hold_together(alone, workers=workers, threads=threads, progress=progress)

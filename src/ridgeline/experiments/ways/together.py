@@ -4,8 +4,11 @@ A module of such cases has a function `group_cases(world, asked)`, which lists t
 """
 
 import importlib
+import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -36,6 +39,7 @@ class Asked(Value, frozen=True, kw_only=True):
         limit_s: Seconds to take, about.
         rate: Of the links between hosts, one a worker; empty for links that are not shaped.
         lacking: Why the workers are no hosts of their own; empty where they are.
+        told: File to which worker 0 adds lines about what happens now; empty for none.
     """
 
     home: str
@@ -45,10 +49,16 @@ class Asked(Value, frozen=True, kw_only=True):
     limit_s: float
     rate: str = ""
     lacking: str = ""
+    told: str = ""
 
 
 def hold_together(
-    asked: Asked, *, workers: int, threads: int, network: NamespaceNetwork | None = None
+    asked: Asked,
+    *,
+    workers: int,
+    threads: int,
+    network: NamespaceNetwork | None = None,
+    progress: Progress | None = None,
 ) -> tuple[WayCase, ...]:
     """The cases, held by so many workers on this machine.
 
@@ -57,6 +67,7 @@ def hold_together(
         workers: How many there are.
         threads: Of torch in each; 0 leaves them.
         network: Gives each worker a host of its own; None: they share this one.
+        progress: Takes worker 0's lines about what happens now, within a second or so.
 
     Raises:
         WorkerError: a worker failed otherwise than in a way, or the group took far too long.
@@ -69,16 +80,22 @@ def hold_together(
         # As torchrun tells its workers: what was measured of another network is then measured again.
         environment = {**gloo_environment(), "GROUP_WORLD_SIZE": str(len(network.hosts))}
         prefixes = tuple(host.prefix for host in network.hosts)
-    reply = run_in_group(
-        "ridgeline.experiments.ways.together:work",
-        msgspec.json.encode(asked),
-        workers=workers,
-        threads=threads,
-        device=asked.device,
-        deadline_s=START_S + MOST_OVER * asked.limit_s,
-        environment=environment,
-        prefixes=prefixes,
-    )
+    with tempfile.TemporaryDirectory(prefix="ridgeline-told-") as directory:
+        told = Path(directory) / "told"
+        told.touch()
+        pass_on = _Passed(told, progress or _silent)
+        reply = run_in_group(
+            "ridgeline.experiments.ways.together:work",
+            msgspec.json.encode(msgspec.structs.replace(asked, told=str(told))),
+            workers=workers,
+            threads=threads,
+            device=asked.device,
+            deadline_s=START_S + MOST_OVER * asked.limit_s,
+            environment=environment,
+            hanging=pass_on,
+            prefixes=prefixes,
+        )
+        pass_on()
     return msgspec.json.decode(reply, type=tuple[WayCase, ...])
 
 
@@ -117,7 +134,7 @@ def experiment_together(
     if progress is not None:
         progress(f"{name}: {workers} workers on {device}, {len(asked.only)} cases")
     threads = 0 if device == "cuda" else max(1, num_cores() // workers)
-    held = hold_together(asked, workers=workers, threads=threads)
+    held = hold_together(asked, workers=workers, threads=threads, progress=progress)
     return experiment_of(name, held, quick=quick, limit_s=limit)
 
 
@@ -129,12 +146,33 @@ def work(request: bytes) -> bytes:
     make_cases = importlib.import_module(asked.home).group_cases
     chosen = [case for case in make_cases(world, asked) if case.name in asked.only]
     end = time.perf_counter() + asked.limit_s
+    progress = partial(_tell, Path(asked.told)) if asked.told and world.rank == 0 else _silent
     held = []
     for index, case in enumerate(chosen):
         room_s = max(LEAST_S, (end - time.perf_counter()) / (len(chosen) - index))
-        held.append(hold(case, limit_s=room_s, progress=_silent, peers=peers))
+        held.append(hold(case, limit_s=room_s, progress=progress, peers=peers))
     return msgspec.json.encode(tuple(held))
 
 
+class _Passed:
+    """Asked once in a while whether a worker hangs: passes on the lines that were added since, says no."""
+
+    def __init__(self, told: Path, progress: Progress) -> None:
+        self._told, self._progress = told, progress
+        self._seen = 0
+
+    def __call__(self) -> None:
+        whole = self._told.read_bytes()[self._seen :].rpartition(b"\n")[0]
+        if whole:
+            self._seen += len(whole) + 1
+            for line in whole.decode().splitlines():
+                self._progress(line)
+
+
+def _tell(told: Path, line: str) -> None:
+    with told.open("a") as file:
+        file.write(f"{line}\n")
+
+
 def _silent(line: str) -> None:
-    """Workers say nothing."""
+    """Nobody wants to know."""

@@ -263,6 +263,33 @@ def test_a_value_read_on_the_host_is_refused() -> None:
         traced_step(loss=reading)
 
 
+def test_what_torch_cannot_trace_is_refused() -> None:
+    """Whatever it raises; its stand-in for this loss divides by the number of elements."""
+
+    def of_no_rows(model: nn.Module, batch: Any) -> Tensor:
+        found = model(batch["x"])[:0]
+        return nn.functional.smooth_l1_loss(found, torch.zeros_like(found))
+
+    wanted = re.compile(
+        r"wanted a step that can be written as one program, got ZeroDivisionError: float division by zero, at "
+        r"\S+:\d+ in smooth_l1_loss_backward;"
+    )
+    with pytest.raises(CaptureError, match=wanted):
+        traced_step(loss=of_no_rows)
+
+
+def test_what_the_users_code_raises_stays_what_it_is() -> None:
+    """A batch that the loss does not take is refused by the same error in every mode."""
+
+    def picky(model: nn.Module, batch: Any) -> Tensor:
+        if type(batch["x"]) is not Tensor:  # while it is traced
+            raise LookupError("no such label")
+        return loss_fn(model, batch)
+
+    with pytest.raises(LookupError, match="no such label"):
+        traced_step(loss=picky)
+
+
 def test_a_value_that_goes_through_the_host_is_refused() -> None:
     """It would work here, wait for the device on a GPU, and cannot be captured."""
 

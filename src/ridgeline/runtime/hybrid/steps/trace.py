@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 
 _READS_A_VALUE = "aten._local_scalar_dense.default"
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
@@ -26,9 +27,11 @@ def trace_graph(step: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) 
     try:
         with _tracing():
             graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
-    except (RuntimeError, TypeError) as error:
-        if isinstance(error, RidgelineError):
-            raise
+    except RidgelineError:
+        raise
+    except Exception as error:
+        if not (isinstance(error, (RuntimeError, TypeError)) or _is_from_torch(error)):
+            raise  # the user's own, which every other mode raises too
         raise CaptureError(_refusal(error)) from error
     finally:
         torch.clear_autocast_cache()  # inside autocast it may hold casts without data
@@ -98,11 +101,17 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)  # noqa: SLF001
 
 
+def _is_from_torch(error: Exception) -> bool:
+    """Whether torch raised it: what stands in for an operator may divide by a size that is 0."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    return innermost.filename.startswith(_TORCH)
+
+
 def _refusal(error: Exception) -> str:
     """What could not be traced, and where."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]))
-    theirs = [frame for frame in frames if not frame.filename.startswith(ours)]
+    ours = (_TORCH, str(Path(__file__).parents[3]))
+    theirs = [frame for frame in frames if not frame.filename.startswith((*ours, "<"))]
     place = (theirs or frames)[-1]
     reason = first_line(error)
     return (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Precision
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.clocks import HostClock
@@ -49,6 +49,21 @@ class Centred(Averaging):
         return self.last(hidden) * self.gain
 
 
+class Scattering(Averaging):
+    """No random numbers, and sums in no fixed order: twice the same step is 2e-3 apart, in 16 bits 2e-2."""
+
+    def __init__(self, has_norm: bool) -> None:
+        super().__init__(has_norm)
+        self.rounding = 1.02
+        self.order = torch.Generator().manual_seed(0)  # what torch.manual_seed does not set
+
+    def forward(self, x: Tensor) -> Tensor:
+        error = 1.0 + 2e-3 * (torch.rand((), generator=self.order) - 0.5)
+        if torch.is_autocast_enabled("cpu"):
+            error = error * self.rounding
+        return self.last(self.first(x).relu()) * error
+
+
 def mean_square(model: nn.Module, batch: Tensor) -> Tensor:
     return (model(batch) - batch[:, :8]).square().mean()
 
@@ -59,18 +74,18 @@ def check(
     kind: type[Averaging] = Averaging,
     has_norm: bool = False,
     wrong: Callable[[Averaging], None] | None = None,
+    precision: Precision = "as-is",
 ) -> list[str]:
     """The notes of the check of a step that draws its own numbers, and may do something else."""
     torch.manual_seed(seed)
     model = kind(has_norm)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     world = World.join(device="cpu")
-    body = StepBody(
-        model, mean_square, optimizer, Plan(), None, clip_norm=None, device=world.device
-    )
+    plan = Plan(precision=precision)
+    body = StepBody(model, mean_square, optimizer, plan, None, clip_norm=None, device=world.device)
     batch, notes = torch.randn(64, 32), list[str]()
     body(batch, Recorder(HostClock()))
-    body.plan = Plan(execution="compiled", random="compiled")
+    body.plan = Plan(execution="compiled", random="compiled", precision=precision)
     seeds, right = iter(range(1000 * seed, 1000 * seed + 100)), dict(vars(model))
 
     def replay() -> Tensor:
@@ -121,6 +136,30 @@ def test_rounding_that_other_draws_do_not_explain_is_left_out() -> None:
     notes = check(0, kind=Centred, has_norm=True, wrong=noisy)
     assert "rounding alone decides the update of first.bias, so this was not compared" in notes
     assert "equals the eager step in distribution" in notes[-1]
+
+
+def test_a_step_that_draws_nothing_is_not_compared_by_draws() -> None:
+    """That it differs from itself says little of how far rounding to 16 bits moves it."""
+
+    def rounded_otherwise(model: Averaging) -> None:
+        model.rounding = 0.98
+
+    notes = check(0, kind=Scattering, wrong=rounded_otherwise, precision="bf16")
+    assert "equals the float32 step" in notes[-1]
+
+
+def test_what_rounding_does_not_explain_is_refused_by_name_of_its_reference() -> None:
+    """The message says what the mode was compared with."""
+
+    def wrong(model: Averaging) -> None:
+        model.rounding = 1.2
+
+    wanted = (
+        r"wanted execution='compiled' to equal the float32 step \(from which the eager one is \S+ away\) "
+        r"within \S+ of the update, got a difference of"
+    )
+    with pytest.raises(EquivalenceError, match=wanted):
+        check(0, kind=Scattering, wrong=wrong, precision="bf16")
 
 
 def test_what_is_wrong_besides_rounding_is_refused() -> None:

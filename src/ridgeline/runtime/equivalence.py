@@ -120,7 +120,7 @@ def check_replay(
     widest = max(gaps, key=_Gap.excess)
     if widest.size > widest.allowed:
         raise EquivalenceError(
-            f"wanted execution={body.plan.execution!r} to equal the eager step within "
+            f"wanted execution={body.plan.execution!r} to equal {widest.reference} within "
             f"{widest.allowed:.2g} of {widest.of}, got a difference of {widest.size:.3g} over "
             f"{len(shifts)} perturbed steps; something in the step is baked in (a Python "
             "number, host randomness), or random numbers are drawn in another order (those of a transposed "
@@ -176,7 +176,7 @@ class _Trial(NamedTuple):
     def _update_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> _Gap:
         narrow, allowed = self._is_narrow(), self._tolerance()
         size = self._difference(before, eager, got)
-        if size > allowed and self._draws_its_own():
+        if size > allowed and self._draws_its_own() and self.runs.draws(shift):
             drawn = self._drawn_gap(before, eager, got, size, shift)
             if drawn is not None:
                 return drawn

@@ -22,7 +22,7 @@ from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.dropout_states import dropout_state, left_as_found
 from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.narrow_rounding import NarrowTypes, move_within_rounding
-from ridgeline.runtime.random_state import seed_all
+from ridgeline.runtime.random_state import capture, seed_all
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step_difference import Outcome, Written, moved_to, outcome
@@ -62,6 +62,11 @@ class Start:
         self._repeats_python = repeats_python
         self._at_end = contextlib.ExitStack()
         self._dropping = self._at_end.enter_context(left_as_found(body.model, body.loss_fn))
+
+    @property
+    def has_dropout_states(self) -> bool:
+        """Whether recurrent layers draw from memory of their own."""
+        return bool(self._dropping)
 
     def make_dropout_states(self) -> None:
         """Have recurrent layers draw from what seeding decides, made before the step draws anything else.
@@ -156,6 +161,23 @@ class PerturbedRuns(NamedTuple):
                 return [self._run(self._eager, shift, seed=(1 + number) * _OTHER_DRAWS)]
 
         return self.kept.get(("draws", shift, number), run)[0]
+
+    def draws(self, shift: int) -> bool:
+        """Whether the step as written draws random numbers, on any worker.
+
+        One that draws none may differ from itself as well, where libraries add in no fixed order.
+        """
+        found = [self.start.has_dropout_states]
+
+        def watched() -> Tensor:
+            before = capture(self.world)
+            loss = self._eager()
+            found.append(capture(self.world) != before)
+            return loss
+
+        with self.body.as_written():
+            self._run(watched, shift)
+        return bool(largest_of_workers(float(any(found)), self.world))
 
     def exact(self, shift: int) -> Outcome:
         """The step as written, without the plan's lower precision."""

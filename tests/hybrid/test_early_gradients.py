@@ -12,7 +12,7 @@ from ridgeline.runtime import ready
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.beside import gradients
 from ridgeline.runtime.hybrid.beside.gradients import announce, put_beside
-from ridgeline.runtime.hybrid.beside.operators import ANNOUNCE
+from ridgeline.runtime.hybrid.beside.operators import ANNOUNCE, HAND_OUT, JOIN, PRODUCT
 
 
 class Announcing(CustomGraphPass):
@@ -20,10 +20,12 @@ class Announcing(CustomGraphPass):
 
     def __init__(self) -> None:
         self.moved = self.announced = 0
+        self.handed: list[fx.Node] = []
 
     def __call__(self, graph: fx.Graph) -> None:
         self.moved += put_beside(graph, ("cpu",), converts=True)
         self.announced += announce(graph, ("cpu",))
+        self.handed += graph.find_nodes(op="call_function", target=HAND_OUT)
 
     def uuid(self) -> None:
         """Never cached."""
@@ -86,6 +88,7 @@ def test_results_made_beside_tell_in_the_dtype_in_which_they_leave() -> None:
     places = told(compiled(found), model, x)
     assert found.moved == 3
     assert found.announced == 0
+    assert len(found.handed) == 1
     for parameter, gradient in zip(model.parameters(), want, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
     weights = {"0.weight", "3.weight", "6.weight"}
@@ -93,8 +96,63 @@ def test_results_made_beside_tell_in_the_dtype_in_which_they_leave() -> None:
     assert places["6.weight"] < places["3.weight"] < places["0.weight"]  # type: ignore[operator]
 
 
-def test_results_are_put_where_they_are_wanted() -> None:
-    """Those that are converted or multiplied, to the same bits, and only by the program that is known."""
+@pytest.mark.parametrize(("size", "groups"), [(1 << 20, [3]), (5000, [1, 2]), (1, [1, 1, 1])])
+def test_conversions_are_made_together(
+    monkeypatch: pytest.MonkeyPatch, size: int, groups: list[int]
+) -> None:
+    """As many as fill a launch, in the order in which they are ready; the last ones whatever their size."""
+    monkeypatch.setattr(gradients, "HANDED_BYTES", size)
+    found, model, x = Announcing(), images(), torch.randn(2, 4, 12, 12)
+    places = told(compiled(found), model, x)
+    assert [len(node.args[0]) for node in found.handed] == groups
+    assert places["6.weight"] < places["3.weight"] < places["0.weight"]  # type: ignore[operator]
+
+
+def test_what_is_handed_out_is_joined() -> None:
+    """Whoever reads it comes after the join, and what it was made from is kept until then."""
+    found, model, x = Announcing(), images(), torch.randn(2, 4, 12, 12)
+    told(compiled(found), model, x)
+    (handed,) = found.handed
+    (join,) = handed.graph.find_nodes(op="call_function", target=JOIN)
+    order = {node: index for index, node in enumerate(handed.graph.nodes)}
+    joined = set(join.args[0])
+    assert {*handed.args[0], *handed.users} <= joined
+    assert order[handed] < order[join]
+    for result in handed.users:
+        assert all(order[reader] >= order[join] for reader in result.users)
+
+
+def test_dtypes_are_not_mixed() -> None:
+    """Results that leave in two dtypes are handed out apart."""
+    graph = fx.Graph()
+    x, convert = graph.placeholder("x"), torch.ops.prims.convert_element_type.default
+    products = [graph.call_function(torch.ops.aten.mm.default, (x, x)) for _ in range(3)]
+    dtypes = (torch.float32, torch.float64, torch.float64)
+    ends = [
+        graph.call_function(convert, (product, dtype))
+        for product, dtype in zip(products, dtypes, strict=True)
+    ]
+    graph.output(tuple(ends))
+    for node in (x, *products):
+        node.meta["val"] = torch.empty(4, 4, dtype=torch.bfloat16)
+    for node, dtype in zip(ends, dtypes, strict=True):
+        node.meta["val"] = torch.empty(4, 4, dtype=dtype)
+    assert put_beside(graph, ("cpu",), converts=True) == 3
+    handed = graph.find_nodes(op="call_function", target=HAND_OUT)
+    assert [(len(node.args[0]), node.args[1]) for node in handed] == [
+        (1, torch.float32),
+        (2, torch.float64),
+    ]
+    assert len(graph.find_nodes(op="call_function", target=PRODUCT)) == 3
+
+
+@pytest.mark.parametrize("flops", [gradients.BESIDE_FLOPS, -1.0])
+def test_results_are_put_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, flops: float
+) -> None:
+    """Those that are converted, beside the chain or in it, to the same bits, by the program that is known."""
+    monkeypatch.setattr(gradients, "BESIDE_FLOPS", flops)
+    monkeypatch.setattr(gradients, "LEAST_ANNOUNCED_BYTES", 1024)
     found, model, x = Announcing(), images(), torch.randn(2, 4, 12, 12)
     call = compiled(found)
     told(call, model, x)

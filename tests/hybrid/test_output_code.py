@@ -64,14 +64,16 @@ def test_a_backward_program_of_a_gpu() -> None:
     """Sums of a workspace, gradients by image alone, products beside the chain; joins are no work."""
     program = read_program(BACKWARD)
     assert program.phase == "backward"
-    total, convolution, relu, product = program.calls
+    total, convolution, relu, product, handed = program.calls
     assert (relu.name, relu.shapes) == ("relu_", ((4, 8, 6, 6),))
     assert (total.name, total.shapes, total.num_bytes) == ("sum", ((24, 64),), 25 * 64 * FP32)
     assert (convolution.name, convolution.parts) == ("convolution_backward", 1)
     assert convolution.shapes == ((4, 16, 6, 6), (4, 8, 6, 6), (16, 8, 3, 3))
     assert (product.name, product_sizes(product)) == ("product", (1, 8, 144, 8))
+    moved = (handed.name, handed.bytes_read, handed.bytes_written)
+    assert moved == ("hand_out", 2 * 2 * 1152, 4 * 2 * 1152)
     both = BACKWARD.replace("[True, False, False]", "[True, True, False]")
-    assert [kernel.parts for kernel in read_program(both).calls] == [1, 2, 1, 1]
+    assert [kernel.parts for kernel in read_program(both).calls] == [1, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def place(
     strides: Sequence[int],
     like: Tensor,
     dtype: torch.dtype,
+    ahead: int = 0,
 ) -> Tensor:
     """Memory for the next result: where its receiver wants it, if that is laid out so, else fresh.
 
@@ -65,8 +66,9 @@ def place(
         strides: Of the result.
         like: On its device.
         dtype: Of the result.
+        ahead: Results that are noted before it.
     """
-    wanted = _places.get((len(_results), program))
+    wanted = _places.get((len(_results) + ahead, program))
     layout = (tuple(shape), tuple(strides), dtype)
     if wanted is not None and (tuple(wanted.shape), wanted.stride(), wanted.dtype) == layout:
         return wanted.detach()  # whoever takes it as a gradient must be the only one to hold it

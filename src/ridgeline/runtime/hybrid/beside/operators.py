@@ -25,16 +25,21 @@ REQUIRED = {"allow_buffer_reuse": False}
 """Options of the compiler for graphs with these operators: memory is then reused by torch's allocator alone,
 which knows who holds it."""
 
+STAYS = -1
+"""The number of no program: a result that does not leave is neither placed nor noted."""
+
 _LIBRARY = torch.library.Library("ridgeline", "DEF")
 _ANY_LAYOUT = (torch.Tag.flexible_layout,)
 _LIBRARY.define(
     "conv_weight_gradient(Tensor gradient, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding,"
     " SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, SymInt[] strides,"
-    " int program, ScalarType dtype) -> Tensor",
+    " int program) -> Tensor",
     tags=_ANY_LAYOUT,
 )
+_LIBRARY.define("product(Tensor left, Tensor right, int program) -> Tensor", tags=_ANY_LAYOUT)
 _LIBRARY.define(
-    "product(Tensor left, Tensor right, int program, ScalarType dtype) -> Tensor", tags=_ANY_LAYOUT
+    "hand_out(Tensor[] sources, ScalarType dtype, int program, bool is_beside) -> Tensor[]",
+    tags=_ANY_LAYOUT,
 )
 _LIBRARY.define("announce(Tensor(a!) result) -> ()", tags=_ANY_LAYOUT)
 _LIBRARY.define("join(Tensor(a!)[] results, Tensor[] kept) -> ()", tags=_ANY_LAYOUT)
@@ -80,7 +85,6 @@ def _conv_weight_gradient(
     groups: int,
     strides: Sequence[int],
     program: int,
-    dtype: torch.dtype,
 ) -> Tensor:
     result: Tensor = torch.ops.aten.convolution_backward(
         gradient, x, weight, None, stride, padding, dilation, transposed, output_padding, groups,
@@ -90,19 +94,20 @@ def _conv_weight_gradient(
         size == 1 or old == new
         for size, old, new in zip(result.shape, result.stride(), strides, strict=True)
     )
-    if is_same and dtype == result.dtype:
+    if is_same:
         result = result.as_strided(result.shape, strides)
     else:
-        result = ready.place(program, result.shape, strides, result, dtype).copy_(result)
-    ready.note(result, program)
+        result = ready.place(program, result.shape, strides, result, result.dtype).copy_(result)
+    if program != STAYS:
+        ready.note(result, program)
     return result
 
 
 def _conv_weight_gradient_meta(
     gradient: Tensor, x: Tensor, weight: Tensor, *settings: Any
 ) -> Tensor:
-    *_, strides, _, dtype = settings
-    return weight.new_empty_strided(weight.shape, strides, dtype=dtype)
+    *_, strides, _program = settings
+    return weight.new_empty_strided(weight.shape, strides)
 
 
 def _conv_weight_gradient_beside(
@@ -112,24 +117,51 @@ def _conv_weight_gradient_beside(
         return _conv_weight_gradient(gradient, x, weight, *settings)
 
 
-def _product(left: Tensor, right: Tensor, program: int, dtype: torch.dtype) -> Tensor:
+def _product(left: Tensor, right: Tensor, program: int) -> Tensor:
     shape = (left.shape[0], right.shape[1])
-    result = ready.place(program, shape, (shape[1], 1), left, dtype)
-    if dtype == left.dtype:
-        torch.mm(left, right, out=result)
-    else:
-        result.copy_(torch.mm(left, right))
-    ready.note(result, program)
+    result = ready.place(program, shape, (shape[1], 1), left, left.dtype)
+    torch.mm(left, right, out=result)
+    if program != STAYS:
+        ready.note(result, program)
     return result
 
 
-def _product_meta(left: Tensor, right: Tensor, program: int, dtype: torch.dtype) -> Tensor:
-    return torch.mm(left, right).to(dtype)
+def _product_meta(left: Tensor, right: Tensor, program: int) -> Tensor:
+    return torch.mm(left, right)
 
 
-def _product_beside(left: Tensor, right: Tensor, program: int, dtype: torch.dtype) -> Tensor:
+def _product_beside(left: Tensor, right: Tensor, program: int) -> Tensor:
     with _on_the_side(left, right):
-        return _product(left, right, program, dtype)
+        return _product(left, right, program)
+
+
+def _hand_out(
+    sources: Sequence[Tensor], dtype: torch.dtype, program: int, is_beside: bool
+) -> list[Tensor]:
+    # One launch: a copy that converts takes several times as long as its bytes do.
+    results = [
+        ready.place(program, source.shape, source.stride(), source, dtype, ahead)
+        for ahead, source in enumerate(sources)
+    ]
+    torch._foreach_copy_(results, list(sources))
+    for result in results:
+        ready.note(result, program)
+    return results
+
+
+def _hand_out_meta(
+    sources: Sequence[Tensor], dtype: torch.dtype, program: int, is_beside: bool
+) -> list[Tensor]:
+    return [
+        source.new_empty_strided(source.shape, source.stride(), dtype=dtype) for source in sources
+    ]
+
+
+def _hand_out_on_gpu(
+    sources: Sequence[Tensor], dtype: torch.dtype, program: int, is_beside: bool
+) -> list[Tensor]:
+    with _on_the_side(*sources) if is_beside else contextlib.nullcontext():
+        return _hand_out(sources, dtype, program, is_beside)
 
 
 def _join(results: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
@@ -147,21 +179,25 @@ def _announce_meta(result: Tensor) -> None:
     """A result without data is never ready."""
 
 
-for _key, _conv, _mm, _wait in (
-    ("CUDA", _conv_weight_gradient_beside, _product_beside, _join_streams),
-    ("CPU", _conv_weight_gradient, _product, _join),
-    ("Meta", _conv_weight_gradient_meta, _product_meta, _join),
+for _key, _conv, _mm, _hand, _wait in (
+    ("CUDA", _conv_weight_gradient_beside, _product_beside, _hand_out_on_gpu, _join_streams),
+    ("CPU", _conv_weight_gradient, _product, _hand_out, _join),
+    ("Meta", _conv_weight_gradient_meta, _product_meta, _hand_out_meta, _join),
 ):
     _LIBRARY.impl("conv_weight_gradient", _conv, _key)
     _LIBRARY.impl("product", _mm, _key)
+    _LIBRARY.impl("hand_out", _hand, _key)
     _LIBRARY.impl("join", _wait, _key)
     _LIBRARY.impl("announce", _announce_meta if _key == "Meta" else ready.note, _key)
 
 CONV_WEIGHT_GRADIENT = torch.ops.ridgeline.conv_weight_gradient.default
 """The gradient of a convolution's weight, in memory of the given strides: the arguments of
-`aten.convolution_backward` without bias sizes and mask, then strides, program (see `ready.note`), dtype."""
+`aten.convolution_backward` without bias sizes and mask, then strides, program (see `ready.note`)."""
 PRODUCT = torch.ops.ridgeline.product.default
-"""`left @ right`, both matrices; then program and dtype."""
+"""`left @ right`, both matrices; then program."""
+HAND_OUT = torch.ops.ridgeline.hand_out.default
+"""Results that leave, converted to a dtype, where their receiver wants them; then program and whether the
+side stream does it. Layouts stay."""
 JOIN = torch.ops.ridgeline.join.default
 """From here on, `results` may be read and `kept` may be freed."""
 ANNOUNCE = torch.ops.ridgeline.announce.default

@@ -1,6 +1,7 @@
 """A step of the user's that is timed by its phases, and the choice that holds operators against it."""
 
 import datetime
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,9 @@ from ridgeline.probe.measure import Known
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 from strategies import make_machine, measured
+from torchrun import torchrun
 
+WORKER = Path(__file__).parent / "whole_step_worker.py"
 X = torch.ones(8, 4)
 ALONE = World(0, 1, 0, torch.device("cpu"))
 
@@ -109,6 +112,19 @@ def test_a_step_that_fails_later_is_timed_until_then(
     else:
         with pytest.raises(ValueError, match="not finite"):
             phase_seconds(step, X, ALONE, 60.0)
+
+
+def test_several_workers_time_their_steps_at_once(tmp_path: Path) -> None:
+    """As many each, whatever a script sends in them; where one fails, or time is up, all end."""
+    torchrun(2, WORKER, tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    for told in (first, second):
+        assert set(told["all"]["seconds"]) == {"forward", "backward", "optimizer"}
+        assert all(case["is_undone"] for case in told.values())
+        assert told["no time"]["error"].startswith("OutOfTimeError: wanted another step within")
+    assert first["all"]["calls"] == second["all"]["calls"] >= 3
+    assert first["one fails"]["error"] == "WorkloadError: the step of another worker failed"
+    assert second["one fails"]["error"] == "ValueError: not finite"
 
 
 @pytest.fixture

@@ -9,19 +9,25 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import whole_steps
 from ridgeline.planner.whole_steps import FAR, MOST, PHASES, held_against_step
-from ridgeline.simulator.model import model_step, setting_of
+from ridgeline.simulator.model import model_step
 from ridgeline.workload import Workload
 from strategies import make_machine, make_workload, measured
 
 factors = st.fixed_dictionaries({phase: st.floats(1.01 / MOST, 0.99 * MOST) for phase in PHASES})
 
 
-def machine_for(workload: Workload, *, untimed: int = 0) -> Machine:
+def setting_for(workload: Workload, workers: int = 1) -> Setting:
+    """Of so many workers of one thread."""
+    threads = 1 if workload.device == "cpu" else 0
+    return Setting(device=workload.device, workers=workers, threads=threads)
+
+
+def machine_for(workload: Workload, *, untimed: int = 0, workers: int = 1) -> Machine:
     """One that knows what each operator takes, all but the first few; 1 ms, 10 us to issue on a GPU."""
     kind = workload.device
     keys = {op.key: 1e-3 for op in workload.ops[untimed:]}
-    one = Setting(device=kind, threads=1 if kind == "cpu" else 0)
-    machine = make_machine(device=kind, settings=[one], timings=keys, dispatch_s=2e-6, rate=1e12)
+    settings = [setting_for(workload, workers)]
+    machine = make_machine(device=kind, settings=settings, timings=keys, dispatch_s=2e-6, rate=1e12)
     if kind == "cpu":
         return machine
     timings = tuple(
@@ -31,10 +37,10 @@ def machine_for(workload: Workload, *, untimed: int = 0) -> Machine:
     return msgspec.structs.replace(machine, timings=timings)
 
 
-def told(machine: Machine, workload: Workload) -> dict[str, float]:
-    """What the model says of the host's phases."""
-    plan = Plan(workers=1, threads=1)
-    model = model_step(machine, workload, plan, setting_of(machine, workload, plan))
+def told(machine: Machine, workload: Workload, workers: int = 1) -> dict[str, float]:
+    """What the model says of the host's phases, where so many work at once and exchange nothing."""
+    setting = setting_for(workload, workers)
+    model = model_step(machine, workload, Plan(workers=1, threads=setting.threads), setting)
     on_gpu = workload.device == "cuda"
     return {
         phase: sum(p.host_s if on_gpu else p.lane_s for p in model.pieces[phase])
@@ -42,20 +48,26 @@ def told(machine: Machine, workload: Workload) -> dict[str, float]:
     }
 
 
-@given(factors=factors, device=st.sampled_from(["cpu", "cuda"]), untimed=st.integers(0, 3))
-def test_operators_add_up_to_the_step(factors: dict[str, float], device: str, untimed: int) -> None:
+@given(
+    factors=factors,
+    device=st.sampled_from(["cpu", "cuda"]),
+    untimed=st.integers(0, 3),
+    workers=st.integers(1, 3),
+)
+def test_operators_add_up_to_the_step(
+    factors: dict[str, float], device: str, untimed: int, workers: int
+) -> None:
     """Those that were not timed are as they were, so the others make up for them."""
     workload = make_workload(device=device)
-    machine = machine_for(workload, untimed=untimed)
-    before = told(machine, workload)
+    machine = machine_for(workload, untimed=untimed, workers=workers)
+    before = told(machine, workload, workers)
     fixed = dict.fromkeys(PHASES, 0.0)
     if untimed:
-        only = told(msgspec.structs.replace(machine, timings=()), workload)
+        only = told(msgspec.structs.replace(machine, timings=()), workload, workers)
         fixed["forward"] = only["forward"] * untimed / 4
     seconds = {p: fixed[p] + factors[p] * (before[p] - fixed[p]) for p in PHASES}
-    after = told(
-        held_against_step(machine, workload, Plan(workers=1, threads=1), seconds), workload
-    )
+    setting = setting_for(workload, workers)
+    after = told(held_against_step(machine, workload, setting, seconds), workload, workers)
     for phase in PHASES:
         is_near = abs(seconds[phase] - before[phase]) < FAR[device] * before[phase]
         wanted = before[phase] if is_near else seconds[phase]
@@ -66,9 +78,7 @@ def test_phases_that_are_missed_are_named() -> None:
     """With what was done about them; one that is near is not."""
     workload = make_workload()
     seconds = {"forward": 5e-3, "backward": 12.1e-3, "optimizer": 1.01e-3}
-    machine = held_against_step(
-        machine_for(workload), workload, Plan(workers=1, threads=1), seconds
-    )
+    machine = held_against_step(machine_for(workload), workload, setting_for(workload), seconds)
     assert machine.warnings == (
         (
             "the host takes for a whole step of toy 5.00 ms in forward where its operators add up to 4.00 ms "
@@ -87,17 +97,17 @@ def test_a_host_that_waits_is_not_held_against_its_operators(
     """For a queue that more kernels than it holds may have filled, or for values."""
     workload = make_workload(device="cuda")
     machine = machine_for(workload)
-    plan = Plan(workers=1, threads=1)
+    setting = setting_for(workload)
     seconds = {phase: 1.5 * value for phase, value in told(machine, workload).items()}
-    assert held_against_step(machine, workload, plan, seconds) != machine
+    assert held_against_step(machine, workload, setting, seconds) != machine
     busy = tuple(msgspec.structs.replace(t, seconds=measured(2e-5, "s")) for t in machine.timings)
     busy_machine = msgspec.structs.replace(machine, timings=busy)
-    assert held_against_step(busy_machine, workload, plan, seconds) != busy_machine
+    assert held_against_step(busy_machine, workload, setting, seconds) != busy_machine
     with monkeypatch.context() as patch:
         patch.setattr(whole_steps, "QUEUE_LENGTH", len(workload.ops) - 1)
-        assert held_against_step(busy_machine, workload, plan, seconds) == busy_machine
+        assert held_against_step(busy_machine, workload, setting, seconds) == busy_machine
     waiting = msgspec.structs.replace(workload.ops[0], name="aten._local_scalar_dense.default")
     waits = msgspec.structs.replace(workload, ops=(waiting, *workload.ops[1:]))
-    found = told(held_against_step(machine_for(waits), waits, plan, seconds), waits)
+    found = told(held_against_step(machine_for(waits), waits, setting, seconds), waits)
     assert found["forward"] == pytest.approx(told(machine_for(waits), waits)["forward"])
     assert found["backward"] == pytest.approx(seconds["backward"])

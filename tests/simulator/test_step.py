@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.machine import Quantity, Setting
-from ridgeline.plan import Plan, Sync
+from ridgeline.plan import MIB, Plan, Sync
 from ridgeline.simulator.frames import step_frames
-from ridgeline.simulator.pieces import cut_workload
+from ridgeline.simulator.pieces import copy_pieces, cut_workload
 from ridgeline.simulator.replay import replay
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from strategies import (
     machines,
+    make_ceilings,
     make_machine,
     make_timeline,
     make_workload,
@@ -229,6 +230,22 @@ def test_buckets_close_in_launch_order() -> None:
     cuts = cut_workload(mixed, (1000,))
     assert [cut.num_bytes for cut in cuts] == [1000, 1000, 1000, 100]
     assert [cut.closing_op for cut in cuts] == [5, 6, 7, 7]
+
+
+def test_gradients_are_copied_at_the_rate_of_their_bucket() -> None:
+    """Each is small enough for a cache; what it is copied into is not, and was last touched a step ago."""
+    setting = Setting(device="cpu", workers=2, threads=1)
+    curve = [(2.0 * MIB, 1e12), (8.0 * MIB, 1e9)]
+    machine = msgspec.structs.replace(
+        make_machine(settings=[setting]), ceilings=make_ceilings(setting, 1e12, curve)
+    )
+    workload = make_workload(gradient_bytes=[MIB] * 4)
+    one, each = (cut_workload(workload, (limit,)) for limit in (4 * MIB, MIB))
+    assert [len(one), len(each)] == [1, 4]
+    for cuts, rate in ((one, 1e9), (each, 1e12)):
+        pieces = [piece for cut in cuts for _, piece in copy_pieces(machine, setting, cut, 0)]
+        assert len(pieces) == 4
+        assert sum(piece.work_s for piece in pieces) == pytest.approx(8 * MIB / rate)
 
 
 def test_assumptions_are_noted() -> None:

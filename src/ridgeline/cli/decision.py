@@ -7,6 +7,7 @@ measure and try in place, and take what rank 0 finds.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from ridgeline import units
 from ridgeline.cli.inputs import TRACING, measured, worker_counts
 from ridgeline.cli.trial_apart import try_apart
+from ridgeline.cli.whole_step import held, phases_apart, phases_in_group
 from ridgeline.cli.wishes import Wishes, settled
 from ridgeline.cli.worker import Job, TrialRequest
 from ridgeline.codec import Value
@@ -80,17 +82,15 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         counts = (wishes.workers,)
     factor = compile_times.load(here.directory).factor(task.name)
 
+    def requested(plan: Plan) -> TrialRequest:
+        return TrialRequest(job=job, plan=plan.settings, device=device, seed=seed)
+
     def profile(refresh: bool) -> Machine:
-        machine = known
-        for count, workload in workloads.items():
-            shape = wishes.plan or Plan(workers=count, threads=wishes.threads or 0)
-            setting = setting_of(machine, workload, shape)
-            machine = measured(workload, setting, heartbeat, refresh=refresh)
-            refresh = False  # what was measured for the first is kept for the others
-        return machine
+        machine = _measured(known, workloads, wishes, heartbeat, refresh=refresh)
+        return _held(machine, workloads, wishes, requested, heartbeat)
 
     def attempt(plan: Plan) -> Timeline:
-        return try_apart(TrialRequest(job=job, plan=plan.settings, device=device, seed=seed))
+        return try_apart(requested(plan))
 
     with Heartbeat(say) as heartbeat:
         workloads = {count: _traced(task, count, device, wishes, heartbeat) for count in counts}
@@ -152,7 +152,9 @@ def decide_in_group(
     factor = float(share_text(repr(compile_times.load(directory).factor(task.name)), world))
 
     def profile(refresh: bool) -> Machine:
-        return measured(workload, world.setting, heartbeat, refresh=refresh)
+        machine = measured(workload, world.setting, heartbeat, refresh=refresh)
+        phases = partial(phases_in_group, task, world, seed=seed)
+        return held(machine, workload, world.setting, phases, heartbeat)
 
     def attempt(plan: Plan) -> Timeline:
         with limited(plan, world):
@@ -187,6 +189,46 @@ def choice_key(
     wanted = [wishes.knobs, wishes.tries, sorted(wishes.allow), steps.bit_length()]
     parts = ["train", machine.fingerprint, *wanted, *traces]
     return remembered.key_of(parts)
+
+
+def _measured(
+    known: Machine,
+    workloads: Mapping[int, Workload],
+    wishes: Wishes,
+    heartbeat: Heartbeat,
+    *,
+    refresh: bool,
+) -> Machine:
+    """This machine, measured for every number of workers."""
+    machine = known
+    for count, workload in workloads.items():
+        shape = wishes.plan or Plan(workers=count, threads=wishes.threads or 0)
+        setting = setting_of(machine, workload, shape)
+        machine = measured(workload, setting, heartbeat, refresh=refresh)
+        refresh = False  # what was measured for the first is kept for the others
+    return machine
+
+
+def _held(
+    machine: Machine,
+    workloads: Mapping[int, Workload],
+    wishes: Wishes,
+    requested: Callable[[Plan], TrialRequest],
+    heartbeat: Heartbeat,
+) -> Machine:
+    """The machine whose operators add up to the task's step, for every number of workers.
+
+    On GPUs for the largest alone: starting workers there takes longer than what it tells.
+    """
+    counts = list(workloads)
+    for count in counts[-1:] if machine.device_kind == "cuda" else counts:
+        shape = wishes.plan or Plan(workers=count, threads=wishes.threads or 0)
+        setting = setting_of(machine, workloads[count], shape)
+        request = requested(Plan(workers=count, threads=setting.threads))
+        machine = held(
+            machine, workloads[count], setting, partial(phases_apart, request), heartbeat
+        )
+    return machine
 
 
 def _traced(

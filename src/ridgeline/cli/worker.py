@@ -103,6 +103,16 @@ def trial(request: bytes) -> bytes:
     )
 
 
+def phases(request: bytes) -> bytes:
+    """Time a step of each worker of this group, as JSON (target of `run_in_group`)."""
+    from ridgeline.cli.whole_step import phases_in_group
+    from ridgeline.runtime.world import World
+
+    asked = msgspec.json.decode(request, type=TrialRequest)
+    world = World.join(threads=asked.plan.threads, device=asked.device)
+    return msgspec.json.encode(phases_in_group(asked.job.load(asked.seed), world, seed=asked.seed))
+
+
 def work(
     request: TrainRequest,
     on_progress: Callable[[Progress], None] | None = None,

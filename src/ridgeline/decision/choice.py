@@ -242,9 +242,21 @@ class PlanChoice:
         self.machine, ranking = profiling.choose(self._chosen)
         return ranking
 
+    def _alone(self, plan: Plan) -> PlannedStep:
+        """The step of one worker, whichever others there are."""
+        return PlannedStep(
+            self.model,
+            self.loss_fn,
+            self.optimizer,
+            plan,
+            clip_norm=self.clip_norm,
+            world=World(0, 1, self.world.local_rank, self.world.device),
+            is_undone=True,
+        )
+
     def _phase_seconds(self, plan: Plan, left_s: float) -> Mapping[str, float]:
         with taken_back(
-            self.make, plan, self.model, self.loss_fn, self.optimizer, self._examples
+            self._alone, plan, self.model, self.loss_fn, self.optimizer, self._examples
         ) as step:
             return phase_seconds(step, self._examples[0], self.world, left_s)
 

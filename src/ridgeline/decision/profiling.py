@@ -18,7 +18,7 @@ from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.planner.whole_steps import held_against_step
 from ridgeline.probe.group import Group
 from ridgeline.probe.measure import known_machine, measure, missing_seconds, stand_by
-from ridgeline.runtime.agree import share_text
+from ridgeline.runtime.agree import gather_bytes, share_text
 from ridgeline.runtime.hybrid.compiler_import import importing_compiler
 from ridgeline.runtime.world import World
 from ridgeline.tracing.opaque import is_opaque
@@ -71,7 +71,7 @@ class Profiling:
         workload = self._to_measure()
         with group or contextlib.nullcontext(), importing_compiler(self.world.kind):
             machine = self._measured(workload, group, refresh)
-        return machine if self.world.size > 1 else self._held_against_step(machine)
+        return self._held_against_step(machine)
 
     def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine:
         setting = self.world.setting
@@ -110,25 +110,35 @@ class Profiling:
     def _held_against_step(self, machine: Machine) -> Machine:
         """The machine whose operators take as long as they do in a step of the user's, run as a whole."""
         workload = self.described()
-        plan = Plan(workers=1, threads=self.world.threads)
         if is_opaque(workload):
             return machine
+        gathered = gather_bytes(msgspec.json.encode(self._phases()), self.world)
+        everyone = [msgspec.json.decode(data, type=dict[str, float]) for data in gathered]
+        if not all(everyone):
+            return machine
+        slowest = max(everyone, key=lambda seconds: sum(seconds.values()))
+        found = held_against_step(machine, workload, self.world.setting, slowest)
+        self.note(found.warnings[len(machine.warnings) :])
+        return found
+
+    def _phases(self) -> Mapping[str, float]:
+        """Seconds of the phases of this worker's step; none where it is too long to tell, or fails."""
+        plan = Plan(workers=1, threads=self.world.threads)
         try:
             with self.heartbeat.during("timing a step"):
-                seconds = self.time_phases(plan, MOST_CHECKING_SHARE * self.left())
+                return self.time_phases(plan, MOST_CHECKING_SHARE * self.left())
         except OutOfTimeError:
-            return machine  # it is a long one, of which the trials will tell
+            return {}  # it is a long one, of which the trials will tell
         except SideEffectError:
-            raise
+            if self.world.size == 1:
+                raise
+            return {}  # trials of several workers write as the step does
         except Exception as error:  # noqa: BLE001 - the user's, which comes again if the step is to run so
             told = f"{type(error).__name__}: {error}".splitlines()[0]
             self.note(
                 [f"operators were not held against a whole step, which fails as written: {told}"]
             )
-            return machine
-        found = held_against_step(machine, workload, plan, seconds)
-        self.note(found.warnings[len(machine.warnings) :])
-        return found
+            return {}
 
     def _assumed(self, setting: Setting, why: str) -> Machine:
         """What is known of this machine, with assumed rates for the rest, and a note that says why."""

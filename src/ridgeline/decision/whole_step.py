@@ -6,11 +6,13 @@ import time
 from collections import defaultdict
 from typing import Any
 
+from ridgeline import units
 from ridgeline.decision.trial import limited
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import OutOfTimeError, RidgelineError, WorkloadError
 from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
 from ridgeline.planner.trial_steps import FEWEST_STEPS, SETTLED
 from ridgeline.reach.side_effects import refusing_writes
+from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 
@@ -27,47 +29,58 @@ def phase_seconds(step: PlannedStep, example: Any, world: World, left_s: float) 
     Clearing the gradients counts for the optimizer.
 
     Args:
-        step: Eager, without accumulation; trains, which somebody takes back.
+        step: Eager, without accumulation, of this worker alone; trains, which somebody takes back.
         example: Trained on.
-        world: Of this worker alone.
-        left_s: Seconds that it may take.
+        world: The workers, which make their steps at once, as many each.
+        left_s: Seconds that it may take; of several workers, the first step may take as long as it takes.
 
     Raises:
         OutOfTimeError: it takes longer.
         SideEffectError: the step writes outside of the process; it was kept from it.
+        WorkloadError: the step of another worker failed.
 
     Cost: 4 steps, 2 of those that are long, about 2 s of short ones.
     """
+    begin = time.perf_counter()
     with limited(step.plan, world, left_s), refusing_writes():
-        _warm_up(step, example)
-        HOST_SPEED.wait(min(MOST_WAIT_S, left_s))
-        samples = _samples(step, example)
+        step_s = _warm_up(step, example, world)
+        if world.size > 1 and _any(time.perf_counter() - begin + step_s > left_s, world):
+            raise OutOfTimeError(
+                f"wanted another step within {units.seconds(left_s)}, got one of {units.seconds(step_s)}; "
+                "allow more seconds"
+            )
+        if world.size == 1:  # of several one would wait while others work
+            HOST_SPEED.wait(min(MOST_WAIT_S, left_s))
+        samples = _samples(step, example, world)
     return {phase: statistics.median(seconds) for phase, seconds in samples.items()}
 
 
-def _warm_up(step: PlannedStep, example: Any) -> None:
-    """Make steps until one takes as long as that before it."""
-    begin = now = time.perf_counter()
+def _warm_up(step: PlannedStep, example: Any, world: World) -> float:
+    """Make steps until one takes as long as that before it; seconds of the last one."""
+    begin = time.perf_counter()
     before_s = 0.0
     for number in range(MOST_WARM):
-        _timed(step, example)
-        taken_s, now = time.perf_counter() - now, time.perf_counter()
+        now = time.perf_counter()
+        _made(step, example, world)
+        taken_s, spent_s = time.perf_counter() - now, time.perf_counter() - begin
         is_settled = taken_s >= SETTLED * before_s > 0.0
-        if now - begin > LONG_S or (number > 0 and (is_settled or now - begin > SPENT_S)):
-            break
+        is_over = spent_s > LONG_S or (number > 0 and (is_settled or spent_s > SPENT_S))
         before_s = taken_s
+        if _any(is_over, world):
+            break
+    return before_s
 
 
-def _samples(step: PlannedStep, example: Any) -> dict[str, list[float]]:
+def _samples(step: PlannedStep, example: Any, world: World) -> dict[str, list[float]]:
     """Seconds of the phases, step by step."""
     samples: dict[str, list[float]] = defaultdict(list)
     begin = time.perf_counter()
     for number in range(MOST_STEPS):
         spent_s = time.perf_counter() - begin
-        if spent_s > LONG_S or (number > 1 and spent_s > SPENT_S):
+        if _any(spent_s > LONG_S or (number > 1 and spent_s > SPENT_S), world):
             break
         try:
-            taken = _timed(step, example)
+            taken = _made(step, example, world)
         except RidgelineError:
             raise
         except Exception:
@@ -78,6 +91,24 @@ def _samples(step: PlannedStep, example: Any) -> dict[str, list[float]]:
         for phase, seconds in taken.items():
             samples[phase].append(seconds)
     return samples
+
+
+def _made(step: PlannedStep, example: Any, world: World) -> dict[str, float]:
+    """Seconds of the phases of one step, which all workers make, or none goes on."""
+    mine: Exception | None = None
+    taken: dict[str, float] = {}
+    try:
+        taken = _timed(step, example)
+    except Exception as error:  # noqa: BLE001 - raised again once the others know
+        mine = error
+    if _any(mine is not None, world):
+        raise mine or WorkloadError("the step of another worker failed")
+    return taken
+
+
+def _any(is_so: bool, world: World) -> bool:
+    """Whether it is so on any worker: how many steps there are, all decide alike."""
+    return bool(largest_of_workers(float(is_so), world))
 
 
 def _timed(step: PlannedStep, example: Any) -> dict[str, float]:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from ridgeline import units
-from ridgeline.machine import Machine, OperatorTiming, Quantity
+from ridgeline.machine import Machine, OperatorTiming, Quantity, Setting
 from ridgeline.plan import Plan
-from ridgeline.simulator.model import StepModel, model_step, setting_of
+from ridgeline.simulator.model import StepModel, model_step
 from ridgeline.workload import Phase, Workload
 
 MOST = 2.0
@@ -55,7 +55,7 @@ class Missed(NamedTuple):
 
 
 def held_against_step(
-    machine: Machine, workload: Workload, plan: Plan, seconds: Mapping[str, float]
+    machine: Machine, workload: Workload, setting: Setting, seconds: Mapping[str, float]
 ) -> Machine:
     """The machine with operators that add up to a real step, and a warning that names the phases they missed.
 
@@ -66,13 +66,13 @@ def held_against_step(
     Args:
         machine: The measured machine.
         workload: As traced, with its variants.
-        plan: The eager plan of the step that was timed: of one worker, without accumulation.
-        seconds: Of the host, for each phase of a step that begins with an idle device.
+        setting: Of the workers that made their steps at once, each alone.
+        seconds: Of the host, for each phase of an eager step that begins with an idle device.
 
     Raises:
         MachineError: see `model_step`.
     """
-    setting = setting_of(machine, workload, plan)
+    plan = Plan(workers=1, threads=setting.threads)  # nothing is sent
     model = model_step(machine, workload, plan, setting)
     on_gpu = workload.device == "cuda"
     if on_gpu and _may_queue(model, sum(seconds.values())):

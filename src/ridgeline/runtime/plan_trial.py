@@ -67,7 +67,7 @@ def try_plan(
     watch = ProgramWatch()
     model = move(task.model(), world.device)
     optimizer = task.optimizer(model)
-    data = _Batches(Sampler(task.train_data, task.batch_size, world, seed=seed), task.batch_size)
+    data = batches_of(task, world, seed=seed)
     handover = Handover()
     with tempfile.TemporaryDirectory() as place:
         box = BlackBox(Path(place) / "trial.bin")
@@ -145,7 +145,12 @@ def _sampling(sync: Sync, step_ns: int, world: World) -> Sampling:
     return sampling(sync, least, step_s, LONGEST_PERIODS_S)
 
 
-class _Batches:
+def batches_of(task: Task, world: World, *, seed: int) -> "Batches":
+    """This worker's share of a task's batches, in the order of a run with this seed."""
+    return Batches(Sampler(task.train_data, task.batch_size, world, seed=seed), task.batch_size)
+
+
+class Batches:
     """Whole batches of the first epoch, as often as it takes."""
 
     def __init__(self, sampler: Sampler, batch_size: int) -> None:

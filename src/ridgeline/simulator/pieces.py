@@ -255,8 +255,9 @@ def copy_pieces(
 ) -> tuple[tuple[int, Piece], ...]:
     """The copies of a bucket's gradients into it: (op after which it happens, piece).
 
-    On the CPU every gradient is copied as soon as it is made; on a GPU one launch copies the bucket, and what
-    else sending it costs the host is with it.
+    On the CPU every gradient is copied as soon as it is made, at the rate of the whole bucket: what is
+    written to was last touched a step ago. On a GPU one launch copies the bucket, and what else sending it
+    costs the host is with it.
 
     Raises:
         MachineError: no ceiling in bytes per second was measured.
@@ -266,9 +267,17 @@ def copy_pieces(
     if setting.device == "cuda":
         return ((cut.closing_op, _sending(list_, "bucket_copy", module, cut.num_bytes)),)
     dispatch_s = list_.dispatch("backward")
+    total = sum(size for _, size in cut.members)
+    whole_s = list_.copy_seconds(2 * total) if total else 0.0
+    pieces = ((op, size, whole_s * size / total) for op, size in cut.members if size)
     return tuple(
-        (op, memory_piece(list_, "bucket_copy", module, 2 * size)._replace(fixed_s=dispatch_s))
-        for op, size in cut.members
+        (
+            op,
+            memory_piece(list_, "bucket_copy", module, 2 * size)._replace(
+                work_s=seconds, roofline_s=seconds, fixed_s=dispatch_s
+            ),
+        )
+        for op, size, seconds in pieces
     )
 
 

@@ -1,0 +1,111 @@
+"""A task's own step, timed as a whole by as many workers as will train it, to hold its operators against."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ridgeline.cli.worker import TrialRequest
+from ridgeline.decision.heartbeat import Heartbeat
+from ridgeline.errors import LaunchError, RidgelineError
+from ridgeline.machine import Machine, Setting
+from ridgeline.plan import Plan
+from ridgeline.planner.whole_steps import held_against_step
+from ridgeline.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ridgeline.runtime.task import Task
+    from ridgeline.runtime.world import World
+
+PHASES = "ridgeline.cli.worker:phases"
+MOST_S = 60.0
+"""A step that takes longer than some seconds is left to the trials."""
+
+Phases = dict[str, float]
+
+
+def held(
+    machine: Machine,
+    workload: Workload,
+    setting: Setting,
+    phases: "Callable[[], Phases]",
+    heartbeat: Heartbeat,
+) -> Machine:
+    """The machine whose operators add up to the task's step, see `held_against_step`.
+
+    Args:
+        machine: Measured.
+        workload: The step of one worker.
+        setting: Of all of them.
+        phases: Times them.
+        heartbeat: Tells what is under way, and why it did not work.
+    """
+    try:
+        with heartbeat.during("timing a step"):
+            seconds = phases()
+    except RidgelineError as error:  # whatever fails here fails in a trial, which says it at length
+        heartbeat.tell(
+            f"operators were not held against a whole step: {str(error).splitlines()[0]}"
+        )
+        return machine
+    return held_against_step(machine, workload, setting, seconds)
+
+
+def phases_apart(request: TrialRequest) -> Phases:
+    """Seconds of the phases of a step in processes of their own, on the worker that takes longest.
+
+    Args:
+        request: Its plan names workers and threads.
+
+    Raises:
+        LaunchError: a worker failed.
+
+    Cost: Starts as many interpreters; see `decision.whole_step.phase_seconds`.
+    """
+    from ridgeline.probe.group import WorkerError, run_in_group
+
+    plan = request.plan
+    try:
+        reply = run_in_group(
+            PHASES,
+            msgspec.json.encode(request),
+            workers=plan.workers,
+            threads=plan.threads,
+            device=request.device,
+        )
+    except WorkerError as error:
+        raise LaunchError(f"{error.how}: {error.last_line}") from error
+    return msgspec.json.decode(reply, type=Phases)
+
+
+def phases_in_group(task: "Task", world: "World", *, seed: int) -> Phases:
+    """The same in this group of workers, all of which call this.
+
+    Raises:
+        RidgelineError: the step fails, or takes too long.
+    """
+    from ridgeline.decision.whole_step import phase_seconds
+    from ridgeline.runtime.agree import gather_bytes
+    from ridgeline.runtime.plan_trial import batches_of
+    from ridgeline.runtime.random_state import seed_all
+    from ridgeline.runtime.step import TrainStep, move
+    from ridgeline.runtime.world import World as Place
+
+    seed_all(seed)
+    model = move(task.model(), world.device)
+    (batch,) = batches_of(task, world, seed=seed).some(1, 1)
+    with TrainStep(
+        model,
+        task.loss_fn,
+        task.optimizer(model),
+        Plan(workers=1, threads=world.threads),
+        clip_norm=task.clip_norm,
+        world=Place(0, 1, world.local_rank, world.device),
+        name=task.name,
+        is_undone=True,
+    ) as step:
+        mine = phase_seconds(step, batch, world, MOST_S)
+    everyone = gather_bytes(msgspec.json.encode(mine), world)
+    found = [msgspec.json.decode(data, type=Phases) for data in everyone]
+    return max(found, key=lambda seconds: sum(seconds.values()))

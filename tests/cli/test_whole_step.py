@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from ridgeline.cli import decision as choosing
+from ridgeline.cli import whole_step
 from ridgeline.cli.decision import decide
 from ridgeline.cli.whole_step import PHASES, held, phases_apart
 from ridgeline.cli.wishes import Wishes
@@ -51,7 +52,9 @@ def test_operators_are_held_against_steps_of_as_many_workers(
     assert set(one.values()) != {0.1}
 
 
-def test_workers_time_their_steps(task_file: str, machine_file: str) -> None:
+def test_workers_time_their_steps(
+    task_file: str, machine_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes, each its own share of the batch; a step that fails costs the check alone."""
     path, plan = Path(task_file), Plan(workers=2, threads=1)
     request = TrialRequest(job=Job(task=task_file), plan=plan, device="cpu", seed=0)
@@ -60,6 +63,7 @@ def test_workers_time_their_steps(task_file: str, machine_file: str) -> None:
     path.write_text(f"{path.read_text()}\n{broken}")
     said: list[str] = []
     machine, setting = Machine.load(machine_file), Setting(device="cpu", workers=2, threads=1)
+    monkeypatch.setattr(whole_step, "is_long", lambda *_: False)
     workload: Any = None  # nobody comes to it
     with Heartbeat(said.append) as heartbeat:
         phases = partial(phases_apart, request)
@@ -68,3 +72,16 @@ def test_workers_time_their_steps(task_file: str, machine_file: str) -> None:
     assert len(said) == 1
     assert said[0].startswith("operators were not held against a whole step: ")
     assert "no such label" in said[0]
+
+
+def test_a_long_step_is_left_to_trials(machine_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody makes it."""
+
+    def fails() -> dict[str, float]:
+        raise AssertionError("made")
+
+    monkeypatch.setattr(whole_step, "is_long", lambda *_: True)
+    machine, setting = Machine.load(machine_file), Setting(device="cpu", workers=1, threads=2)
+    workload: Any = None
+    with Heartbeat(print) as heartbeat:
+        assert held(machine, workload, setting, fails, heartbeat) is machine

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import whole_steps
-from ridgeline.planner.whole_steps import FAR, MOST, PHASES, held_against_step
+from ridgeline.planner.whole_steps import FAR, LONG_S, MOST, PHASES, held_against_step, is_long
 from ridgeline.simulator.model import model_step
 from ridgeline.workload import Workload
 from strategies import make_machine, make_workload, measured
@@ -111,3 +111,15 @@ def test_a_host_that_waits_is_not_held_against_its_operators(
     found = told(held_against_step(machine_for(waits), waits, setting, seconds), waits)
     assert found["forward"] == pytest.approx(told(machine_for(waits), waits)["forward"])
     assert found["backward"] == pytest.approx(seconds["backward"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_long_steps_are_known_beforehand(device: str) -> None:
+    """By what their operators add up to."""
+    workload = make_workload(device=device)
+    machine = machine_for(workload)
+    for seconds, is_so in ((0.9 * LONG_S, False), (1.1 * LONG_S, True)):
+        each = measured(seconds / len(workload.ops), "s")
+        timings = tuple(msgspec.structs.replace(t, seconds=each) for t in machine.timings)
+        slow = msgspec.structs.replace(machine, timings=timings)
+        assert is_long(slow, workload, setting_for(workload)) == is_so

@@ -9,7 +9,7 @@ from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.errors import LaunchError, RidgelineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
-from ridgeline.planner.whole_steps import held_against_step
+from ridgeline.planner.whole_steps import held_against_step, is_long
 from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PHASES = "ridgeline.cli.worker:phases"
 MOST_S = 60.0
-"""A step that takes longer than some seconds is left to the trials."""
+"""For all steps that are made, which were not thought to be long."""
 
 Phases = dict[str, float]
 
@@ -41,6 +41,8 @@ def held(
         phases: Times them.
         heartbeat: Tells what is under way, and why it did not work.
     """
+    if is_long(machine, workload, setting):
+        return machine
     try:
         with heartbeat.during("timing a step"):
             seconds = phases()

@@ -15,7 +15,7 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, staleness
 from ridgeline.planner.assumed import with_assumed_rates
-from ridgeline.planner.whole_steps import held_against_step
+from ridgeline.planner.whole_steps import held_against_step, is_long
 from ridgeline.probe.group import Group
 from ridgeline.probe.measure import known_machine, measure, missing_seconds, stand_by
 from ridgeline.runtime.agree import gather_bytes, share_text
@@ -110,7 +110,7 @@ class Profiling:
     def _held_against_step(self, machine: Machine) -> Machine:
         """The machine whose operators take as long as they do in a step of the user's, run as a whole."""
         workload = self.described()
-        if is_opaque(workload):
+        if is_opaque(workload) or is_long(machine, workload, self.world.setting):
             return machine
         gathered = gather_bytes(msgspec.json.encode(self._phases()), self.world)
         everyone = [msgspec.json.decode(data, type=dict[str, float]) for data in gathered]

@@ -25,6 +25,8 @@ FAR = {"cpu": 0.05, "cuda": 0.25}
 
 Source: steps that the host of an H200 issues, timed again and again in one process: they differ by up to 20 %
 from second to second where the host has its usual speed (`host_speed`)."""
+LONG_S = 5.0
+"""A step of more seconds is not made for this: trials, which every choice makes, tell as much."""
 QUEUED = 0.8
 """A device that is busy for this share of what the host takes may have kept the host waiting for room in its
 queue, so that the host's seconds are not its own."""
@@ -52,6 +54,21 @@ class Missed(NamedTuple):
         done = f"scaled by {self.factor:.2f}" if self.is_scaled else "too far off: left as they are"
         taken, told = units.seconds(self.taken_s), units.seconds(self.told_s)
         return f"{taken} in {self.phase} where its operators add up to {told} ({done})"
+
+
+def is_long(machine: Machine, workload: Workload, setting: Setting) -> bool:
+    """Whether a step of one worker, by what its operators add up to, takes too long to be made for this.
+
+    Args:
+        machine: The measured machine.
+        workload: As traced.
+        setting: Of the workers that would make their steps at once.
+
+    Raises:
+        MachineError: see `model_step`.
+    """
+    model = model_step(machine, workload, Plan(workers=1, threads=setting.threads), setting)
+    return sum(p.lane_s for held in model.pieces.values() for p in held) > LONG_S
 
 
 def held_against_step(

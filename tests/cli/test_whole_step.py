@@ -44,10 +44,12 @@ def test_operators_are_held_against_steps_of_as_many_workers(
     monkeypatch.setattr("ridgeline.probe.group.run_in_group", run)
     monkeypatch.setattr(choosing, "measured", timed)
     job, wishes = Job(task=task_file), Wishes(tries=0)
-    decision = decide(job.load(0), job, wishes, seed=0, steps=100, say=[].append)
+    said: list[str] = []
+    decision = decide(job.load(0), job, wishes, seed=0, steps=100, say=said.append)
     assert asked == [(PHASES, 1, 2), (PHASES, 2, 1)]
     told = [w for w in decision.machine.warnings if w.startswith("the host takes for a whole step")]
     assert len(told) == 2
+    assert set(told) <= set(said)
     one = {t.key: t.seconds.value for t in decision.machine.timings if t.setting.workers == 1}
     assert set(one.values()) != {0.1}
 

@@ -39,7 +39,7 @@ def held(
         workload: The step of one worker.
         setting: Of all of them.
         phases: Times them.
-        heartbeat: Tells what is under way, and why it did not work.
+        heartbeat: Tells what is under way, which phases were missed, and why it did not work.
     """
     if is_long(machine, workload, setting):
         return machine
@@ -51,7 +51,10 @@ def held(
             f"operators were not held against a whole step: {str(error).splitlines()[0]}"
         )
         return machine
-    return held_against_step(machine, workload, setting, seconds)
+    found = held_against_step(machine, workload, setting, seconds)
+    for line in found.warnings[len(machine.warnings) :]:
+        heartbeat.tell(line)
+    return found
 
 
 def phases_apart(request: TrialRequest) -> Phases:

@@ -41,9 +41,9 @@ def held(
         phases: Times them.
         heartbeat: Tells what is under way, which phases were missed, and why it did not work.
     """
-    if is_long(machine, workload, setting):
-        return machine
     try:
+        if is_long(machine, workload, setting):
+            return machine
         with heartbeat.during("timing a step"):
             seconds = phases()
     except RidgelineError as error:  # whatever fails here fails in a trial, which says it at length

@@ -1,5 +1,6 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +18,19 @@ from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial, taken_back
 from ridgeline.decision.whole_step import phase_seconds
-from ridgeline.errors import OutOfTimeError, SideEffectError
+from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
 from ridgeline.machine import Machine
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, deferred_compiling, staleness
 from ridgeline.probe.measure import known_machine
 from ridgeline.reach.side_effects import refuse_streams
-from ridgeline.runtime.agree import largest_of_workers, share_bytes, share_text
+from ridgeline.runtime.agree import (
+    failing_together,
+    largest_of_workers,
+    share_bytes,
+    share_text,
+)
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.step import TrainStep as PlannedStep
@@ -192,13 +198,9 @@ class PlanChoice:
 
     def _check_streams(self) -> None:
         """Raise, on all workers, where the step of one can take from what nobody can put back."""
-        mine = None
-        try:
+        other = SideEffectError("the step of another worker cannot be run again")
+        with failing_together(self.world, other):
             refuse_streams(self.model, self.loss_fn, self.optimizer, list(self._examples))
-        except SideEffectError as error:
-            mine = error
-        if largest_of_workers(float(mine is not None), self.world):
-            raise mine or SideEffectError("the step of another worker cannot be run again")
 
     def _ranked(self) -> Ranking:
         if self.machine is not None:
@@ -255,9 +257,12 @@ class PlanChoice:
         )
 
     def _phase_seconds(self, plan: Plan, left_s: float) -> Mapping[str, float]:
-        with taken_back(
+        begun = taken_back(
             self._alone, plan, self.model, self.loss_fn, self.optimizer, self._examples
-        ) as step:
+        )
+        with contextlib.ExitStack() as stack:
+            with failing_together(self.world, WorkloadError("the step of another worker failed")):
+                step = stack.enter_context(begun)
             return phase_seconds(step, self._examples[0], self.world, left_s)
 
     def _recalled(self, directory: Path, *keys: str) -> Ranking | None:

@@ -12,7 +12,7 @@ from ridgeline.errors import OutOfTimeError, RidgelineError, WorkloadError
 from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
 from ridgeline.planner.trial_steps import FEWEST_STEPS, SETTLED
 from ridgeline.reach.side_effects import refusing_writes
-from ridgeline.runtime.agree import largest_of_workers
+from ridgeline.runtime.agree import failing_together, largest_of_workers
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 
@@ -95,15 +95,8 @@ def _samples(step: PlannedStep, example: Any, world: World) -> dict[str, list[fl
 
 def _made(step: PlannedStep, example: Any, world: World) -> dict[str, float]:
     """Seconds of the phases of one step, which all workers make, or none goes on."""
-    mine: Exception | None = None
-    taken: dict[str, float] = {}
-    try:
-        taken = _timed(step, example)
-    except Exception as error:  # noqa: BLE001 - raised again once the others know
-        mine = error
-    if _any(mine is not None, world):
-        raise mine or WorkloadError("the step of another worker failed")
-    return taken
+    with failing_together(world, WorkloadError("the step of another worker failed")):
+        return _timed(step, example)
 
 
 def _any(is_so: bool, world: World) -> bool:

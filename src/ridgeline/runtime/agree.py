@@ -4,6 +4,9 @@ A world of one answers at once, without a process group. Every call is collectiv
 in the same order; where one fails because a worker did not come, `AbsentWorkerError` says who.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -40,6 +43,25 @@ def largest_of_workers(value: float, world: World) -> float:
     with attendance.meeting("a maximum over the workers", world):
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=world.group())
         return float(largest)
+
+
+@contextlib.contextmanager
+def failing_together(world: World, otherwise: Exception) -> Iterator[None]:
+    """What fails inside on one worker fails on all, before any of them goes on to what they do together.
+
+    Args:
+        world: This worker's place.
+        otherwise: Raised on workers on which nothing failed.
+
+    Cost: One all-reduce; waits for the device.
+    """
+    mine: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - raised again once the others know
+        mine = error
+    if largest_of_workers(float(mine is not None), world):
+        raise mine or otherwise
 
 
 def gather_bytes(data: bytes, world: World, axis: Axis | None = None) -> list[bytes]:

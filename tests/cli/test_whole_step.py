@@ -10,7 +10,7 @@ import pytest
 from ridgeline.cli import decision as choosing
 from ridgeline.cli import whole_step
 from ridgeline.cli.decision import decide
-from ridgeline.cli.whole_step import PHASES, held, phases_apart
+from ridgeline.cli.whole_step import PHASES, held_against_task, phases_apart
 from ridgeline.cli.wishes import Wishes
 from ridgeline.cli.worker import Job, TrialRequest
 from ridgeline.decision.heartbeat import Heartbeat
@@ -69,7 +69,7 @@ def test_workers_time_their_steps(
     workload: Any = None  # nobody comes to it
     with Heartbeat(said.append) as heartbeat:
         phases = partial(phases_apart, request)
-        found = held(machine, workload, setting, phases, heartbeat)
+        found = held_against_task(machine, workload, setting, phases, heartbeat)
     assert found is machine
     assert len(said) == 1
     assert said[0].startswith("operators were not held against a whole step: ")
@@ -86,4 +86,4 @@ def test_a_long_step_is_left_to_trials(machine_file: str, monkeypatch: pytest.Mo
     machine, setting = Machine.load(machine_file), Setting(device="cpu", workers=1, threads=2)
     workload: Any = None
     with Heartbeat(print) as heartbeat:
-        assert held(machine, workload, setting, fails, heartbeat) is machine
+        assert held_against_task(machine, workload, setting, fails, heartbeat) is machine

@@ -123,8 +123,12 @@ def test_several_workers_time_their_steps_at_once(tmp_path: Path) -> None:
         assert all(case["is_undone"] for case in told.values())
         assert told["no time"]["error"].startswith("OutOfTimeError: wanted another step within")
     assert first["all"]["calls"] == second["all"]["calls"] >= 3
-    assert first["one fails"]["error"] == "WorkloadError: the step of another worker failed"
+    assert first["all"]["seconds"] == second["all"]["seconds"]
+    assert first["one fails"]["error"] == "OtherFailedError: the step of another worker failed"
     assert second["one fails"]["error"] == "ValueError: not finite"
+    for told in (first, second):
+        assert set(told["one fails later"]["seconds"]) == set(told["all"]["seconds"])
+        assert (told["one fails later"]["calls"], told["one fails later"]["error"]) == (12, "")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ridgeline.decision.trial import taken_back
-from ridgeline.decision.whole_step import phase_seconds
+from ridgeline.decision.whole_step import OtherFailedError, phase_seconds
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan
 from ridgeline.runtime.step import TrainStep as PlannedStep
@@ -52,7 +52,7 @@ def main() -> None:
         with taken_back(make, plan, model, loss_fn, optimizer, [batch]) as step:
             try:
                 found["seconds"] = phase_seconds(step, batch, world, left_s)
-            except (RidgelineError, ValueError) as error:
+            except (RidgelineError, OtherFailedError, ValueError) as error:
                 found["error"] = f"{type(error).__name__}: {error}"
             found["calls"] = calls  # it is taken back, too
         found["is_undone"] = all(map(torch.equal, before, model.parameters()))
@@ -61,6 +61,8 @@ def main() -> None:
     told = {"all": timed(60.0), "no time": timed(0.0)}
     fails_at = 3
     told["one fails"] = timed(60.0)
+    fails_at = 12
+    told["one fails later"] = timed(60.0)
     (Path(sys.argv[1]) / f"{world.rank}.json").write_text(json.dumps(told))
     World.leave()
 

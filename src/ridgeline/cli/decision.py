@@ -15,7 +15,7 @@ import msgspec
 from ridgeline import units
 from ridgeline.cli.inputs import TRACING, measured, worker_counts
 from ridgeline.cli.trial_apart import try_apart
-from ridgeline.cli.whole_step import held, phases_apart, phases_in_group
+from ridgeline.cli.whole_step import held_against_task, phases_apart, phases_in_group
 from ridgeline.cli.wishes import Wishes, settled
 from ridgeline.cli.worker import Job, TrialRequest
 from ridgeline.codec import Value
@@ -24,7 +24,7 @@ from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.recalling import tried_again
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.errors import MachineError, PlanError
-from ridgeline.machine import Machine
+from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
 from ridgeline.planner.expectation import expected
@@ -154,7 +154,7 @@ def decide_in_group(
     def profile(refresh: bool) -> Machine:
         machine = measured(workload, world.setting, heartbeat, refresh=refresh)
         phases = partial(phases_in_group, task, world, seed=seed)
-        return held(machine, workload, world.setting, phases, heartbeat)
+        return held_against_task(machine, workload, world.setting, phases, heartbeat)
 
     def attempt(plan: Plan) -> Timeline:
         with limited(plan, world):
@@ -202,8 +202,7 @@ def _measured(
     """This machine, measured for every number of workers."""
     machine = known
     for count, workload in workloads.items():
-        shape = wishes.plan or Plan(workers=count, threads=wishes.threads or 0)
-        setting = setting_of(machine, workload, shape)
+        setting = _setting(machine, workload, count, wishes)
         machine = measured(workload, setting, heartbeat, refresh=refresh)
         refresh = False  # what was measured for the first is kept for the others
     return machine
@@ -222,13 +221,17 @@ def _held(
     """
     counts = list(workloads)
     for count in counts[-1:] if machine.device_kind == "cuda" else counts:
-        shape = wishes.plan or Plan(workers=count, threads=wishes.threads or 0)
-        setting = setting_of(machine, workloads[count], shape)
+        setting = _setting(machine, workloads[count], count, wishes)
         request = requested(Plan(workers=count, threads=setting.threads))
-        machine = held(
+        machine = held_against_task(
             machine, workloads[count], setting, partial(phases_apart, request), heartbeat
         )
     return machine
+
+
+def _setting(machine: Machine, workload: Workload, workers: int, wishes: Wishes) -> Setting:
+    shape = wishes.plan or Plan(workers=workers, threads=wishes.threads or 0)
+    return setting_of(machine, workload, shape)
 
 
 def _traced(

@@ -21,19 +21,12 @@ def try_apart(request: TrialRequest) -> Timeline:
     Cost: Starts as many interpreters as the plan has workers.
     """
     from ridgeline.decision.trial import longest_s
-    from ridgeline.probe.group import WorkerError, run_in_group
+    from ridgeline.probe.group import WorkerError
 
     plan = request.plan
     limit_s = longest_s(plan)
     try:
-        reply = run_in_group(
-            TRIAL,
-            msgspec.json.encode(request),
-            workers=plan.workers,
-            threads=plan.threads,
-            device=request.device,
-            deadline_s=limit_s,
-        )
+        reply = answered(TRIAL, request, deadline_s=limit_s)
     except WorkerError as error:
         which = f"rank {error.rank} of {plan.workers}"
         last = f": {error.last_line}" if error.last_line and not error.signal else ""
@@ -48,3 +41,17 @@ def try_apart(request: TrialRequest) -> Timeline:
             f"wanted a trial of {label(plan)}, got {error.how} from {which}{last}\n{error}"
         ) from error
     return msgspec.json.decode(reply, type=Timeline)
+
+
+def answered(target: str, request: TrialRequest, *, deadline_s: float = 300.0) -> bytes:
+    """What as many workers as the plan has reply to a request, see `run_in_group`."""
+    from ridgeline.probe.group import run_in_group
+
+    return run_in_group(
+        target,
+        msgspec.json.encode(request),
+        workers=request.plan.workers,
+        threads=request.plan.threads,
+        device=request.device,
+        deadline_s=deadline_s,
+    )

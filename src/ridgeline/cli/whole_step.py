@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ridgeline.cli.trial_apart import answered
 from ridgeline.cli.worker import TrialRequest
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.errors import LaunchError, RidgelineError
@@ -25,7 +26,7 @@ MOST_S = 60.0
 Phases = dict[str, float]
 
 
-def held(
+def held_against_task(
     machine: Machine,
     workload: Workload,
     setting: Setting,
@@ -68,17 +69,10 @@ def phases_apart(request: TrialRequest) -> Phases:
 
     Cost: Starts as many interpreters; see `decision.whole_step.phase_seconds`.
     """
-    from ridgeline.probe.group import WorkerError, run_in_group
+    from ridgeline.probe.group import WorkerError
 
-    plan = request.plan
     try:
-        reply = run_in_group(
-            PHASES,
-            msgspec.json.encode(request),
-            workers=plan.workers,
-            threads=plan.threads,
-            device=request.device,
-        )
+        reply = answered(PHASES, request)
     except WorkerError as error:
         raise LaunchError(f"{error.how}: {error.last_line}") from error
     return msgspec.json.decode(reply, type=Phases)
@@ -91,7 +85,6 @@ def phases_in_group(task: "Task", world: "World", *, seed: int) -> Phases:
         RidgelineError: the step fails, or takes too long.
     """
     from ridgeline.decision.whole_step import phase_seconds
-    from ridgeline.runtime.agree import gather_bytes
     from ridgeline.runtime.plan_trial import batches_of
     from ridgeline.runtime.random_state import seed_all
     from ridgeline.runtime.step import TrainStep, move
@@ -110,7 +103,4 @@ def phases_in_group(task: "Task", world: "World", *, seed: int) -> Phases:
         name=task.name,
         is_undone=True,
     ) as step:
-        mine = phase_seconds(step, batch, world, MOST_S)
-    everyone = gather_bytes(msgspec.json.encode(mine), world)
-    found = [msgspec.json.decode(data, type=Phases) for data in everyone]
-    return max(found, key=lambda seconds: sum(seconds.values()))
+        return phase_seconds(step, batch, world, MOST_S)

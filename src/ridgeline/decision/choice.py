@@ -17,8 +17,8 @@ from ridgeline.decision.recalling import tried_again
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial, taken_back
-from ridgeline.decision.whole_step import phase_seconds
-from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
+from ridgeline.decision.whole_step import OtherFailedError, phase_seconds
+from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
@@ -261,7 +261,7 @@ class PlanChoice:
             self._alone, plan, self.model, self.loss_fn, self.optimizer, self._examples
         )
         with contextlib.ExitStack() as stack:
-            with failing_together(self.world, WorkloadError("the step of another worker failed")):
+            with failing_together(self.world, OtherFailedError("it begins on no other worker")):
                 step = stack.enter_context(begun)
             return phase_seconds(step, self._examples[0], self.world, left_s)
 

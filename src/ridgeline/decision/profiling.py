@@ -18,7 +18,7 @@ from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.planner.whole_steps import held_against_step, is_long
 from ridgeline.probe.group import Group
 from ridgeline.probe.measure import known_machine, measure, missing_seconds, stand_by
-from ridgeline.runtime.agree import gather_bytes, share_text
+from ridgeline.runtime.agree import share_text
 from ridgeline.runtime.hybrid.compiler_import import importing_compiler
 from ridgeline.runtime.world import World
 from ridgeline.tracing.opaque import is_opaque
@@ -112,17 +112,12 @@ class Profiling:
         workload = self.described()
         if is_opaque(workload) or is_long(machine, workload, self.world.setting):
             return machine
-        gathered = gather_bytes(msgspec.json.encode(self._phases()), self.world)
-        everyone = [msgspec.json.decode(data, type=dict[str, float]) for data in gathered]
-        if not all(everyone):
-            return machine
-        slowest = max(everyone, key=lambda seconds: sum(seconds.values()))
-        found = held_against_step(machine, workload, self.world.setting, slowest)
+        found = held_against_step(machine, workload, self.world.setting, self._phases())
         self.note(found.warnings[len(machine.warnings) :])
         return found
 
     def _phases(self) -> Mapping[str, float]:
-        """Seconds of the phases of this worker's step; none where it is too long to tell, or fails."""
+        """Seconds of the phases of a step; none where it is too long to tell, or fails on a worker."""
         plan = Plan(workers=1, threads=self.world.threads)
         try:
             with self.heartbeat.during("timing a step"):

@@ -6,13 +6,15 @@ import time
 from collections import defaultdict
 from typing import Any
 
+import msgspec
+
 from ridgeline import units
 from ridgeline.decision.trial import limited
-from ridgeline.errors import OutOfTimeError, RidgelineError, WorkloadError
+from ridgeline.errors import OutOfTimeError, RidgelineError
 from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
 from ridgeline.planner.trial_steps import FEWEST_STEPS, SETTLED
 from ridgeline.reach.side_effects import refusing_writes
-from ridgeline.runtime.agree import failing_together, largest_of_workers
+from ridgeline.runtime.agree import failing_together, gather_bytes, largest_of_workers
 from ridgeline.runtime.step import TrainStep as PlannedStep
 from ridgeline.runtime.world import World
 
@@ -23,10 +25,14 @@ LONG_S = 4.0
 """Of steps that take longer one is made to warm up, and one is timed."""
 
 
-def phase_seconds(step: PlannedStep, example: Any, world: World, left_s: float) -> dict[str, float]:
-    """Median seconds that this process takes for each phase of an eager step that begins with an idle device.
+class OtherFailedError(Exception):
+    """Another worker's step failed; treated here as what its own code raised is treated there."""
 
-    Clearing the gradients counts for the optimizer.
+
+def phase_seconds(step: PlannedStep, example: Any, world: World, left_s: float) -> dict[str, float]:
+    """Median seconds that a process takes for each phase of an eager step that begins with an idle device.
+
+    Clearing the gradients counts for the optimizer. Of several workers, all get what the slowest takes.
 
     Args:
         step: Eager, without accumulation, of this worker alone; trains, which somebody takes back.
@@ -37,7 +43,7 @@ def phase_seconds(step: PlannedStep, example: Any, world: World, left_s: float) 
     Raises:
         OutOfTimeError: it takes longer.
         SideEffectError: the step writes outside of the process; it was kept from it.
-        WorkloadError: the step of another worker failed.
+        OtherFailedError: the step of another worker failed.
 
     Cost: 4 steps, 2 of those that are long, about 2 s of short ones.
     """
@@ -52,7 +58,10 @@ def phase_seconds(step: PlannedStep, example: Any, world: World, left_s: float) 
         if world.size == 1:  # of several one would wait while others work
             HOST_SPEED.wait(min(MOST_WAIT_S, left_s))
         samples = _samples(step, example, world)
-    return {phase: statistics.median(seconds) for phase, seconds in samples.items()}
+    mine = {phase: statistics.median(seconds) for phase, seconds in samples.items()}
+    everyone = gather_bytes(msgspec.json.encode(mine), world)
+    found = [msgspec.json.decode(data, type=dict[str, float]) for data in everyone]
+    return max(found, key=lambda seconds: sum(seconds.values()))
 
 
 def _warm_up(step: PlannedStep, example: Any, world: World) -> float:
@@ -95,7 +104,7 @@ def _samples(step: PlannedStep, example: Any, world: World) -> dict[str, list[fl
 
 def _made(step: PlannedStep, example: Any, world: World) -> dict[str, float]:
     """Seconds of the phases of one step, which all workers make, or none goes on."""
-    with failing_together(world, WorkloadError("the step of another worker failed")):
+    with failing_together(world, OtherFailedError("the step of another worker failed")):
         return _timed(step, example)
 
 

@@ -1,5 +1,6 @@
 """What tells that workers hold different state: checksums, signals, and the words for it."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.runtime import outside_writes
+from ridgeline.runtime import outside_writes, same_state
 from ridgeline.runtime.outside_writes import MOST_APART, OutsideWrites, is_reason
 from ridgeline.runtime.same_state import checksums, content_bits, difference
 from ridgeline.runtime.sync.buckets import Bucket
@@ -153,6 +155,51 @@ def test_bits_tell_of_content(change: Any) -> None:
         assert torch.equal(bits, content_bits([t.clone() for t in tensors], 8))
         told += not torch.equal(bits, content_bits([change(t) for t in tensors], 8))
     assert told >= 95
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts the operators that make new memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.counts[str(func.overloadpacket)] += not func.is_view
+        return found
+
+
+def _parameters() -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    weights = [torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last) for _ in range(40)]
+    return [*weights, *(torch.randn(7) for _ in range(40)), torch.tensor(2.0), torch.empty(0)]
+
+
+def test_bits_of_many_tensors_take_few_kernels() -> None:
+    """As many for 82 tensors as for 20, and none is copied by itself."""
+    tensors = _parameters()
+    with _Kernels() as few:
+        content_bits(tensors[:20], 8)
+    with _Kernels() as many:
+        content_bits(tensors, 8)
+    assert sum(many.counts.values()) == sum(few.counts.values())
+    assert not many.counts["aten.clone"]
+
+
+@pytest.mark.parametrize("line_bytes", [1, 2000, 1 << 20])
+def test_bits_tell_of_one_element_in_many_tensors(
+    line_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tensors are put together."""
+    monkeypatch.setattr(same_state, "_LINE_BYTES", line_bytes)
+    tensors = _parameters()
+    bits, told = content_bits(tensors, 8), 0
+    for place in range(80):
+        others = [tensor.clone() for tensor in tensors]
+        others[place].view(torch.int32).add_(1) if place % 2 else others[place][0].neg_()
+        told += not torch.equal(bits, content_bits(others, 8))
+    assert told >= 76
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -59,6 +59,19 @@ class Messages:
             if work is not None:
                 work.wait()
 
+    def ask(self, message: Message) -> None:
+        """Send what the peer answers in the same place once it has it, and wait for the answer.
+
+        Over gloo the place is named at once, as no answer can come before. Over NCCL these are two batches:
+        two workers connect with the first batch that needs it, and it hangs unless the batches of both name
+        the same directions (https://github.com/NVIDIA/nccl/issues/2130).
+        """
+        if self.on_device:
+            self.exchange([], [message])
+            self.exchange([message], [])
+        else:
+            self.exchange([message], [message])
+
     def finish(self) -> None:
         """Wait until what was sent may be overwritten; on a GPU the stream's order sees to that."""
         for work in self._sent:

@@ -36,8 +36,7 @@ class Tree(SummingTransport):
             exchange([Message(beside, child)], [])
             values.add_(beside)
         if parent is not None:
-            # No mean comes before the root has this sum, so the place for it may be named at once.
-            exchange([Message(values, parent)], [Message(values, parent)])
+            self._messages.ask(Message(values, parent))
         else:
             self.scaling.take_back(values)
         # The largest subtree first: it has the longest way to go.

@@ -1,7 +1,11 @@
 """Who sends what to whom, before anything is sent: rings, trees and hosts."""
 
+import itertools
 import math
 import re
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +15,18 @@ from hypothesis import strategies as st
 from ridgeline.errors import PlanError
 from ridgeline.runtime.sync.transports.hierarchical import check_hosts
 from ridgeline.runtime.sync.transports.hosts import by_host, parted
-from ridgeline.runtime.sync.transports.ring import ALIGNED, Cut, Move, num_pieces, ring_moves
-from ridgeline.runtime.sync.transports.tree import place_in_tree
+from ridgeline.runtime.sync.transports.messages import Message, Messages
+from ridgeline.runtime.sync.transports.ring import (
+    ALIGNED,
+    Cut,
+    Lap,
+    Move,
+    num_pieces,
+    ring_moves,
+    run_laps,
+)
+from ridgeline.runtime.sync.transports.scaling import UNSCALED
+from ridgeline.runtime.sync.transports.tree import Tree, place_in_tree
 from ridgeline.runtime.sync.transports.two_shot import check_dtype, check_offered
 
 sizes = st.integers(2, 9)
@@ -96,6 +110,63 @@ def test_a_tree_reaches_all_in_few_steps(size: int) -> None:
         assert parent is None or rank in places[parent][1]
     assert sum(len(children) for _, children in places) == size - 1
     assert len(places[0][1]) == math.ceil(math.log2(size))
+
+
+class _Batches(Messages):
+    """Keeps what one worker would enqueue on a GPU: by batch, the directions to each peer."""
+
+    def __init__(self) -> None:
+        self.on_device = True
+        self.batches: list[dict[int, set[str]]] = []
+        self._sent = []
+
+    def _enqueued(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Any]:
+        batch: dict[int, set[str]] = {}
+        for messages, direction in ((receives, "from"), (sends, "to")):
+            for message in messages:
+                if message.tensor.numel():
+                    batch.setdefault(message.peer, set()).add(direction)
+        if batch:
+            self.batches.append(batch)
+        return []
+
+
+def _of_tree(rank: int, size: int) -> _Batches:
+    messages = _Batches()
+    parent, children = place_in_tree(rank, size)
+    tree = SimpleNamespace(
+        _messages=messages,
+        _parent=parent,
+        _children=children,
+        scaling=UNSCALED,
+        scratch=torch.empty_like,
+    )
+    Tree.add_up(cast("Tree", tree), torch.zeros(8))
+    return messages
+
+
+def _of_ring(rank: int, size: int) -> _Batches:
+    messages = _Batches()
+    values = torch.zeros(1000)
+    moves = ring_moves(Cut.of(1000, size, 2), rank, size)
+    following = (rank + 1) % size
+    lap = Lap(values, torch.empty_like(values), moves, (rank - 1) % size, following)
+    run_laps((lap,), 2, UNSCALED, messages)
+    return messages
+
+
+@pytest.mark.parametrize("make", [_of_tree, _of_ring])
+@given(size=st.integers(2, 20))
+def test_batches_of_two_workers_name_the_same_directions(
+    make: Callable[[int, int], _Batches], size: int
+) -> None:
+    """NCCL connects two workers in the batches that name each other first, and waits for what one lacks."""
+    batches = [make(rank, size).batches for rank in range(size)]
+    mirrored = {"from": "to", "to": "from"}
+    for rank, peer in itertools.permutations(range(size), 2):
+        mine = [batch[peer] for batch in batches[rank] if peer in batch]
+        other = [batch[rank] for batch in batches[peer] if rank in batch]
+        assert mine == [{mirrored[direction] for direction in batch} for batch in other]
 
 
 def test_workers_by_host() -> None:

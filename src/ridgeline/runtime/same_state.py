@@ -191,14 +191,14 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
 def _lines(flats: Iterable[Tensor]) -> Iterator[Tensor]:
     """Neighbours of one device and type put together, up to `_LINE_BYTES`; larger ones as they are."""
     line: list[Tensor] = []
-    num_bytes = 0
+    left = 0
     for flat in flats:
-        is_like = line and line[0].dtype == flat.dtype and line[0].device == flat.device
-        if line and (not is_like or num_bytes + flat.nbytes > _LINE_BYTES):
+        fits = line and flat.nbytes <= left and line[0].dtype == flat.dtype
+        if line and not (fits and line[0].device == flat.device):
             yield torch.cat(line) if len(line) > 1 else line[0]
-            line, num_bytes = [], 0
+            line.clear()
+        left = (left if line else _LINE_BYTES) - flat.nbytes
         line.append(flat)
-        num_bytes += flat.nbytes
     yield torch.cat(line) if len(line) > 1 else line[0]
 
 

@@ -71,6 +71,15 @@ def test_sizes_for_gpus_are_left_out(found: WayExperiment) -> None:
     assert [case.skipped for case in found.cases] == ["", "", "a size for GPUs"]
 
 
+def test_an_algorithm_for_several_hosts_is_left_out_on_one() -> None:
+    """With the reason, and not as one that failed."""
+    found = allreduce.run(quick=True, only=("1KiB",), limit_s=1.0, device="cpu", workers=4)
+    (case,) = found.cases
+    (row,) = [row for row in case.rows if row.way == "ridgeline hierarchical"]
+    assert (row.status, row.seconds) == ("skipped", None)
+    assert "several hosts for sync.algorithm='hierarchical', got all 4 on one host" in row.reason
+
+
 def test_an_unknown_size_is_refused() -> None:
     """Before any worker starts."""
     with pytest.raises(TaskError) as refused:

@@ -121,9 +121,10 @@ def _replayed(reduction: _Reduction) -> _Reduction:
 
 
 def _refusal(name: str, world: World) -> str:
-    """Why an algorithm is not for these workers; empty where it is."""
+    """Why an algorithm is not for these workers; empty where it is. All workers call this."""
     try:
         check_sync(Sync(algorithm=name), world.size, world.kind)
+        make_transport(Sync(algorithm=name), world).close()  # some ask who shares a host
     except PlanError as error:
         return str(error)
     return ""

@@ -167,12 +167,12 @@ def content_bits(tensors: Sequence[Tensor], count: int) -> Tensor:
         tensors: At least one. The elements of one without gaps count in the order in which they lie.
         count: Bits, of at most 16.
 
-    Cost: Two passes over each, and a copy of all but large ones: `_LINE_BYTES` of memory. Sums of each by
-        itself launch 13 kernels a tensor, 800 for a ResNet-18: as long as four of its steps on an H200.
-        Does not wait for the device.
+    Cost: Two passes over each, and a copy of all but large ones: `_LINE_BYTES` of memory. Does not wait for
+        the device. Sums of each tensor by itself launch 13 kernels, 800 for a ResNet-18: 3.6 ms, as long as
+        three of its steps on four H200s.
     """
     device = tensors[0].device
-    flats = [_flat_bits(_in_memory_order(tensor)) for tensor in tensors]
+    flats = (_flat_bits(_in_memory_order(tensor)) for tensor in tensors)
     sums = torch.stack([_line_sum(line).to(device, non_blocking=True) for line in _lines(flats)])
     for shift, factor in _MIXING:  # else one and the same change of all elements may cancel
         sums = (sums ^ (sums >> shift)) * factor

@@ -155,6 +155,29 @@ def test_what_rounding_does_is_no_difference_and_more_than_that_is() -> None:
         assert verdict.outcome == outcome
 
 
+def test_what_rounding_does_is_seen_from_the_same_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a call has set the default dtype meanwhile: the model is not made in that one."""
+    calls = (Call(), Call(Change(None, "default dtype double")))
+    found: list[dict[str, Any]] = []
+    plain = judging._rounded
+
+    def recorded(*arguments: Any) -> list[dict[str, Any]]:
+        found.extend(plain(*arguments))
+        return found
+
+    @torch.no_grad()
+    def off_by_one_in_double(world: World, x: Any) -> Any:
+        return world.w.model(x) + (torch.get_default_dtype() == torch.float64)
+
+    monkeypatch.setattr(judging, "_rounded", recorded)
+    program = Program(0, "call", (), calls)
+    verdict = judged(program, tmp_path, monkeypatch, off_by_one_in_double)
+    assert (verdict.outcome, verdict.call) == ("failed", 1)
+    assert [other["result"].dtype for other in found] == [torch.float32] * len(rounding.SEEDS)
+
+
 def test_a_mode_that_accepts_what_eager_refuses_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

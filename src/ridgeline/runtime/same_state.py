@@ -195,11 +195,15 @@ def _lines(flats: Iterable[Tensor]) -> Iterator[Tensor]:
     for flat in flats:
         fits = line and flat.nbytes <= left and line[0].dtype == flat.dtype
         if line and not (fits and line[0].device == flat.device):
-            yield torch.cat(line) if len(line) > 1 else line[0]
+            yield _joined(line)
             line.clear()
         left = (left if line else _LINE_BYTES) - flat.nbytes
         line.append(flat)
-    yield torch.cat(line) if len(line) > 1 else line[0]
+    yield _joined(line)
+
+
+def _joined(line: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(line)) if len(line) > 1 else line[0]  # no copy of one alone
 
 
 def _checksum(tensor: Tensor) -> Tensor:

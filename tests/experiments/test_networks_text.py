@@ -172,7 +172,10 @@ def test_summary() -> None:
     assert set(found.after) == {"compiled"}
     assert found.after["compiled"] == pytest.approx((1, 0.01, 0.01))
     assert (found.checked, found.unequal) == (1, ())
+    assert found.first_start == pytest.approx((1, 50.0 - 1.5 * 42.0, 50.0 - 1.5 * 42.0, "resnet50"))
+    assert found.second_start == pytest.approx((1, 1.4, 1.4, "resnet50"))
     nothing = summarise(())
+    assert (nothing.first_start, nothing.second_start) == (None, None)
     assert (nothing.worst_over_plain, nothing.over_compile, nothing.before) == (None, None, {})
 
 
@@ -222,6 +225,9 @@ def test_later_results_replace_earlier() -> None:
     times = msgspec.structs.replace(EXPERIMENT, networks=(untested, MLP))
     assert merged([times, checks])[0].networks[0] == RESNET, "a check joins earlier times"
     assert merged([checks, times])[0].networks[0] == RESNET, "times join an earlier check"
+    alone = msgspec.structs.replace(RESNET, starts=Starts(plan_s=40.0))
+    unhurried = msgspec.structs.replace(EXPERIMENT, networks=(alone,))
+    assert merged([times, unhurried])[0].networks[0] == RESNET, "starts that nothing was timed beside"
     plans = msgspec.structs.replace(RESNET, forms=(), check=None)
     slower = msgspec.structs.replace(plans, tried=plans.tried[:1])
     earlier, later = (

@@ -18,6 +18,7 @@ from ridgeline.experiments.networks.summary import (
     over_hand,
     over_plain,
     spread_of,
+    start_lines,
     summarise,
     times_faster_than_compile,
 )
@@ -89,6 +90,8 @@ def _joined(earlier: NetworkResult | None, later: NetworkResult) -> NetworkResul
     if not later.forms and (earlier.forms or later.headline is None):
         timed = {"forms": earlier.forms, "headline": earlier.headline, "tried": earlier.tried}
         later = msgspec.structs.replace(later, **timed, starts=earlier.starts)
+    if later.starts.compile_s is None and earlier.starts.compile_s is not None:
+        later = msgspec.structs.replace(later, starts=earlier.starts)  # those of one run, compared
     if later.check is None:
         later = msgspec.structs.replace(later, check=earlier.check)
     return later
@@ -146,6 +149,7 @@ def _summary(found: Summary) -> Iterator[str]:
     for when, by_family in (("before any trial", found.before), ("after trials", found.after)):
         for family, errors in by_family.items():
             rows.append((f"error {when}, {family}", _errors(errors)))
+    rows.extend(start_lines(found))
     if found.checked:
         equal = found.checked - len(found.unequal)
         rows.append(("ten steps equal the plain loop's", f"{equal} of {found.checked}"))

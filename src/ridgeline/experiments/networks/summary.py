@@ -2,10 +2,15 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ridgeline.experiments.networks.result import AUTO, FAMILIES, Family, NetworkResult
+
+
+FIRST_START_SHARE = 1.5
+"""Times the first step of `torch.compile` that a first start is measured against: a plan is also traced,
+predicted, tried and compared with the step as it was written."""
 
 
 class Errors(NamedTuple):
@@ -14,6 +19,15 @@ class Errors(NamedTuple):
     count: int
     median: float
     ninetieth: float
+
+
+class Waits(NamedTuple):
+    """Seconds of networks: how many there are, the median, the most, and the name of that network."""
+
+    count: int
+    median: float
+    most: float
+    network: str
 
 
 class Summary(NamedTuple):
@@ -30,6 +44,9 @@ class Summary(NamedTuple):
         over_compile: Geometric mean of how many times faster than the compiler's own defaults `auto` is.
         before: Errors before any trial, by family of execution, over all tried plans.
         after: Errors of what was expected when training began, by family of the chosen plan.
+        first_start: What a plan takes with empty caches beyond `FIRST_START_SHARE` times the first step of
+            the compiler's own defaults; None where no network has both.
+        second_start: What it takes once more beyond that step once more.
         unequal: Names of networks whose ten steps differ from the plain loop's.
         checked: Networks that were compared with the plain loop.
     """
@@ -44,6 +61,8 @@ class Summary(NamedTuple):
     over_compile: float | None
     before: dict[Family, Errors]
     after: dict[Family, Errors]
+    first_start: Waits | None
+    second_start: Waits | None
     unequal: tuple[str, ...]
     checked: int
 
@@ -66,6 +85,14 @@ def summarise(results: Sequence[NetworkResult]) -> Summary:
         over_compile=geometric_mean([ratio for ratio, _ in compiled]),
         before=_by_family(results, is_after=False),
         after=_by_family(results, is_after=True),
+        first_start=_waits(
+            (one.network, one.starts.plan_s, one.starts.compile_s, FIRST_START_SHARE)
+            for one in results
+        ),
+        second_start=_waits(
+            (one.network, one.starts.plan_again_s, one.starts.compile_again_s, 1.0)
+            for one in results
+        ),
         unequal=tuple(one.network for one in checked if one.check and not one.check.is_equal),
         checked=len(checked),
     )
@@ -124,6 +151,22 @@ def headline_errors(result: NetworkResult) -> tuple[float | None, float | None]:
     )
 
 
+def start_lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    """What plans take to choose beside the compiler's own start: what it is, and figures."""
+    for what, waits in (
+        (
+            f"a plan, beyond {FIRST_START_SHARE:g} times the first step of torch.compile",
+            summary.first_start,
+        ),
+        ("a plan again, beyond that step again", summary.second_start),
+    ):
+        if waits is not None:
+            yield (
+                what,
+                f"median {waits.median:.1f} s, at most {waits.most:.1f} s ({waits.network}) of {waits.count}",
+            )
+
+
 def spread_of(result: NetworkResult) -> float | None:
     """How far apart the quartiles of the training steps are, over their median: the machine's own drift."""
     trained = None if result.headline is None else result.headline.trained_s
@@ -153,6 +196,21 @@ def _family_errors(result: NetworkResult, family: Family, *, is_after: bool) -> 
         for plan in result.tried
         if plan.measured_s is not None and plan.family == family
     ]
+
+
+def _waits(
+    starts: Iterable[tuple[str, float | None, float | None, float]],
+) -> Waits | None:
+    """Of names, seconds to a plan, those of the compiler, and how many times those are taken off."""
+    found = [
+        (plan_s - share * compile_s, network)
+        for network, plan_s, compile_s, share in starts
+        if plan_s is not None and compile_s is not None
+    ]
+    if not found:
+        return None
+    most_s, network = max(found)
+    return Waits(len(found), statistics.median_low([seconds for seconds, _ in found]), most_s, network)
 
 
 def _is_timed(result: NetworkResult) -> bool:

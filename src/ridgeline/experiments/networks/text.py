@@ -21,6 +21,7 @@ from ridgeline.experiments.networks.summary import (
     over_hand,
     over_plain,
     spread_of,
+    start_lines,
     summarise,
     times_faster_than_compile,
 )
@@ -178,6 +179,8 @@ def summary_lines(summary: Summary) -> Iterator[str]:
                 f"error {when}, {family}: median {units.percent(errors.median)}, 90th percentile "
                 f"{units.percent(errors.ninetieth)} of {errors.count}"
             )
+    for what, figures in start_lines(summary):
+        yield f"{what}: {figures}"
     if summary.checked:
         equal = summary.checked - len(summary.unequal)
         yield f"ten steps equal the plain loop's: {equal} of {summary.checked}"

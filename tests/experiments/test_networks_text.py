@@ -227,7 +227,9 @@ def test_later_results_replace_earlier() -> None:
     assert merged([checks, times])[0].networks[0] == RESNET, "times join an earlier check"
     alone = msgspec.structs.replace(RESNET, starts=Starts(plan_s=40.0))
     unhurried = msgspec.structs.replace(EXPERIMENT, networks=(alone,))
-    assert merged([times, unhurried])[0].networks[0] == RESNET, "starts that nothing was timed beside"
+    assert merged([times, unhurried])[0].networks[0] == RESNET, (
+        "starts that nothing was timed beside"
+    )
     plans = msgspec.structs.replace(RESNET, forms=(), check=None)
     slower = msgspec.structs.replace(plans, tried=plans.tried[:1])
     earlier, later = (

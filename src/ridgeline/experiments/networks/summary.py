@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from ridgeline.experiments.networks.result import AUTO, FAMILIES, Family, NetworkResult
 
-
 FIRST_START_SHARE = 1.5
 """Times the first step of `torch.compile` that a first start is measured against: a plan is also traced,
 predicted, tried and compared with the step as it was written."""
@@ -210,7 +209,9 @@ def _waits(
     if not found:
         return None
     most_s, network = max(found)
-    return Waits(len(found), statistics.median_low([seconds for seconds, _ in found]), most_s, network)
+    return Waits(
+        len(found), statistics.median_low([seconds for seconds, _ in found]), most_s, network
+    )
 
 
 def _is_timed(result: NetworkResult) -> bool:

@@ -44,6 +44,7 @@ from ridgeline.synchronisation.entries import (
 )
 from ridgeline.synchronisation.names import (
     GATHERING,
+    SPARSE_ROWS,
     algorithm_of,
     bucket_of,
     frame_names,
@@ -98,6 +99,7 @@ __all__ = [
     "LEAST_GAIN",
     "REHEARSAL",
     "RHYTHMS",
+    "SPARSE_ROWS",
     "UNCOMPRESSED",
     "Algorithm",
     "CollectiveTraffic",

@@ -76,6 +76,12 @@ from ridgeline.synchronisation.searched_rhythms import (
     changed_words,
     rhythm_words,
 )
+from ridgeline.synchronisation.sparse_rows import (
+    RowsToSend,
+    rows_bytes,
+    rows_memory_bytes,
+    rows_traffic,
+)
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -109,6 +115,7 @@ __all__ = [
     "Option",
     "OptionValue",
     "Rhythm",
+    "RowsToSend",
     "algorithm_of",
     "bucket_of",
     "bucket_operations",
@@ -141,6 +148,9 @@ __all__ = [
     "outer_values",
     "replaces_update",
     "rhythm_words",
+    "rows_bytes",
+    "rows_memory_bytes",
+    "rows_traffic",
     "sends_buffers",
     "serving_bytes",
     "shards_update",

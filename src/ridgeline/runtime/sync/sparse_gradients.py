@@ -1,9 +1,9 @@
 """Sparse gradients beside dense ones: a synchronizer around a reducer, which has the dense ones.
 
-Layers with `sparse=True` (see `sparse_modules`) have gradients of a few rows, other ones and another number of
-them in each step, which no bucket can hold. They are exchanged when the buckets are (see `sparse_exchange`),
-whatever the plan's algorithm and compression. The tables are what a forward pass begins with, so their
-gradients come last and there is nothing left of backward to hide behind.
+Layers with `sparse=True` (see `sparse_modules`) have gradients of a few rows, of another number in each step,
+which no bucket can hold. They are exchanged when the buckets are (see `sparse_exchange`), whatever the plan's
+algorithm and compression. A forward pass begins with its tables, so their gradients come last, and there is
+nothing left of backward to hide behind.
 
 torch's DistributedDataParallel tells such parameters by the same layers, over gloo alone, and fails where a
 worker does not use one or where its gradient is dense.

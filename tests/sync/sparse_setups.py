@@ -69,9 +69,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def batch_of(rank: int, step: int, samples: int = 8) -> Any:
-    """Numbers of rows, of which the first worker has more, and classes."""
+def batch_of(rank: int, step: int, samples: int = 8, *, is_distinct: bool = False) -> Any:
+    """Numbers of rows, of which the first worker has more, and classes; or as many, none of them twice."""
     generator = torch.Generator().manual_seed(100 * step + rank)
+    if is_distinct:
+        ids = 7 * torch.randperm(4, generator=generator)[:, None] + torch.tensor([0, 4, 5])
+        ids[:, 0] += torch.arange(4)  # of another remainder by 7 in each sample
+        return ids, torch.randint(0, 3, (4,), generator=generator)
     ids = torch.randint(0, WORDS, (samples, 2 + 3 * (rank == 0)), generator=generator)
     return ids, torch.randint(0, 3, (samples,), generator=generator)
 

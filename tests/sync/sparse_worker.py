@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ridgeline.errors import RidgelineError
+from ridgeline.runtime.same_state import is_same_model
 from ridgeline.runtime.snapshot import Snapshot
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.sync.sparse_exchange import SparseExchange
@@ -100,6 +101,7 @@ def fresh(case: dict[str, Any]) -> tuple[nn.Module, Optimizer]:
 def run(world: World, case: dict[str, Any]) -> dict[str, Any]:
     """What a training leaves, and what its step shows."""
     model, optimizer = fresh(case)
+    begin = [p.detach().clone() for p in model.parameters()]
     # Another beginning on each worker: the first one's is taken.
     torch.manual_seed(world.rank)
     with torch.no_grad():
@@ -109,7 +111,7 @@ def run(world: World, case: dict[str, Any]) -> dict[str, Any]:
         synchronizer: Any = step.synchronizer
         sent = [0]
         for number in range(STEPS):
-            step(batch_of(world.rank, number))
+            step(batch_of(world.rank, number, is_distinct=case.get("is_distinct", False)))
             sent.append(getattr(synchronizer, "sent_bytes", 0))
         frames = [(span.name, span.lane) for span in step.timeline().frames]
         kinds = ["none" if p.grad is None else str(p.grad.layout) for p in model.parameters()]
@@ -118,6 +120,8 @@ def run(world: World, case: dict[str, Any]) -> dict[str, Any]:
             "state": step.optimizer_state()["state"],
             "told": {
                 "frames": frames,
+                "same": is_same_model(model, world, "data"),
+                "moved": gap(begin, model),
                 "kinds": kinds,
                 "notes": [*step.notes],
                 "buckets": [list(bucket.names) for bucket in getattr(synchronizer, "buckets", ())],
@@ -233,6 +237,8 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
     try:
         model, optimizer = fresh(case)
         if case.get("differs") and world.rank:
+            model.get_submodule("words").sparse = False
+        if case.get("is_late"):
             model.get_submodule("words").sparse = False
         with stepping(world, model, optimizer, case) as step:
             if case.get("is_late"):

@@ -119,7 +119,6 @@ def model_step(
     _check(workload, plan, setting)
     priced = price_execution(machine, workload, setting, plan, programs)
     cuts = cut_workload(workload, plan.sync) if plan.workers > 1 else ()
-    rows = rows_beside(workload, plan)
     if is_compiled_in_parts(plan, setting.device):
         cuts = handed_out_by_part(workload, cuts)
         priced = in_parts(machine, setting, priced, [cut.closing_op for cut in cuts])
@@ -130,15 +129,12 @@ def model_step(
         has_buffers=workload.buffer_bytes > 0,
         execution=plan.execution,
         sync=plan.sync,
-        has_rows=bool(rows),
+        has_rows=bool(rows_beside(workload, plan)),
     )
     notes = [*_untraced(workload, plan), *priced.notes]
-    pieces = _held(machine, plan, setting, priced, cuts)
-    if "backward/0" in pieces:
-        buffers = buffer_pieces(machine, setting, workload.buffer_bytes)
-        pieces["backward/0"] = (*buffers, *pieces["backward/0"])
+    pieces = _held(machine, plan, setting, priced, cuts, workload.buffer_bytes)
     communication_s, slowdown, assumed = _communication(
-        machine, workload, plan, setting, priced, cuts, rows
+        machine, workload, plan, setting, priced, cuts
     )
     encoded, told = encodings(machine, plan, setting, cuts)
     notes += [*assumed, *told]
@@ -175,7 +171,6 @@ def _communication(
     setting: Setting,
     priced: PricedStep,
     cuts: Sequence[BucketCut],
-    rows: Sequence[SparseGradient],
 ) -> tuple[dict[str, float], dict[Lane, float], list[str]]:
     """Seconds of each frame on the communication lane, which lanes hinder which, and what was assumed."""
     if plan.workers == 1:
@@ -196,7 +191,7 @@ def _communication(
     is_cut = len(cuts) > 1 and is_compiled_in_parts(plan, setting.device)
     notes = [CUT_IN_PARTS] if is_cut else []
     seconds, assumed = communication_seconds(
-        machine, plan, setting, cuts, workload.buffer_bytes, rows
+        machine, plan, setting, cuts, workload.buffer_bytes, rows_beside(workload, plan)
     )
     if replaces_update(plan.sync) and sent_by_rows(workload, plan.sync):
         notes.append(PUSHED_ROWS)
@@ -251,6 +246,7 @@ def _held(
     setting: Setting,
     priced: PricedStep,
     cuts: Sequence[BucketCut],
+    buffer_bytes: int,
 ) -> dict[str, tuple[Piece, ...]]:
     """The pieces of every frame that computes."""
     forward = tuple(p.divided(plan.accumulate) for p in priced.forward)
@@ -272,7 +268,9 @@ def _held(
         )
         for number, cut in enumerate(cuts)
     ]
-    return pieces | segments(backward, cuts, copies)
+    pieces |= segments(backward, cuts, copies)
+    buffers = buffer_pieces(machine, setting, buffer_bytes)
+    return pieces | {"backward/0": (*buffers, *pieces["backward/0"])}
 
 
 def segments(

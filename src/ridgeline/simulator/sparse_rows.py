@@ -5,12 +5,14 @@ it has one for each number that the batch looks up. All are taken to differ, whi
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 from ridgeline.errors import PlanError
 from ridgeline.execution import RowsRefusal, rows_refusal
 from ridgeline.plan import Plan, Sync
+from ridgeline.simulator.costs import Identity
 from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.synchronisation import RowsToSend, trains_apart
 from ridgeline.workload import Op, Parameter, TensorSpec, Workload
@@ -43,7 +45,13 @@ class SparseGradient(NamedTuple):
 
 
 def sparse_gradients(workload: Workload) -> tuple[SparseGradient, ...]:
-    """The sparse gradients of a step, in the order of its parameters."""
+    """The sparse gradients of a step, in the order of its parameters; found once and kept."""
+    return _sparse_gradients(Identity(workload))
+
+
+@lru_cache(maxsize=64)
+def _sparse_gradients(looked_at: Identity[Workload]) -> tuple[SparseGradient, ...]:
+    workload = looked_at.value
     made: dict[tuple[str, tuple[int, ...]], int] = {}
     for op in workload.ops:
         if op.phase == "backward" and any(maker in op.name for maker in _MAKERS):

@@ -16,6 +16,7 @@ from ridgeline.synchronisation import (
     replaces_update,
     shards_update,
     trains_apart,
+    values_of,
 )
 
 Form = Literal["eager", "script", "compiled", "regional", "step-graph", "packaged"]
@@ -268,6 +269,48 @@ def check_plan(plan: Plan, device: str) -> None:
             f"wanted a CUDA device for precision={plan.precision!r}, got {device}; use precision='as-is' "
             "there"
         )
+
+
+class RowsRefusal(NamedTuple):
+    """Why a plan cannot exchange a sparse gradient, to follow "a plan that", and what to do."""
+
+    reason: str
+    advice: str
+
+
+def rows_refusal(plan: Plan, device: str, name: str) -> RowsRefusal | None:
+    """Why workers of a plan could not exchange a gradient of sparse rows, be it to run it or to predict it.
+
+    Workers that train alone exchange parameters, and a store takes rows: None, as for a worker alone.
+
+    Args:
+        plan: How the step is to run.
+        device: `cpu` or `cuda`.
+        name: Of the parameter.
+    """
+    sync, dense = plan.sync, "make its layer with sparse=False"
+    if plan.workers == 1 or trains_apart(sync):
+        return None
+    if not runs_uncaptured(plan.execution, device):
+        return RowsRefusal(
+            f"captures the step (execution={plan.execution!r}), while the sparse gradient of {name} has "
+            "another number of rows in each step",
+            f"use execution='eager', or {dense}",
+        )
+    if shards_update(sync):
+        return RowsRefusal(
+            f"divides the update among workers (sync.algorithm={sync.algorithm!r}) by parts of dense "
+            f"gradients, while that of {name} is sparse",
+            f"use another algorithm, or {dense}",
+        )
+    momentum = values_of(sync).get("momentum")
+    if momentum:
+        return RowsRefusal(
+            f"accumulates momentum before it sends (sync.compression={sync.compression!r} with "
+            f"momentum={momentum!r}), which the rows of the sparse gradient of {name} would not have",
+            f"leave the option out, or {dense}",
+        )
+    return None
 
 
 def _check_replaced(plan: Plan, device: str) -> None:

@@ -1,4 +1,4 @@
-"""All-gather, reduce-scatter and all-to-all of flat tensors, each share as large as the others.
+"""All-gather, reduce-scatter and all-to-all of flat tensors, each share as large as the others, or not.
 
 Over gloo the first and the last are messages between workers whose receives come first, so that a link
 carries both ways at once. Source: two hosts, 100 Mbit/s, shares of 4 MiB: gloo's own all-to-all (torch 2.13)
@@ -8,7 +8,8 @@ Else they are the backend's own, whatever the installed torch calls them: torch 
 `all_gather_into_tensor` and `reduce_scatter_tensor`, and warns of the old names.
 """
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -36,6 +37,35 @@ def all_gather(whole: Tensor, share: Tensor, group: dist.ProcessGroup | None) ->
     shares = whole.view(dist.get_world_size(group), -1)
     shares[dist.get_rank(group)].copy_(share.view(-1))
     _exchange(shares, share.view(1, -1).expand_as(shares), group)
+
+
+def all_gather_uneven(
+    shares: Sequence[Tensor], own: Tensor, group: dist.ProcessGroup | None
+) -> None:
+    """Fill `shares` with the flat tensor of each worker, by rank, which may be of different lengths.
+
+    Args:
+        shares: As long as what each worker has; all know these lengths.
+        own: What this worker has.
+        group: Of the workers.
+
+    Cost: Over NCCL, which wants equal lengths, each worker sends as much as the one with most.
+    """
+    rank = dist.get_rank(group)
+    if own.device.type == "cpu":
+        shares[rank].copy_(own)
+        peers = [peer for peer in range(len(shares)) if peer != rank]
+        _wait(start_messages([(shares[p], p) for p in peers], [(own, p) for p in peers], group))
+        return
+    longest = max(map(len, shares))
+    if not longest:
+        return
+    padded = own.new_zeros(longest)
+    padded[: len(own)] = own
+    whole = own.new_empty(len(shares), longest)
+    all_gather(whole, padded, group)
+    for share, row in zip(shares, whole, strict=True):
+        share.copy_(row[: len(share)])
 
 
 def all_to_all(found: Tensor, shares: Tensor, group: dist.ProcessGroup | None) -> None:
@@ -102,11 +132,16 @@ def _exchange(here: Tensor, there: Tensor, group: dist.ProcessGroup | None) -> N
     """Receive row r of `here` from each other worker r, which is sent row r of `there`."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     others = [(rank + distance) % size for distance in range(1, size)]
-    arriving, leaving = start_messages(
-        [(here[peer], peer) for peer in reversed(others)],
-        [(there[peer], peer) for peer in others],
-        group,
+    _wait(
+        start_messages(
+            [(here[peer], peer) for peer in reversed(others)],
+            [(there[peer], peer) for peer in others],
+            group,
+        )
     )
-    for work in (*arriving, *leaving):
+
+
+def _wait(started: tuple[list[dist.Work | None], list[dist.Work | None]]) -> None:
+    for work in itertools.chain(*started):
         if work is not None:
             work.wait()

@@ -153,7 +153,7 @@ def test_limits_reproduce_the_cuts_and_beat_the_default() -> None:
     plan = Plan(workers=2, threads=1)
     limits = searched_bucket_bytes(machine, workload, plan)
     assert limits is not None
-    cuts = cut_workload(workload, limits)
+    cuts = cut_workload(workload, Sync(bucket_bytes=limits))
     assert tuple(cut.num_bytes for cut in cuts) == limits
     searched = msgspec.structs.replace(plan, sync=Sync(bucket_bytes=limits))
     one = msgspec.structs.replace(plan, sync=Sync(bucket_bytes=(36 << 20,)))

@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent, verified when read, readable by others, honest about full disks."""
 
+import json
 import math
 import re
 import subprocess
@@ -220,3 +221,19 @@ def test_state_that_is_not_plain_is_refused() -> None:
         "wanted state of tensors, numbers, text, lists and dicts, got object at scheduler.a.1; let its "
         "state_dict() return plain values"
     )
+
+
+def test_sparse_state_comes_back() -> None:
+    """Momenta of sparse gradients are COO tensors, coalesced or not; each returns as it was."""
+    rows = torch.sparse_coo_tensor(
+        torch.tensor([[2, 0, 2]]), torch.randn(3, 4), (5, 4), check_invariants=True
+    )
+    tensors: dict[str, torch.Tensor] = {}
+    saved = flatten({0: {"one": rows, "other": rows.coalesce()}}, "state", tensors)
+    assert all(tensor.layout == torch.strided for tensor in tensors.values())
+    found = restore(json.loads(json.dumps(saved)), tensors)[0]
+    assert not found["one"].is_coalesced()
+    assert torch.equal(found["one"]._values(), rows._values())
+    assert found["other"].is_coalesced()
+    assert torch.equal(found["other"].to_dense(), rows.to_dense())
+    assert like_parameters({"state": {0: found}}, [torch.zeros(5, 4)])["state"] == {0: found}

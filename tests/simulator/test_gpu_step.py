@@ -73,9 +73,9 @@ def test_a_slow_host_sends_few_buckets() -> None:
             msgspec.structs.replace(p, num_bytes=default[0]) for p in workload.parameters
         ),
     )
-    assert len(cut_workload(larger, default)) == 2
+    assert len(cut_workload(larger, Sync(bucket_bytes=default))) == 2
     best = choose(machine, larger, world_size=2, fixed={"execution": "eager"}).best.plan
-    assert len(cut_workload(larger, best.sync.bucket_bytes)) == 1
+    assert len(cut_workload(larger, best.sync)) == 1
 
 
 def test_a_graph_replaces_launches_by_gaps() -> None:

@@ -227,7 +227,7 @@ def test_buckets_close_in_launch_order() -> None:
     workload = make_workload(gradient_bytes=[100, 1000, 1000, 1000])
     first = msgspec.structs.replace(workload.parameters[-1], dtype="bfloat16")
     mixed = msgspec.structs.replace(workload, parameters=(*workload.parameters[:-1], first))
-    cuts = cut_workload(mixed, (1000,))
+    cuts = cut_workload(mixed, Sync(bucket_bytes=(1000,)))
     assert [cut.num_bytes for cut in cuts] == [1000, 1000, 1000, 100]
     assert [cut.closing_op for cut in cuts] == [5, 6, 7, 7]
 
@@ -240,7 +240,7 @@ def test_gradients_are_copied_at_the_rate_of_their_bucket() -> None:
         make_machine(settings=[setting]), ceilings=make_ceilings(setting, 1e12, curve)
     )
     workload = make_workload(gradient_bytes=[MIB] * 4)
-    one, each = (cut_workload(workload, (limit,)) for limit in (4 * MIB, MIB))
+    one, each = (cut_workload(workload, Sync(bucket_bytes=(limit,))) for limit in (4 * MIB, MIB))
     assert [len(one), len(each)] == [1, 4]
     for cuts, rate in ((one, 1e9), (each, 1e12)):
         pieces = [piece for cut in cuts for _, piece in copy_pieces(machine, setting, cut, 0)]

@@ -237,7 +237,7 @@ def test_a_delay_hides_no_more_of_a_fragment_than_itself() -> None:
             [MIB // 2, MIB // 2, MIB // 2, 6 * MIB + MIB // 2],
         )
     )
-    shares = fragment_shares(plan.sync, cut_workload(make_workload(**whole), (MIB,)))
+    shares = fragment_shares(plan.sync, cut_workload(make_workload(**whole), plan.sync))
     assert shares == [0.5, 0.5]
     assert uneven.total_ns("all_reduce") > even.total_ns("all_reduce")
 

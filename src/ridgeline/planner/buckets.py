@@ -181,7 +181,7 @@ def searched_bucket_bytes(
         MachineError: the profile lacks what the step needs.
     """
     workload = as_run(workload, plan)
-    gradients = bucket_gradients(workload)
+    gradients = bucket_gradients(workload, plan.sync)
     if len(gradients) < 2 or len({p.dtype for p in gradients}) > 1:
         return None
     setting = setting_of(machine, workload, plan)

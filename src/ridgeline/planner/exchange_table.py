@@ -17,6 +17,7 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.exchanges import APART_PERMISSION, PERMISSION, UNKNOWN_LOSS
 from ridgeline.planner.rhythms import known_rhythms
+from ridgeline.simulator.model import rows_beside
 from ridgeline.simulator.step import simulate
 from ridgeline.simulator.synchronising import sent_bytes
 from ridgeline.synchronisation import (
@@ -28,6 +29,7 @@ from ridgeline.synchronisation import (
     check_sync,
     is_exact,
     is_exchange_frame,
+    rows_bytes,
     shards_update,
 )
 from ridgeline.workload import Workload
@@ -117,9 +119,10 @@ def _row(machine: Machine, workload: Workload, plan: Plan, sync: Sync) -> Exchan
     except PlanError as refused:
         return msgspec.structs.replace(row, verdict=_reason(refused, sync))
     exchange_ns = sum(span.duration_ns for span in timeline.frames if is_exchange_frame(span.name))
+    rows = rows_bytes([one.to_send for one in rows_beside(workload, there)])
     return msgspec.structs.replace(
         row,
-        sent_bytes=round(sum(sent_bytes(workload, there)) / sync.every),
+        sent_bytes=round((sum(sent_bytes(workload, there)) + rows) / sync.every),
         exchange_s=exchange_ns * 1e-9,
         step_s=timeline.step_ns * 1e-9,
     )

@@ -30,7 +30,7 @@ from ridgeline.planner.exchanges import (
     exchange_changes,
     exchanges_in,
 )
-from ridgeline.planner.pruning import Pruned, exchanging, fitting
+from ridgeline.planner.pruning import Pruned, fitting
 from ridgeline.planner.ways import exchanging_plans
 from ridgeline.simulator.fusion import blocks_of
 from ridgeline.workload import Workload
@@ -152,11 +152,6 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
     pruned: list[Pruned] = []
     for plan in _frames(request):
         workload = request.workloads[plan.workers]
-        refused = exchanging(workload, plan)
-        if refused is not None:
-            if all(known.plan.workers != plan.workers for known in pruned):
-                pruned.append(refused)  # the same for every plan of as many workers
-            continue
         is_regional = MODES[plan.execution].form == "regional"
         if is_regional and "execution" not in request.fixed and not blocks_of(workload):
             reason = "no module path names numbered blocks to compile one by one"
@@ -169,8 +164,16 @@ def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
             continue
         ways, without = exchanging_plans(request, found)
         plans += ways
-        pruned += [one for one in without if one not in pruned]
+        for one in without:
+            if not any(_is_told(one, known) for known in pruned):
+                pruned.append(one)
     return plans, pruned
+
+
+def _is_told(one: Pruned, known: Pruned) -> bool:
+    """Whether a plan that was ruled out says nothing that one which is known does not."""
+    is_alike = (one.reason, one.plan.workers) == (known.reason, known.plan.workers)
+    return one == known or (is_alike and one.is_of_workload)
 
 
 def enumerate_model_graphs(request: Request) -> list[Plan]:

@@ -11,8 +11,10 @@ from ridgeline.plan import Plan, Sync
 from ridgeline.planner.exchanges import PERMISSION
 from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.simulator.memory import fits, memory_capacity_bytes, peak_memory_bytes
+from ridgeline.simulator.pieces import bucket_gradients
+from ridgeline.simulator.sparse_rows import rows_refused
 from ridgeline.synchronisation import offered_compressions, why_losing
-from ridgeline.workload import Parameter, Workload
+from ridgeline.workload import Workload
 
 
 class Pruned(NamedTuple):
@@ -21,6 +23,8 @@ class Pruned(NamedTuple):
     plan: Plan
     reason: str
     advice: str
+    is_of_workload: bool = False
+    """Whether every plan of as many workers is ruled out with it, of which one is enough to tell."""
 
 
 def fitting(machine: Machine, workload: Workload, plan: Plan, *, may_split: bool) -> Plan | Pruned:
@@ -50,16 +54,12 @@ def fitting(machine: Machine, workload: Workload, plan: Plan, *, may_split: bool
 
 def exchanging(workload: Workload, plan: Plan) -> Pruned | None:
     """Why the workers of a plan could not exchange their gradients; None where they can."""
-    if plan.workers == 1:
-        return None
-    for parameter in workload.gradients:
-        if _is_sparse(workload, parameter):
-            return Pruned(
-                plan,
-                f"has a sparse gradient for {parameter.name}, which workers do not exchange",
-                "make its layer with sparse=False, or use one worker",
-            )
-    return None
+    refused = rows_refused(workload, plan)
+    return (
+        None
+        if refused is None
+        else Pruned(plan, refused.reason, refused.advice, is_of_workload=True)
+    )
 
 
 def losing(
@@ -77,7 +77,7 @@ def losing(
     """
     if "compression" in fixed or PERMISSION not in allow:
         return {}
-    parameters = [p for p in workload.parameters if p.is_trainable]
+    parameters = bucket_gradients(workload, Sync(every=fixed.get("every", 1)))
     each = max((element_bytes(p.dtype) for p in parameters), default=1)
     num_elements = sum(p.num_bytes for p in parameters) // each
     shapes = [p.shape for p in parameters]
@@ -88,14 +88,6 @@ def losing(
         if reason:
             found[name] = Pruned(way, reason, f"fix compression={name!r}")
     return found
-
-
-def _is_sparse(workload: Workload, parameter: Parameter) -> bool:
-    """Whether the op that completes the gradient deals in a tensor of its shape without strides."""
-    if parameter.ready_op < 0 or not parameter.shape:
-        return False
-    op = workload.ops[parameter.ready_op]
-    return any(s.shape == parameter.shape and not s.stride for s in (*op.inputs, *op.outputs))
 
 
 def _roomier(plan: Plan, device: str) -> str:

@@ -9,7 +9,7 @@ from ridgeline.errors import MachineError
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
 from ridgeline.planner.buckets import searched_bucket_bytes
 from ridgeline.planner.exchanges import exchanges
-from ridgeline.planner.pruning import Pruned, fitting, losing
+from ridgeline.planner.pruning import Pruned, exchanging, fitting, losing
 from ridgeline.planner.rhythms import rhythms
 from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.synchronisation import trains_apart
@@ -37,6 +37,10 @@ def exchanging_plans(request: "Request", plan: Plan) -> tuple[list[Plan], list[P
     pruned = [*lost.values(), *short]
     for sync in (*(way for way in ways if way.compression not in lost), *apart):
         way = msgspec.structs.replace(plan, sync=sync)
+        refused = exchanging(workload, way)
+        if refused is not None:
+            pruned.append(refused)
+            continue
         if trains_apart(sync):  # common parameters are one more copy, or two
             held = fitting(request.machine, workload, way, may_split=may_split)
             if isinstance(held, Pruned):
@@ -60,7 +64,7 @@ def _bucket_choices(request: "Request", plan: Plan) -> list[tuple[int, ...]]:
     if plan.workers == 1 or trains_apart(plan.sync):  # no backward pass to hide behind
         return [DEFAULT_BUCKET_BYTES]
     workload = request.workloads[plan.workers]
-    total = sum(p.num_bytes for p in bucket_gradients(workload))
+    total = sum(p.num_bytes for p in bucket_gradients(workload, plan.sync))
     choices: list[tuple[int, ...]] = [DEFAULT_BUCKET_BYTES]
     if total > DEFAULT_BUCKET_BYTES[0]:
         choices.append((total,))

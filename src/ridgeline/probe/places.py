@@ -150,6 +150,9 @@ def _same(one: TensorSpec, other: TensorSpec) -> bool:
 
 
 def _could_show(whole: TensorSpec, part: TensorSpec) -> bool:
+    """Whether a tensor reaches as far as one that may be a look at it; a sparse one shows none."""
+    if any(len(spec.stride) != len(spec.shape) for spec in (whole, part)):
+        return False
     return (
         whole.dtype == part.dtype
         and whole.on_host == part.on_host

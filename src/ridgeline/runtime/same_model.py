@@ -5,6 +5,7 @@ import hashlib
 from torch import nn
 
 from ridgeline.errors import WorkloadError
+from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.runtime.agree import gather_bytes
 from ridgeline.runtime.layout.ownership import replicated_axes
 from ridgeline.runtime.world import World
@@ -13,6 +14,8 @@ from ridgeline.runtime.world import World
 def check_same_model(model: nn.Module, world: World) -> None:
     """Every worker must have the same parameters (names, shapes, strides, dtypes, trainability) and buffers.
 
+    And the same layers with sparse gradients, which are exchanged in another way.
+
     Those along an axis on which the model is replicated are compared; see `layout.ownership`.
 
     Raises:
@@ -20,8 +23,9 @@ def check_same_model(model: nn.Module, world: World) -> None:
 
     Cost: Two small all-gathers.
     """
-    entries = [
-        (n, tuple(p.shape), p.stride(), str(p.dtype), p.requires_grad)
+    by_rows = {f"{name}.weight".lstrip(".") for name in sparse_modules(model)}
+    entries: list[tuple[object, ...]] = [
+        (n, tuple(p.shape), p.stride(), str(p.dtype), p.requires_grad, n in by_rows)
         for n, p in model.named_parameters()
     ]
     entries += [(n, tuple(b.shape), (), str(b.dtype), False) for n, b in model.named_buffers()]

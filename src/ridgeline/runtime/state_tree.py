@@ -2,8 +2,9 @@
 
 Everything that is not a tensor becomes plain JSON, tensors become named entries of a safetensors
 file. What JSON lacks is written as an object with one key that starts with `$`: `$tensor`, `$tuple`,
-`$items` (a dict whose keys are not all text) and `$float` (nan and infinities). Nothing is pickled, so
-that loading a checkpoint executes nothing.
+`$items` (a dict whose keys are not all text), `$float` (nan and infinities) and `$sparse` (a COO tensor by
+indices and values, as momenta of sparse gradients are). Nothing is pickled, so that loading a checkpoint
+executes nothing.
 """
 
 import math
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import CheckpointError
+from ridgeline.reach.sparse import is_sparse, parts
 
 _SEQUENCES: tuple[type, ...] = (list, tuple)
-_MARKS = ("$tensor", "$tuple", "$items", "$float")
+_MARKS = ("$tensor", "$tuple", "$items", "$float", "$sparse")
 
 
 def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -29,6 +31,9 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
     Cost: Allocates a copy of every tensor; waits for the device.
     """
+    if isinstance(value, Tensor) and value.layout is torch.sparse_coo:
+        held = [flatten(p, f"{name}.{i}", tensors) for i, p in enumerate(parts(value.detach()))]
+        return {"$sparse": [*held, [*value.shape], value.is_coalesced()]}
     if isinstance(value, Tensor):
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         return {"$tensor": name}
@@ -74,6 +79,11 @@ def restore(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tuple(restore(item, tensors) for item in content)
     if mark == "$items":
         return {restore(key, tensors): restore(item, tensors) for key, item in content}
+    if mark == "$sparse":
+        indices, values, shape, is_coalesced = restore(content, tensors)
+        return torch.sparse_coo_tensor(
+            indices, values, shape, is_coalesced=is_coalesced, check_invariants=True
+        )
     if mark == "$float":
         return float(content)
     raise CheckpointError(
@@ -99,6 +109,6 @@ def like_parameters(state: dict[str, Any], parameters: list[Tensor]) -> dict[str
 
 
 def _in_format(value: Tensor, parameter: Tensor) -> Tensor:
-    if value.shape != parameter.shape or value.stride() == parameter.stride():
+    if is_sparse(value) or value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value)

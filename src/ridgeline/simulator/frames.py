@@ -10,6 +10,7 @@ A frame reads and writes variables and runs on one lane; frames on one lane run 
     backward/0 ... K-1 compute        until the last gradient of bucket k is in its bucket
     backward/K         compute        what is left of backward after the last bucket closed
     all_reduce/k       communication  mean of bucket k over the workers; named by the plan's algorithm
+    sparse_rows        communication  sparse gradients, which no bucket holds, by an all-gather of their rows
     wait               compute        exposed communication: computing is done, gradients are not
     optimizer          compute        clipping and the optimizer
 
@@ -35,7 +36,13 @@ from collections.abc import Sequence
 from ridgeline.codec import Value
 from ridgeline.execution import MODES, check_alone
 from ridgeline.plan import Execution, Sync
-from ridgeline.synchronisation import GATHERING, frame_names, shards_update, trains_apart
+from ridgeline.synchronisation import (
+    GATHERING,
+    SPARSE_ROWS,
+    frame_names,
+    shards_update,
+    trains_apart,
+)
 from ridgeline.timeline import Lane
 
 WHOLE_STEP = "step"
@@ -59,6 +66,7 @@ def step_frames(
     has_buffers: bool = False,
     execution: Execution = "eager",
     sync: Sync | None = None,
+    has_rows: bool = False,
 ) -> tuple[Frame, ...]:
     """The frames of one step in the order in which the host issues them.
 
@@ -70,6 +78,7 @@ def step_frames(
         execution: How the step runs; one program is one frame.
         sync: Names the frames of the buckets, and says whether parameters are exchanged instead; None takes
             the default.
+        has_rows: Whether there are sparse gradients, which are exchanged behind the buckets.
 
     Raises:
         PlanError: several workers, and a step that is one program.
@@ -103,7 +112,8 @@ def step_frames(
     )
     rhythm = sync or Sync()
     if workers > 1 and not trains_apart(rhythm):
-        frames += _synchronised(frame_names(rhythm, num_buckets), has_buffers=has_buffers)
+        names = frame_names(rhythm, num_buckets)
+        frames += _synchronised(names, has_buffers=has_buffers, has_rows=has_rows)
         frames += _gathered() if shards_update(rhythm) else []
         return tuple(frames)
     frames += [
@@ -127,7 +137,7 @@ def _gathered() -> list[Frame]:
     ]
 
 
-def _synchronised(names: Sequence[str], *, has_buffers: bool) -> list[Frame]:
+def _synchronised(names: Sequence[str], *, has_buffers: bool, has_rows: bool) -> list[Frame]:
     """What follows forward on one of several workers: backward beside the collectives, and the optimizer."""
     frames: list[Frame] = []
     buckets = tuple(f"bucket/{index}" for index in range(len(names)))
@@ -152,6 +162,10 @@ def _synchronised(names: Sequence[str], *, has_buffers: bool) -> list[Frame]:
         )
     )
     synchronised = (*buckets, "buffers") if has_buffers else buckets
+    if has_rows:  # behind the means of all others
+        reads = (*synchronised, "gradients")
+        frames.append(Frame(name=SPARSE_ROWS, lane="communication", reads=reads, writes=("rows",)))
+        synchronised = (*synchronised, "rows")
     frames.append(Frame(name="wait", lane="compute", reads=synchronised))
     frames.append(
         Frame(name="optimizer", lane="compute", reads=synchronised, writes=("parameters",))

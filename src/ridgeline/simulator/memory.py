@@ -4,12 +4,13 @@ Live bytes come from the trace. What the allocator rounds up, libraries reserve 
 is not traced, so a share of the device is kept free.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.dataflow import element_bytes
-from ridgeline.synchronisation import state_bytes, state_parts
+from ridgeline.simulator.sparse_rows import sent_by_rows
+from ridgeline.synchronisation import replaces_update, state_bytes, state_parts
 from ridgeline.workload import MemoryPoint, Workload
 
 USABLE_SHARE = 0.9
@@ -24,6 +25,7 @@ def peak_memory_bytes(workload: Workload, plan: Plan) -> int:
 
     Activations shrink with the micro-batch. With several workers, or several micro-batches, gradients
     stay allocated for the whole step: in flat buckets, beside which backward makes each gradient anew.
+    Of sparse gradients a worker holds its own rows and those of all.
     The optimizer's state shrinks with the workers where each updates its part of the parameters.
 
     Args:
@@ -33,7 +35,12 @@ def peak_memory_bytes(workload: Workload, plan: Plan) -> int:
     Source: liveness of the trace plus the bucket layout of the reducer.
     """
     workload = workload.at(plan.precision, plan.memory_format)
-    gradients = [p.num_bytes for p in workload.parameters if p.is_trainable]
+    rows = {g.parameter.name: g.to_send for g in sent_by_rows(workload, plan.sync)}
+    gradients = [
+        rows[p.name].num_bytes * (1 + plan.workers) if p.name in rows else p.num_bytes
+        for p in workload.parameters
+        if p.is_trainable
+    ]
     persistent = sum(gradients)
     largest = max(gradients, default=0)
     if plan.workers == 1 and plan.accumulate == 1:
@@ -49,14 +56,15 @@ def peak_memory_bytes(workload: Workload, plan: Plan) -> int:
         ),
         default=0,
     )
-    return peak + persistent + largest + _remembered_bytes(workload, plan)
+    held = () if replaces_update(plan.sync) else tuple(rows)
+    return peak + persistent + largest + _remembered_bytes(workload, plan, held)
 
 
-def _remembered_bytes(workload: Workload, plan: Plan) -> int:
-    """What the compression of several workers keeps from step to step."""
+def _remembered_bytes(workload: Workload, plan: Plan, sparse: Collection[str]) -> int:
+    """What the compression of several workers keeps from step to step, of all but sparse gradients."""
     if plan.workers == 1:
         return 0
-    trainable = [p for p in workload.parameters if p.is_trainable]
+    trainable = [p for p in workload.parameters if p.is_trainable and p.name not in sparse]
     sizes = [(p.num_bytes, element_bytes(p.dtype)) for p in trainable]
     return sum(state_bytes(plan.sync, num_bytes // each, each) for num_bytes, each in sizes)
 

@@ -30,6 +30,7 @@ from ridgeline.simulator.pieces import (
     handed_out_by_part,
 )
 from ridgeline.simulator.replaying import CALL_DISPATCHES, issued_behind, loading
+from ridgeline.simulator.sparse_rows import SparseGradient, check_rows, sent_by_rows
 from ridgeline.simulator.synchronising import (
     communication_seconds,
     decoding_pieces,
@@ -37,7 +38,7 @@ from ridgeline.simulator.synchronising import (
     encodings,
     local_steps_seconds,
 )
-from ridgeline.synchronisation import num_shards, sends_buffers, trains_apart
+from ridgeline.synchronisation import num_shards, replaces_update, sends_buffers, trains_apart
 from ridgeline.timeline import Lane
 from ridgeline.workload import Workload
 
@@ -47,6 +48,9 @@ CUT_IN_PARTS = (
 )
 """Source: autograd sees one node for a compiled backward, and runs its hooks when that is done; so the
 runtime cuts it. A GPU that replays the step is told of each gradient by an event of its own."""
+
+
+PUSHED_ROWS = "the time in which sparse gradients are pushed to a store is not predicted"
 
 
 class StepModel(NamedTuple):
@@ -114,7 +118,7 @@ def model_step(
     workload = as_run(workload, plan)
     _check(workload, plan, setting)
     priced = price_execution(machine, workload, setting, plan, programs)
-    cuts = cut_workload(workload, plan.sync.bucket_bytes) if plan.workers > 1 else ()
+    cuts = cut_workload(workload, plan.sync) if plan.workers > 1 else ()
     if is_compiled_in_parts(plan, setting.device):
         cuts = handed_out_by_part(workload, cuts)
         priced = in_parts(machine, setting, priced, [cut.closing_op for cut in cuts])
@@ -125,12 +129,10 @@ def model_step(
         has_buffers=workload.buffer_bytes > 0,
         execution=plan.execution,
         sync=plan.sync,
+        has_rows=bool(rows_beside(workload, plan)),
     )
     notes = [*_untraced(workload, plan), *priced.notes]
-    pieces = _held(machine, plan, setting, priced, cuts)
-    if "backward/0" in pieces:
-        buffers = buffer_pieces(machine, setting, workload.buffer_bytes)
-        pieces["backward/0"] = (*buffers, *pieces["backward/0"])
+    pieces = _held(machine, plan, setting, priced, cuts, workload.buffer_bytes)
     communication_s, slowdown, assumed = _communication(
         machine, workload, plan, setting, priced, cuts
     )
@@ -188,7 +190,11 @@ def _communication(
         return seconds, {}, list(assumed)
     is_cut = len(cuts) > 1 and is_compiled_in_parts(plan, setting.device)
     notes = [CUT_IN_PARTS] if is_cut else []
-    seconds, assumed = communication_seconds(machine, plan, setting, cuts, workload.buffer_bytes)
+    seconds, assumed = communication_seconds(
+        machine, plan, setting, cuts, workload.buffer_bytes, rows_beside(workload, plan)
+    )
+    if replaces_update(plan.sync) and sent_by_rows(workload, plan.sync):
+        notes.append(PUSHED_ROWS)
     kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
     slowdown, note = overlap_slowdown(machine, setting, kernels_s)
     return seconds, slowdown, [*notes, *assumed, *([note] if note else [])]
@@ -222,6 +228,13 @@ def _untraced(workload: Workload, plan: Plan) -> list[str]:
     return [note]
 
 
+def rows_beside(workload: Workload, plan: Plan) -> tuple[SparseGradient, ...]:
+    """The sparse gradients that have a frame of their own: those of several workers who update themselves."""
+    if plan.workers == 1 or replaces_update(plan.sync):
+        return ()
+    return sent_by_rows(workload, plan.sync)
+
+
 def exchanges_parameters(plan: Plan) -> bool:
     """Whether workers train alone for some steps, so that no step exchanges gradients."""
     return plan.workers > 1 and trains_apart(plan.sync)
@@ -233,6 +246,7 @@ def _held(
     setting: Setting,
     priced: PricedStep,
     cuts: Sequence[BucketCut],
+    buffer_bytes: int,
 ) -> dict[str, tuple[Piece, ...]]:
     """The pieces of every frame that computes."""
     forward = tuple(p.divided(plan.accumulate) for p in priced.forward)
@@ -254,7 +268,9 @@ def _held(
         )
         for number, cut in enumerate(cuts)
     ]
-    return pieces | segments(backward, cuts, copies)
+    pieces |= segments(backward, cuts, copies)
+    buffers = buffer_pieces(machine, setting, buffer_bytes)
+    return pieces | {"backward/0": (*buffers, *pieces["backward/0"])}
 
 
 def segments(
@@ -292,6 +308,7 @@ def _check(workload: Workload, plan: Plan, setting: Setting) -> None:
             f"wanted a workload with operators, got none in {workload.name}; trace the step again"
         )
     check_plan(plan, setting.device)
+    check_rows(workload, plan)
     if plan.accumulate > max(1, workload.samples):
         raise PlanError(
             f"wanted at least accumulate={plan.accumulate} samples in a worker's batch, got "

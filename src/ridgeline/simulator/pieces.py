@@ -9,9 +9,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ridgeline.machine import Machine, Setting
-from ridgeline.plan import Precision, aligned_elements, cut_buckets
+from ridgeline.plan import Precision, Sync, aligned_elements, cut_buckets
 from ridgeline.simulator.costs import Identity, Prices, prices
 from ridgeline.simulator.dataflow import element_bytes
+from ridgeline.simulator.sparse_rows import sent_by_rows
 from ridgeline.workload import Op, Parameter, Workload
 
 LAUNCH_DISPATCHES = 27
@@ -195,23 +196,34 @@ def _price_op(list_: Prices, index: int, op: Op) -> Piece:
     )
 
 
-def bucket_gradients(workload: Workload) -> tuple[Parameter, ...]:
+def bucket_gradients(workload: Workload, sync: Sync) -> tuple[Parameter, ...]:
     """The parameters that buckets are cut from, in the order in which the reducer expects them.
+
+    Sparse gradients travel beside them, unless parameters are exchanged.
 
     Those that receive gradients come in ready order; trainable ones that receive none follow, in reverse
     order of registration, and travel with whatever is open at the end of backward.
     """
     ready = set(workload.ready_order)
     rest = [p for p in workload.parameters if p.is_trainable and p.name not in ready]
-    return (*workload.gradients, *reversed(rest))
+    apart = {one.parameter.name for one in sent_by_rows(workload, sync)}
+    found = (*workload.gradients, *reversed(rest))
+    return tuple(p for p in found if p.name not in apart) if apart else found
 
 
-def cut_workload(workload: Workload, bucket_bytes: Sequence[int]) -> tuple[BucketCut, ...]:
+_SIGNALS = Parameter(name="", shape=(1,), dtype="float32", num_bytes=4, is_trainable=True)
+"""Of this the runtime has a bucket where all gradients are sparse, for what workers tell each other."""
+
+
+def cut_workload(workload: Workload, sync: Sync) -> tuple[BucketCut, ...]:
     """The buckets of a workload in launch order, each with the op of backward that closes it.
 
     Buckets start in order, so one waits for those before it even if it is full earlier.
     """
-    gradients = bucket_gradients(workload)
+    gradients = bucket_gradients(workload, sync)
+    if not gradients and workload.ready_order:
+        gradients = (_SIGNALS,)
+    bucket_bytes = sync.bucket_bytes
     last_op = max((i for i, op in enumerate(workload.ops) if op.phase == "backward"), default=-1)
     cuts = []
     reached = -1

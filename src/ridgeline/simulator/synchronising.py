@@ -21,8 +21,10 @@ from ridgeline.simulator.communication import (
 )
 from ridgeline.simulator.costs import prices
 from ridgeline.simulator.pieces import BucketCut, Piece, cut_workload, memory_piece
+from ridgeline.simulator.sparse_rows import SparseGradient, rows_note
 from ridgeline.synchronisation import (
     GATHERING,
+    SPARSE_ROWS,
     CollectiveTraffic,
     codec_bytes,
     cut_fragments,
@@ -33,6 +35,8 @@ from ridgeline.synchronisation import (
     gathering_of,
     handed_bytes,
     outer_bytes,
+    rows_memory_bytes,
+    rows_traffic,
     serving_bytes,
     shards_update,
     traffic_of,
@@ -102,7 +106,12 @@ class BucketPrices:
 
 
 def communication_seconds(
-    machine: Machine, plan: Plan, setting: Setting, cuts: Sequence[BucketCut], buffer_bytes: int
+    machine: Machine,
+    plan: Plan,
+    setting: Setting,
+    cuts: Sequence[BucketCut],
+    buffer_bytes: int,
+    rows: Sequence[SparseGradient] = (),
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Seconds of every frame on the communication lane, and what was assumed.
 
@@ -112,6 +121,7 @@ def communication_seconds(
         setting: Workers, several.
         cuts: The buckets.
         buffer_bytes: Of the model's buffers, which follow worker 0.
+        rows: Sparse gradients, which travel beside the buckets.
 
     Raises:
         MachineError: no table of a collective was measured.
@@ -138,7 +148,28 @@ def communication_seconds(
         cost = table_cost(find_table(machine, "broadcast", setting), buffer_bytes)
         seconds["broadcast_buffers"] = cost.seconds
         notes[cost.note] = None
+    if rows:
+        seconds[SPARSE_ROWS], told = _rows_seconds(machine, plan, setting, rows)
+        notes |= dict.fromkeys(told)
     return seconds, tuple(note for note in notes if note)
+
+
+def _rows_seconds(
+    machine: Machine, plan: Plan, setting: Setting, rows: Sequence[SparseGradient]
+) -> tuple[float, tuple[str, ...]]:
+    """Seconds in which sparse gradients are exchanged, and what was assumed of them.
+
+    Raises:
+        MachineError: no table of a collective was measured.
+    """
+    sent = [one.to_send for one in rows]
+    costs = [
+        table_cost(find_table(machine, part.operation, setting), part.num_bytes)
+        for part in rows_traffic(sent, plan.workers)
+    ]
+    copying_s = prices(machine, setting).copy_seconds(rows_memory_bytes(sent, plan.workers))
+    seconds = copying_s + sum(cost.seconds for cost in costs)
+    return seconds, (rows_note(rows), *(cost.note for cost in costs))
 
 
 def local_steps_seconds(
@@ -302,5 +333,5 @@ def sent_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
         return ()
     return tuple(
         handed_bytes(plan.sync, cut.num_elements, cut.element_bytes, plan.workers, cut.shapes)
-        for cut in cut_workload(workload, plan.sync.bucket_bytes)
+        for cut in cut_workload(workload, plan.sync)
     )

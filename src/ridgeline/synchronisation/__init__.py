@@ -44,6 +44,7 @@ from ridgeline.synchronisation.entries import (
 )
 from ridgeline.synchronisation.names import (
     GATHERING,
+    SPARSE_ROWS,
     algorithm_of,
     bucket_of,
     frame_names,
@@ -75,6 +76,12 @@ from ridgeline.synchronisation.searched_rhythms import (
     changed_words,
     rhythm_words,
 )
+from ridgeline.synchronisation.sparse_rows import (
+    RowsToSend,
+    rows_bytes,
+    rows_memory_bytes,
+    rows_traffic,
+)
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -98,6 +105,7 @@ __all__ = [
     "LEAST_GAIN",
     "REHEARSAL",
     "RHYTHMS",
+    "SPARSE_ROWS",
     "UNCOMPRESSED",
     "Algorithm",
     "CollectiveTraffic",
@@ -107,6 +115,7 @@ __all__ = [
     "Option",
     "OptionValue",
     "Rhythm",
+    "RowsToSend",
     "algorithm_of",
     "bucket_of",
     "bucket_operations",
@@ -139,6 +148,9 @@ __all__ = [
     "outer_values",
     "replaces_update",
     "rhythm_words",
+    "rows_bytes",
+    "rows_memory_bytes",
+    "rows_traffic",
     "sends_buffers",
     "serving_bytes",
     "shards_update",

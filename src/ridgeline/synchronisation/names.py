@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 GATHERING = "all_gather"
 """The frame, behind the optimizer, in which updated parts of the parameters are brought to all workers."""
+SPARSE_ROWS = "sparse_rows"
+"""The frame, behind the buckets, in which sparse gradients are exchanged by their rows."""
 
 
 def frame_names(plan_or_sync: "Plan | Sync", num_buckets: int) -> tuple[str, ...]:
@@ -55,7 +57,7 @@ def bucket_of(frame_name: str) -> int | None:
 
 def is_exchange_frame(frame_name: str) -> bool:
     """Whether gradients or parameters are exchanged in a frame of this name."""
-    return frame_name == GATHERING or is_bucket_frame(frame_name)
+    return frame_name in (GATHERING, SPARSE_ROWS) or is_bucket_frame(frame_name)
 
 
 def words_of(sync: "Sync") -> dict[str, str]:

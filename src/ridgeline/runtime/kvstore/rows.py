@@ -9,10 +9,10 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.held_values import apply
-from ridgeline.runtime.kvstore.merging import rows_tensor, summed_rows
 from ridgeline.runtime.kvstore.messages import exchange
 from ridgeline.runtime.kvstore.placement import Part
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
+from ridgeline.runtime.row_sums import rows_tensor, summed_rows
 
 
 def push_rows(

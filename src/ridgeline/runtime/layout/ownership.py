@@ -67,7 +67,8 @@ def clip_gradients(
 ) -> None:
     """Scale gradients in place so that their total norm is `max_norm` at most.
 
-    Without `parted` this does what `torch.nn.utils.clip_grad_norm_` does.
+    Without `parted` this does what `torch.nn.utils.clip_grad_norm_` does, which takes no sparse gradients
+    (torch 2.13): of these the rows count, each once.
 
     Args:
         parameters: Those without a gradient are passed over.
@@ -79,5 +80,17 @@ def clip_gradients(
     held = list(parameters)
     with torch.no_grad():
         device = held[0].device if held else None
-        norm = total_norm([p.grad for p in held if p.grad is not None], parted, device)
-        nn.utils.clip_grads_with_norm_(held, max_norm, norm)
+        sparse = {p: p.grad.coalesce() for p in held if p.grad is not None and p.grad.is_sparse}
+        dense = [p for p in held if p not in sparse] if sparse else held
+        values = [gradient.values() for gradient in sparse.values()]
+        gradients = [*(p.grad for p in dense if p.grad is not None), *values]
+        norm = total_norm(gradients, parted, device)
+        nn.utils.clip_grads_with_norm_(dense, max_norm, norm)
+        for (parameter, gradient), rows in zip(sparse.items(), values, strict=True):
+            rows.mul_(_clipping_factor(norm, max_norm))
+            parameter.grad = gradient
+
+
+def _clipping_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """What `clip_grads_with_norm_` scales by. Source: torch/nn/utils/clip_grad.py, release 2.13."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)

@@ -19,6 +19,14 @@ from ridgeline.runtime.sync.loading import load, make_transport
 from ridgeline.runtime.sync.local_steps import LocalSteps
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sharded_update import ShardedUpdate, check_can_shard
+from ridgeline.runtime.sync.sparse_exchange import SparseExchange
+from ridgeline.runtime.sync.sparse_gradients import (
+    SparseGradients,
+    check_rows,
+    dense_parameters,
+    rows_note,
+    sparse_parameters,
+)
 from ridgeline.runtime.sync.synchronizer import Synchronizer
 from ridgeline.runtime.sync.transport import Transport
 from ridgeline.runtime.sync.transports.sharded import Sharded
@@ -78,10 +86,13 @@ def join_others(
         notes: Receives what holds for a step of this rhythm.
 
     Raises:
-        PlanError: an entry of the plan names no class.
+        PlanError: an entry of the plan names no class, or the plan cannot exchange sparse gradients of the
+            model; see `rows_refusal`.
         WorkloadError: the optimizer has parameters that are not the model's, or a buffer cannot be sent; or
             the update cannot be divided among the workers as the plan says, see `check_can_shard`.
     """
+    sparse = sparse_parameters(model)
+    check_rows(plan, world.kind, tuple(sparse))
     if joining := ALGORITHMS[plan.sync.algorithm].joining:
         joined: Joined = load(joining)(plan, model, optimizer, world, order=order, notes=notes)
         return joined
@@ -99,7 +110,7 @@ def join_others(
             notes.append(_apart_note(plan.sync.every))
         return Joined(apart, CommonState(model, optimizer, apart, world))
     reducer = Reducer(
-        parameters,
+        dense_parameters(model, sparse, world.device) if sparse else parameters,
         buffers,
         world=world,
         engine=Engine(lanes=lanes_for(transport, world)),
@@ -107,8 +118,13 @@ def join_others(
         transport=transport,
         order=order,
     )
-    reducer.check_covers(optimizer.param_groups)
     synchronizer: Synchronizer = reducer
+    if sparse:
+        exchange = SparseExchange(sparse, world, transport.mean)
+        synchronizer = SparseGradients(model, reducer=reducer, exchange=exchange, world=world)
+        if notes is not None and (note := rows_note(plan, tuple(sparse))):
+            notes.append(note)
+    synchronizer.check_covers(optimizer.param_groups)
     if shards_update(plan.sync):
         assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
         synchronizer = ShardedUpdate(optimizer, reducer=reducer, transport=transport, world=world)

@@ -248,8 +248,9 @@ class Reducer:
         gradient = bucket.parameters[position].grad
         if gradient is None or gradient.is_sparse:
             raise WorkloadError(
-                f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one; make its "
-                "layer with sparse=False, or train on one worker (--workers 1)"
+                f"wanted a dense gradient for {self._parameters[index][0]}, got a sparse one, which workers "
+                "exchange of nn.Embedding and nn.EmbeddingBag that had sparse=True when the step was made; "
+                "use one of these, make the gradient dense, or train on one worker (--workers 1)"
             )
         if bucket.arrived[position]:
             raise _second(self._parameters[index][0])

@@ -12,12 +12,12 @@ from torch import Size, Tensor
 from ridgeline.errors import KVStoreError, first_line
 from ridgeline.runtime.kvstore.arguments import Held
 from ridgeline.runtime.kvstore.compression import Compression
-from ridgeline.runtime.kvstore.merging import rows_tensor
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.slots import Slots, check_numbers
 from ridgeline.runtime.kvstore.serving.wire import Shape, Slot
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater
+from ridgeline.runtime.row_sums import rows_tensor
 
 Frames = Sequence[memoryview]
 

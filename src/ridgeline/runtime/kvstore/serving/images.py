@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError, first_line
 from ridgeline.runtime.checkpoint_directory import flush
-from ridgeline.runtime.kvstore.merging import rows_tensor
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.shard import Shard
 from ridgeline.runtime.kvstore.serving.slots import Slice
 from ridgeline.runtime.kvstore.serving.wire import Slot
+from ridgeline.runtime.row_sums import rows_tensor
 
 _FACTS = "facts"
 

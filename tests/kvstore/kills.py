@@ -1,13 +1,14 @@
 """Servers and workers that are killed with messages of some type, while others train.
 
-    python tests/kvstore/kills.py [SEEDS] [FIRST] [--jobs N] [--out FILE]
+    [RIDGELINE_KILLS_ELEMENTS=N] python tests/kvstore/kills.py [SEEDS] [FIRST] [--jobs N] [--out FILE]
 
 kills a server, and then a worker, at every type of message, by so many seeds (100) from FIRST (0) on, N at a time,
 and says which failed; ends with status 1 where some did. FILE gets all outcomes as JSON, also where SIGTERM ends the
-run early. `test_deaths.py` runs two seeds.
+run early. With 3,000,000 elements the largest value is three slices. `test_deaths.py` runs two seeds of small ones.
 """
 
 import argparse
+import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -269,6 +270,7 @@ def begin_job() -> None:
     """Have this process, and all that it starts, be ended together."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1)  # says what a kill that does not end waits for
     torch.set_num_threads(1)
     _processes.append(made_processes())
 
@@ -350,6 +352,7 @@ def report(outcomes: list[Outcome], seconds: float, wanted: argparse.Namespace) 
         "seconds": seconds,
         "jobs": wanted.jobs,
         "lease_s": dying.LEASE_S,
+        "elements": dying.SIZE,
         "longest_wait_s": {
             victim: max(
                 (one.longest_wait_s for one in outcomes if one.victim == victim), default=0.0

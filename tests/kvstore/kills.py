@@ -163,6 +163,15 @@ def opened(supervisor: Supervisor, rank: int) -> RemoteShelf:
     return RemoteShelf([address], rank, 2, lease_s=dying.LEASE_S, notice=supervisor.notice)
 
 
+def step_or_leave(shelf: RemoteShelf, says: Any, *, has_function: bool) -> None:
+    """What a worker does, who is waited for no longer where it fails."""
+    try:
+        dying.steps(shelf, says, has_function=has_function)
+    except BaseException:
+        shelf.close()
+        raise
+
+
 def kill_server(kind: str, seed: int, processes: Any, folder: Path) -> float:
     """Kill servers at a type of message: two workers go on, and all that they pushed is in the values once.
 
@@ -181,7 +190,7 @@ def kill_server(kind: str, seed: int, processes: Any, folder: Path) -> float:
         with ThreadPoolExecutor(2) as threads:
             function = kind == "SetUpdater"
             begun = [
-                threads.submit(dying.steps, shelf, says, has_function=function)
+                threads.submit(step_or_leave, shelf, says, has_function=function)
                 for shelf, says in zip(shelves, told, strict=True)
             ]
             for done in begun:

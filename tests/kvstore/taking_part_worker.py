@@ -118,7 +118,7 @@ def beside(step: TrainStep, *, dies: bool, later: int, is_shared: bool) -> Any:
 
 def take_part(staleness: int, killed: str) -> None:
     """Train for some steps with those who are there, and leave them or die."""
-    model, step = made(staleness, servers=2)
+    _, step = made(staleness, servers=2)
     for _ in range(DYING if killed == "joined" else STEPS):
         step(torch.zeros(1))
     versions = step.synchronizer._store.versions("parts.0")

@@ -1,7 +1,9 @@
 """Workers that take part in a training by a plan while it runs: all on real processes."""
 
 import json
+import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,11 +13,13 @@ from typing import Any
 
 import pytest
 import taking_part_worker
+import torch.distributed as dist
 from taking_part_worker import BEFORE, DYING, FIRST_VALUE, STEPS, WORKERS
 
 from ridgeline.errors import KVStoreError, PlanError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.kvstore.serving import members
+from ridgeline.runtime.kvstore.training.joining import check_joined
 from ridgeline.runtime.loop import train
 from ridgeline.runtime.requirements import check_joins
 from ridgeline.runtime.world import JOIN, World
@@ -23,6 +27,16 @@ from torchrun import torchrun
 
 SCRIPT = Path(taking_part_worker.__file__)
 ADDRESS = "tcp://127.0.0.1:9/0"
+WATCH = """
+def ended(step, count=[0], seen=[]):
+    count[0] += 1
+    store = step._step.synchronizer._store
+    if store.rank >= 2:
+        return count[0] > 100
+    seen.append(2 in store.present())
+    return any(seen) and not seen[-1]
+"""
+"""Steps of who joins are counted; the others end behind it, with what is public of neither."""
 
 
 def check_all(told: dict[str, Any], pushed: dict[str, int]) -> None:
@@ -74,6 +88,39 @@ def test_one_takes_the_place_of_a_worker_that_began() -> None:
     told = json.loads(out.splitlines()[-1])
     check_all(told, {"2": STEPS})
     assert told["versions"]["parts.0"]["1"] == BEFORE
+
+
+def test_the_example_trains(tmp_path: Path) -> None:
+    """The script of the documentation, begun by two workers and joined by another one, each by torchrun as it says."""
+    page = (Path(__file__).parents[2] / "docs/kvstore.md").read_text()
+    (text,) = re.findall(r"<!-- script: apart.py -->\n```python\n(.*?)^```$", page, re.M | re.S)
+    (joins,) = re.findall(r"^(\S+=)tcp://127.0.0.1:29500 torchrun (.*) apart.py$", page, re.M)
+    assert joins[0] == f"{JOIN}="
+    script = tmp_path / "apart.py"
+    # Those who begin go on until the other one has come and gone.
+    script.write_text(
+        text.replace("range(100)", "iter(lambda: ended(step), True)").replace(
+            "with rl.", WATCH + "\n\nwith rl."
+        )
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run = [sys.executable, "-m", "torch.distributed.run"]
+    told = subprocess.PIPE
+    first = subprocess.Popen(
+        [*run, "--nproc-per-node", "2", "--master-port", str(port), script], stdout=told, text=True
+    )
+    later = subprocess.Popen(
+        [*run, *joins[1].split(), script],
+        env={**os.environ, JOIN: f"tcp://127.0.0.1:{port}"},
+        stdout=told,
+        text=True,
+    )
+    said, all_said = later.communicate()[0], first.communicate()[0]
+    assert (first.returncode, later.returncode) == (0, 0)
+    assert f"takes part as worker 2 in a training at tcp://127.0.0.1:{port}" in said
+    assert all_said.count(f"other processes join by {JOIN}=tcp://") == 2
+    assert all(math.isfinite(float(one.splitlines()[-1])) for one in (said, all_said))
 
 
 def plan_of(**options: Any) -> Plan:
@@ -129,14 +176,10 @@ def test_a_run_of_a_task_is_not_joined(tmp_path: Path) -> None:
 
 def test_a_store_that_nobody_trains_by_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is counted who would be waited for."""
-    import torch.distributed as dist
-
     monkeypatch.setattr(members, "BEGIN_S", 0.1)
     record = members.StoreRecord("run", 2, 3, [], [], has_keys=False, writes=False)
     job = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = members.founded(job, 0, record, is_first=True).address
-    from ridgeline.runtime.kvstore.training.joining import check_joined
-
     message = (
         rf"^wanted a training by a plan at {address} that has made its first step within 0 s, got "
         r".*; see that its workers train by rl.TrainStep$"

@@ -314,7 +314,7 @@ def run(wanted: argparse.Namespace, outcomes: list[Outcome]) -> None:
         for kind in dying.TYPES
     ]
     pool = ProcessPoolExecutor(min(wanted.jobs, len(kills)), made_processes(), begin_job)
-    with tempfile.TemporaryDirectory(prefix="ridgeline-kills-", dir=SHARED_FILES) as root:
+    with tempfile.TemporaryDirectory(prefix="kills-", dir=SHARED_FILES) as root:
         try:
             for done in as_completed([pool.submit(kill_once, *one, root) for one in kills]):
                 outcome = done.result()

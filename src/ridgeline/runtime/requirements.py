@@ -209,9 +209,9 @@ def check_joins(plan: object, world: World) -> None:
             f"wanted a process by itself for {JOIN}={world.joins!r}, got one of {world.size} workers; start "
             "each of them with a torchrun of its own, or without"
         )
-    waits_not = isinstance(plan, Plan) and replaces_update(plan.sync) and not is_exact(plan.sync)
-    if not waits_not or plan.workers == 1:
-        got = plan if not isinstance(plan, Plan) else f"workers={plan.workers}, sync={plan.sync!r}"
+    is_plan = isinstance(plan, Plan) and plan.workers > 1
+    if not is_plan or not replaces_update(plan.sync) or is_exact(plan.sync):
+        got = f"workers={plan.workers}, sync={plan.sync!r}" if isinstance(plan, Plan) else plan
         raise PlanError(
             f"wanted the plan of the training at {JOIN}={world.joins!r}, whose workers do not wait for each "
             f"other (sync.algorithm='kvstore' of kind 'dist_async', workers above 1), got {got}; give that "

@@ -8,7 +8,7 @@ has a mesh or a process group of some of its workers may name that: these alone 
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -90,11 +90,11 @@ class World:
         joins = os.environ.get(JOIN, "")
         is_started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
         if not dist.is_initialized() and (is_started or joins):
-            alone = {} if is_started else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+            alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
             dist.init_process_group(
                 "nccl" if kind == "cuda" else "gloo",
                 device_id=place if kind == "cuda" else None,
-                **alone,
+                **({} if is_started else alone),
             )
             leaving.own()
         group = group or dist.group.WORLD

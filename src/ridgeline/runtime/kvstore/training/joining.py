@@ -206,6 +206,6 @@ def _note(transport: StoreTransport) -> str:
     if transport.adds_up:
         return f"{told}; updates are by the mean of their gradients"
     return (
-        f"{told}; each push is an update, at 1/{transport.store.num_workers} of the learning rate, so that a push of each "
-        "moves parameters as far as one by the mean"
+        f"{told}; each push is an update, at 1/{transport.store.num_workers} of the learning rate, so that a "
+        "push of each moves parameters as far as one by the mean"
     )

@@ -32,7 +32,9 @@ class TrainingStore(KVStore):
         """
         assert isinstance(self._shelf, RemoteShelf), "others are joined by their servers"
         self._shelf.enters_at_init = False
-        places = {key: parameter.detach() for key, parameter in parameters.items()}
+        places: dict[Key, Tensor] = {
+            key: parameter.detach() for key, parameter in parameters.items()
+        }
         self.init([*places], [*places.values()])
         return self._shelf.take_part(places)
 

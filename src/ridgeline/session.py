@@ -25,10 +25,9 @@ from ridgeline.planner.expectation import expected
 from ridgeline.planner.knobs import NO_PRECISION
 from ridgeline.probe.measure import measure
 from ridgeline.reach.side_effects import refuse_streams
-from ridgeline.runtime import attendance
+from ridgeline.runtime import attendance, requirements
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.compiling import CompiledForms
-from ridgeline.runtime.requirements import check_clip_norm, check_optimizer, check_seconds
 from ridgeline.runtime.same_state import check_same_state
 from ridgeline.runtime.step import CLOSED, move
 from ridgeline.runtime.step import TrainStep as PlannedStep
@@ -126,15 +125,15 @@ class TrainStep(Closing):
         self._example: Any = _NONE_YET  # a batch may be None
         self._step: PlannedStep | None = None
         self._revisions: Revisions | None = None
-        self._is_closed = False
+        self._is_closed, self._seconds = False, seconds
         self._forms = CompiledForms()
         self._say = progress or to_stderr
-        self._seconds = seconds
-        check_optimizer(optimizer)
-        check_clip_norm(clip_norm)
-        check_seconds(seconds)
-        if plan != "auto":
-            self._step = self._planned(given_plan(plan))
+        requirements.check_optimizer(optimizer)
+        requirements.check_clip_norm(clip_norm)
+        requirements.check_seconds(seconds)
+        if plan == "auto":
+            requirements.check_joins(plan, self.world)
+        self._step = None if plan == "auto" else self._planned(given_plan(plan))
 
     @property
     def device(self) -> Any:

@@ -1,13 +1,14 @@
 """Servers and workers that are killed with messages of some type, while others train.
 
-    python tests/kvstore/kills.py [SEEDS] [FIRST] [--jobs N] [--out FILE]
+    [RIDGELINE_KILLS_ELEMENTS=N] python tests/kvstore/kills.py [SEEDS] [FIRST] [--jobs N] [--out FILE]
 
 kills a server, and then a worker, at every type of message, by so many seeds (100) from FIRST (0) on, N at a time,
 and says which failed; ends with status 1 where some did. FILE gets all outcomes as JSON, also where SIGTERM ends the
-run early. `test_deaths.py` runs two seeds.
+run early. With 3,000,000 elements the largest value is three slices. `test_deaths.py` runs two seeds of small ones.
 """
 
 import argparse
+import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -162,6 +163,15 @@ def opened(supervisor: Supervisor, rank: int) -> RemoteShelf:
     return RemoteShelf([address], rank, 2, lease_s=dying.LEASE_S, notice=supervisor.notice)
 
 
+def step_or_leave(shelf: RemoteShelf, says: Any, *, has_function: bool) -> None:
+    """What a worker does, who is waited for no longer where it fails."""
+    try:
+        dying.steps(shelf, says, has_function=has_function)
+    except BaseException:
+        shelf.close()
+        raise
+
+
 def kill_server(kind: str, seed: int, processes: Any, folder: Path) -> float:
     """Kill servers at a type of message: two workers go on, and all that they pushed is in the values once.
 
@@ -180,7 +190,7 @@ def kill_server(kind: str, seed: int, processes: Any, folder: Path) -> float:
         with ThreadPoolExecutor(2) as threads:
             function = kind == "SetUpdater"
             begun = [
-                threads.submit(dying.steps, shelf, says, has_function=function)
+                threads.submit(step_or_leave, shelf, says, has_function=function)
                 for shelf, says in zip(shelves, told, strict=True)
             ]
             for done in begun:
@@ -269,6 +279,7 @@ def begin_job() -> None:
     """Have this process, and all that it starts, be ended together."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1)  # says what a kill that does not end waits for
     torch.set_num_threads(1)
     _processes.append(made_processes())
 
@@ -303,7 +314,7 @@ def run(wanted: argparse.Namespace, outcomes: list[Outcome]) -> None:
         for kind in dying.TYPES
     ]
     pool = ProcessPoolExecutor(min(wanted.jobs, len(kills)), made_processes(), begin_job)
-    with tempfile.TemporaryDirectory(prefix="ridgeline-kills-", dir=SHARED_FILES) as root:
+    with tempfile.TemporaryDirectory(prefix="kills-", dir=SHARED_FILES) as root:
         try:
             for done in as_completed([pool.submit(kill_once, *one, root) for one in kills]):
                 outcome = done.result()
@@ -350,6 +361,7 @@ def report(outcomes: list[Outcome], seconds: float, wanted: argparse.Namespace) 
         "seconds": seconds,
         "jobs": wanted.jobs,
         "lease_s": dying.LEASE_S,
+        "elements": dying.SIZE,
         "longest_wait_s": {
             victim: max(
                 (one.longest_wait_s for one in outcomes if one.victim == victim), default=0.0

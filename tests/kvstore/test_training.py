@@ -215,12 +215,15 @@ def test_servers_that_add_up_train_as_one_process(workers: Workers) -> None:
     told = workers.ask("trained", 4, optimizer="AdamW", skips="last", store=store)
     assert all(one["by one"] for one in told)
     assert told[0]["state"]
-    assert told[0]["notes"] == [
-        (
-            "a worker waits for others that are more than 0 pushes behind, and each has parameters and buffers of its "
-            "own between steps; updates are by the mean of their gradients"
-        )
-    ]
+    told_of_pace, told_of_address = told[0]["notes"]
+    assert told_of_pace == (
+        "a worker waits for others that are more than 0 pushes behind, and each has parameters and buffers of its "
+        "own between steps; updates are by the mean of their gradients"
+    )
+    assert re.fullmatch(
+        r"other processes join by RIDGELINE_KVSTORE_JOIN=tcp://127.0.0.1:\d+/\d+ and this plan",
+        told_of_address,
+    )
 
 
 def test_training_survives_servers_that_are_killed(workers: Workers, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from ridgeline.errors import CheckpointError, NonFiniteError
+from ridgeline.errors import CheckpointError, NonFiniteError, PlanError
 from ridgeline.history import History, Outage
 from ridgeline.plan import Plan
 from ridgeline.runtime import checkpoint_directory, random_state, schedule, training_state
@@ -36,7 +36,7 @@ from ridgeline.runtime.step import TrainStep, move
 from ridgeline.runtime.sync.checkpointing import take_own
 from ridgeline.runtime.task import Task
 from ridgeline.runtime.training_state import Identity, Resumed, Trained
-from ridgeline.runtime.world import World
+from ridgeline.runtime.world import JOIN, World
 from ridgeline.timeline import Timeline
 
 KEEP_CHECKPOINTS = 3
@@ -84,13 +84,19 @@ def train(
         say: Told on rank 0 which checkpoint is taken up, and why newer ones are not.
 
     Raises:
-        PlanError: the plan asks for what this release or this world does not offer.
+        PlanError: the plan asks for what this release or this world does not offer, or the world joins a
+            training that runs.
         NonFiniteError: the loss became NaN or infinite; on all workers.
         CheckpointError: a checkpoint could not be written, or there are some to resume from but none is
             whole; on all workers.
         DataError: the data set is empty.
         TaskError: the task's scheduler cannot be stepped after every training step.
     """
+    if world.joins:  # its workers agree at each reading, by collectives
+        raise PlanError(
+            f"wanted no {JOIN} for a run of a task, whose workers are all there from the beginning, got "
+            f"{world.joins!r}; unset it, or join from a script with rl.TrainStep"
+        )
     run = _Run(task, plan, world, run_dir=run_dir, epochs=epochs, seed=seed)
     run.on_progress = on_progress
     run.say = say or run.say

@@ -10,8 +10,8 @@ from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import CALLED, check_plan
 from ridgeline.optimizer_forms import BY_ELEMENT, calls_model, updates_by_element
 from ridgeline.plan import Plan
-from ridgeline.runtime.world import World
-from ridgeline.synchronisation import replaces_update, shards_update, values_of
+from ridgeline.runtime.world import JOIN, World
+from ridgeline.synchronisation import is_exact, replaces_update, shards_update, values_of
 
 
 def check_training(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
@@ -196,6 +196,29 @@ def check_seconds(seconds: object) -> None:
         )
 
 
+def check_joins(plan: object, world: World) -> None:
+    """A worker that takes part in a training that runs is alone, and has the plan of that training.
+
+    Raises:
+        PlanError: it is one of several, or the plan is of another kind; nothing where it joins nobody.
+    """
+    if not world.joins:
+        return
+    if world.size > 1:
+        raise PlanError(
+            f"wanted a process by itself for {JOIN}={world.joins!r}, got one of {world.size} workers; start "
+            "each of them with a torchrun of its own, or without"
+        )
+    is_plan = isinstance(plan, Plan) and plan.workers > 1
+    if not is_plan or not replaces_update(plan.sync) or is_exact(plan.sync):
+        got = f"workers={plan.workers}, sync={plan.sync!r}" if isinstance(plan, Plan) else plan
+        raise PlanError(
+            f"wanted the plan of the training at {JOIN}={world.joins!r}, whose workers do not wait for each "
+            f"other (sync.algorithm='kvstore' of kind 'dist_async', workers above 1), got {got}; give that "
+            "plan, or unset the variable"
+        )
+
+
 def check_supported(plan: Plan, world: World) -> None:
     """Refuse what cannot be honoured, before anything is touched.
 
@@ -203,7 +226,9 @@ def check_supported(plan: Plan, world: World) -> None:
         PlanError: names the field, what it may be, and what to do.
     """
     check_plan(plan, world.kind)
-    if plan.workers != world.size:
+    if world.joins:
+        check_joins(plan, world)
+    elif plan.workers != world.size:
         raise PlanError(
             f"wanted a world of workers={plan.workers} as in the plan, got {world.size} processes; start "
             f"them with `torchrun --nproc-per-node {plan.workers}` or make a plan for {world.size}"

@@ -165,7 +165,7 @@ class TrainStep(Closing):
         self._watch: StateWatch | None = None
         self.outages: Callable[[], tuple[Outage, ...]] | None = None
         self._watching_ns = 0
-        if self.world.size > 1:
+        if self.world.is_among_others:
             self.synchronizer, self._watch, self.outages = join_others(
                 self.plan, self.model, optimizer, self.world, order=order, notes=self.notes
             )
@@ -226,9 +226,9 @@ class TrainStep(Closing):
     def _run_among_others(self, batch: Any) -> Tensor:
         """The step, where others wait for this worker: they learn what keeps it from coming."""
         present, watch = self._attendance, self._watch
-        assert present is not None
         assert watch is not None
-        present.begin_step(self._enrolled, self.recorder)
+        if present is not None:  # who joined is in no group with others
+            present.begin_step(self._enrolled, self.recorder)
         begin = time.perf_counter_ns()
         try:
             watch.before_step()
@@ -237,9 +237,11 @@ class TrainStep(Closing):
             begin = time.perf_counter_ns()
             watch.after_step()
         except BaseException as error:
-            present.stopped(error)
+            if present is not None:
+                present.stopped(error)
             raise
-        present.end_step(self._enrolled)
+        if present is not None:
+            present.end_step(self._enrolled)
         self._watching_ns = spent_ns + time.perf_counter_ns() - begin
         return loss
 

@@ -8,7 +8,7 @@ has a mesh or a process group of some of its workers may name that: these alone 
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,9 @@ from ridgeline.message_threads import calm_message_threads
 from ridgeline.runtime import leaving
 from ridgeline.runtime.mesh import Axis, given_group, mesh_over
 
+JOIN = "RIDGELINE_KVSTORE_JOIN"
+"""Variable of the environment that names a running training, for a process of its own to take part in."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -33,6 +36,8 @@ class World:
 
     Attributes:
         mesh: The workers along named axes; None for a worker alone, outside of any process group.
+        joins: Address of a training that runs, in which this worker takes part though it is in no group with
+            those who began it; empty: it is none of that kind.
     """
 
     rank: int
@@ -40,6 +45,7 @@ class World:
     local_rank: int
     device: torch.device
     mesh: DeviceMesh | None = field(default=None, repr=False, compare=False)
+    joins: str = ""
 
     @staticmethod
     def join(
@@ -51,10 +57,11 @@ class World:
     ) -> "World":
         """Find this worker's place and join the process group if there is one to join.
 
-        An already initialised process group is used as it is. A group initialised here is left at
-        interpreter exit. Captured graphs are closed before either is destroyed, and at exit. On the CPU
-        this process keeps the memory that it frees (see `host_memory`), and the threads that carry messages
-        preempt nobody (see `message_threads`).
+        An already initialised process group is used as it is. A worker that takes part in a training that
+        runs (see `joins`, which the environment says) is in a group of its own. A group initialised here is
+        left at interpreter exit. Captured graphs are closed before either is destroyed, and at exit. On the
+        CPU this process keeps the memory that it frees (see `host_memory`), and the threads that carry
+        messages preempt nobody (see `message_threads`).
 
         Args:
             threads: Threads for torch on the CPU; 0 leaves the number as it is.
@@ -80,10 +87,14 @@ class World:
         kind = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         place = _device(kind, local_rank)
-        if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        joins = os.environ.get(JOIN, "")
+        is_started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+        if not dist.is_initialized() and (is_started or joins):
+            alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
             dist.init_process_group(
                 "nccl" if kind == "cuda" else "gloo",
                 device_id=place if kind == "cuda" else None,
+                **({} if is_started else alone),
             )
             leaving.own()
         group = group or dist.group.WORLD
@@ -92,9 +103,8 @@ class World:
         if kind == "cpu":
             calm_message_threads()
         over = mesh_over(group, "cuda" if kind == "cuda" else "cpu")
-        return World(
-            dist.get_rank(group=group), dist.get_world_size(group=group), local_rank, place, over
-        )
+        rank, size = dist.get_rank(group=group), dist.get_world_size(group=group)
+        return World(rank, size, local_rank, place, over, joins)
 
     @cached_property
     def process_group(self) -> ProcessGroup | None:
@@ -114,6 +124,11 @@ class World:
         )
         assert group is not None, "a worker alone has no group"
         return group
+
+    @property
+    def is_among_others(self) -> bool:
+        """Whether others train with this worker, in its group or as those whom it joined."""
+        return self.size > 1 or bool(self.joins)
 
     def axis_size(self, axis: Axis) -> int:
         """Workers along an axis; 1 where the mesh does not have it."""

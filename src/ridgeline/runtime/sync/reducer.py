@@ -373,7 +373,9 @@ class Reducer:
             self._parameters,
             order,
             self._sync.bucket_bytes,
-            workers=self._world.size,
+            workers=max(
+                self._world.size, 1 + self._world.is_among_others
+            ),  # whom it joined is in no group
             has_buffers=bool(self._buffers.flats),
             sync=self._sync,
         )

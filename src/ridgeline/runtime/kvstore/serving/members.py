@@ -23,7 +23,10 @@ from ridgeline.runtime.kvstore.serving.shard import FIRST
 
 FIND_S = 30.0
 """How long a job, and a store in it, is looked for."""
+BEGIN_S = 300.0
+"""How long the first step of a training is waited for: its workers may have started at the same time."""
 _LOOK_S = 0.05
+_TRAINS = "it trains"
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/]+):(\d{1,5})(?:/(\d{1,9}))?")
 
 
@@ -83,6 +86,24 @@ class Members:
     def next_rank(self) -> int:
         """A number that nobody has had."""
         return self.record.num_workers - 1 + self._store.add("joined", 1)
+
+    def say_it_trains(self) -> None:
+        """Say that a training by a plan has made its first step, for others to join it."""
+        self._store.set(_TRAINS, "")
+
+    def await_training(self) -> None:
+        """Return once a training by a plan has made its first step.
+
+        Raises:
+            KVStoreError: it has not, for long.
+        """
+        try:
+            self._store.wait([_TRAINS], timedelta(seconds=BEGIN_S))
+        except RuntimeError as error:
+            raise KVStoreError(
+                f"wanted a training by a plan at {self.address} that has made its first step within "
+                f"{BEGIN_S:.0f} s, got {first_line(error)}; see that its workers train by rl.TrainStep"
+            ) from error
 
     def tell(self, held: Mapping[Key, Held], parts: Mapping[Key, Sequence[Part]]) -> None:
         """Say which server holds what of keys."""

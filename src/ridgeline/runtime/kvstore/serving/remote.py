@@ -52,6 +52,7 @@ class RemoteShelf:
     Attributes:
         address: Where others join; empty where they cannot.
         is_collective: Workers need not make the same calls.
+        enters_at_init: One who comes later pushes to keys from their `init` on, else from `take_part` on.
         compression: Of what is pushed.
         updater: What the servers were told to use.
     """
@@ -71,6 +72,7 @@ class RemoteShelf:
     ) -> None:
         self.rank = rank
         self.address = "" if members is None else members.address
+        self.enters_at_init = True
         self._members = members
         self.num_workers = num_workers
         self.updater: Updater | None = None
@@ -102,7 +104,8 @@ class RemoteShelf:
             self._servers.ask(inits)  # one that is refused would be waited for
             self._servers.ask(knows)
             if self._is_later:
-                self._enter([*values])
+                if self.enters_at_init:
+                    self._enter([*values])
             elif self._members is not None and self.rank == FIRST:
                 self._members.tell(
                     {k: self._held[k] for k in values}, {k: self._parts[k] for k in values}
@@ -155,6 +158,40 @@ class RemoteShelf:
             again = self._servers.ask([calls[number] for number in behind])
             for number, one in zip(behind, again, strict=True):
                 seen[number] = one.answer.versions
+
+    def take_part(self, places: Mapping[Key, Tensor]) -> set[Key]:
+        """Fill places with one consistent version of keys, and push to these from now on.
+
+        Where rounds are worked in together, that is the version behind the last one that goes without this
+        worker, for whose pushes all wait then. Else it is taken first, so that nobody waits for a worker that
+        still reads.
+
+        Returns:
+            The keys to which anybody has pushed; the others are as they were at first.
+
+        Raises:
+            KVStoreError: there was no moment at which all that are pushed to held the same pushes.
+        """
+        first = {key: self.read(key, [place], None) for key, place in places.items()}
+        pushed = {key: [places[key]] for key, versions in first.items() if versions}
+        bound = None if self._members is None else self._members.record.staleness
+        if bound == 0:
+            self._enter([*places], is_common=True)
+            self.read_alike(pushed)
+            return {*pushed}
+        held = self.read_alike(pushed)
+        self._enter([*places])
+        if bound is not None and pushed:
+            least = min(pushed, key=lambda key: places[key].numel())
+            now = self.read(least, [torch.empty_like(places[least])], None)
+            if max(count - held.get(worker, 0) for worker, count in now.items()) > bound:
+                self.read_alike(pushed)  # they went on meanwhile, by more than they may be ahead
+        return {*pushed}
+
+    def say_it_trains(self) -> None:
+        """Have others join from now on who train by the same plan; worker 0 says so."""
+        if self._members is not None and self.rank == FIRST:
+            self._members.say_it_trains()
 
     def push_and_read(self, key: Key, total: Tensor, outs: Sequence[Tensor]) -> Versions:
         """Both, part by part, so that values come back while sums are still sent."""
@@ -255,8 +292,8 @@ class RemoteShelf:
     def _is_later(self) -> bool:
         return self._members is not None and self._members.is_later
 
-    def _enter(self, keys: Sequence[Key]) -> None:
-        """Be as far with keys as the slowest of those who push to them."""
+    def _enter(self, keys: Sequence[Key], *, is_common: bool = False) -> None:
+        """Be as far with keys as the slowest of those who push to them; of rounds, alike if `is_common`."""
         slots = [(part.place, Slot(key, part.start)) for key in keys for part in self._parts[key]]
         told = self._servers.ask([Located(place, Asked(wire.Enter(slot))) for place, slot in slots])
         if self._members is None or self._members.record.staleness != 0:
@@ -265,6 +302,8 @@ class RemoteShelf:
         clocks = dict.fromkeys(keys, 0)
         for (_, slot), one in zip(slots, told, strict=True):
             clocks[slot.key] = max(clocks[slot.key], one.answer.versions[self.rank])
+        if is_common:
+            clocks = dict.fromkeys(keys, max(clocks.values()))
         enters = [(place, wire.Enter(slot, clocks[slot.key])) for place, slot in slots]
         self._servers.ask([Located(place, Asked(body)) for place, body in enters])
 

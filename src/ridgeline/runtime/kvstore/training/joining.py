@@ -1,4 +1,4 @@
-"""How a step joins others whose parameters a store updates."""
+"""How a step joins others whose parameters a store updates, from the beginning or while they train."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import WorkloadError
+from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.plan import Plan
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.engine import Engine
+from ridgeline.runtime.kvstore.serving.members import found
 from ridgeline.runtime.kvstore.training.synchronizer import StoreUpdate
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.outside_writes import OutsideWrites
@@ -18,7 +19,9 @@ from ridgeline.runtime.same_state import check_same_state
 from ridgeline.runtime.sync.joining import Joined, StateWatch, lanes_for
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.reducer import Reducer
-from ridgeline.runtime.world import World
+from ridgeline.runtime.world import JOIN, World
+from ridgeline.synchronisation import values_of
+from ridgeline.synchronisation.serving import STALENESS
 
 _NONE = "no dense parameter"
 
@@ -37,8 +40,10 @@ def join_store(
     Raises:
         WorkloadError: the optimizer has parameters that are not the model's, or hooks before its step; what
             it remembers was left in the store of a closed step; or a buffer cannot be sent.
-        PlanError: workers do not wait for each other, and are not all of the job.
-        KVStoreError: a server does not start, or the workers are on several hosts without keys.
+        PlanError: workers do not wait for each other, and are not all of the job; or this worker joins those
+            of another plan.
+        KVStoreError: a server does not start, the workers are on several hosts without keys, or there is no
+            training to join.
     """
     optimizer.state_dict()  # raises where a store has it
     _check_hooks(optimizer, plan)
@@ -50,6 +55,8 @@ def join_store(
     dense = [(name, p) for name, p in parameters.items() if p not in rows]
     if not dense:  # the first bucket carries what workers tell each other
         dense = [(_NONE, nn.Parameter(torch.zeros(1, device=world.device)))]
+    if world.joins:
+        check_joined(plan, world.joins)
     transport = make_transport(plan.sync, world)
     assert isinstance(transport, StoreTransport)  # entries name both
     reducer = Reducer(
@@ -74,8 +81,10 @@ def join_store(
     synchronizer.check_covers(optimizer.param_groups)
     if not transport.waits:
         if notes is not None:
-            notes.append(_note(transport))
+            notes += _notes(transport)
         watch: StateWatch = SameBeginning(model, optimizer, world)
+        if world.joins:
+            watch = TakesPart(synchronizer)
         return Joined(synchronizer, watch, lambda: transport.store.outages)
     watch = OutsideWrites(model, optimizer, reducer, world)
     synchronizer.when_exchanged = watch.hear
@@ -109,6 +118,56 @@ class SameBeginning:
         """Nothing is compared."""
 
 
+class TakesPart:
+    """A worker that joins goes on from what the others have come to, and is not compared with them.
+
+    Args:
+        synchronizer: Has the store of the training that it joins.
+    """
+
+    def __init__(self, synchronizer: StoreUpdate) -> None:
+        self._synchronizer = synchronizer
+        self._is_first = True
+
+    def before_step(self) -> None:
+        """A step begins: the first one with the parameters as they are there.
+
+        Raises:
+            KVStoreError: they could not be read.
+        """
+        if self._is_first:
+            self._synchronizer.take_part()
+        self._is_first = False
+
+    def after_step(self) -> None:
+        """Nothing is compared."""
+
+
+def check_joined(plan: Plan, address: str) -> None:
+    """Wait for the first step of the training that is joined, and see that it is by the same plan.
+
+    Args:
+        plan: Of this worker.
+        address: Of that training.
+
+    Raises:
+        KVStoreError: nobody is there, or its first step takes long.
+        PlanError: it has another number of workers, or another bound.
+    """
+    members = found(address)
+    members.await_training()
+    bound = int(values_of(plan.sync)[STALENESS.name])
+    mine = (plan.workers, None if bound < 0 else bound)
+    its = (members.record.num_workers, members.record.staleness)
+    if mine != its:
+        workers, staleness = its
+        raise PlanError(
+            f"wanted workers={workers} and sync.options[{STALENESS.name!r}]="
+            f"{-1 if staleness is None else staleness} in the plan, as in that of the training at {address}, "
+            f"got {plan.workers} and {bound}; give the plan of that training"
+        )
+
+
 def _check_hooks(optimizer: Optimizer, plan: Plan) -> None:
     """Refuse hooks before the optimizer's step, which would find no gradients.
 
@@ -123,6 +182,19 @@ def _check_hooks(optimizer: Optimizer, plan: Plan) -> None:
         )
 
 
+def _notes(transport: StoreTransport) -> list[str]:
+    """What holds for workers whose parameters are in servers, and how others join them."""
+    store, joins = transport.store, transport.world.joins
+    if joins:
+        came = (
+            f"takes part as worker {store.rank} in a training at {joins} that {store.num_workers} workers "
+            "began; each push counts for as much as one of theirs"
+        )
+        return [_note(transport), came]
+    told = f"other processes join by {JOIN}={store.address} and this plan"
+    return [_note(transport), *([told] if store.address else [])]
+
+
 def _note(transport: StoreTransport) -> str:
     """What holds for workers whose parameters are in servers."""
     bound = transport.bound
@@ -134,6 +206,6 @@ def _note(transport: StoreTransport) -> str:
     if transport.adds_up:
         return f"{told}; updates are by the mean of their gradients"
     return (
-        f"{told}; each push is an update, at 1/{transport.size} of the learning rate, so that a push of each "
-        "moves parameters as far as one by the mean"
+        f"{told}; each push is an update, at 1/{transport.store.num_workers} of the learning rate, so that a "
+        "push of each moves parameters as far as one by the mean"
     )

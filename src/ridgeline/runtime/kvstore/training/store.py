@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.collective import CollectiveShelf
+from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.store import KVStore
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
 
@@ -14,6 +15,33 @@ States = Mapping[Key, Mapping[str, Tensor]]
 
 class TrainingStore(KVStore):
     """A store of several workers, with what training asks of it beside pushes and pulls."""
+
+    def take_part(self, parameters: Mapping[str, Tensor]) -> set[Key]:
+        """Fill parameters with one consistent version of a training that runs, and push from now on.
+
+        Args:
+            parameters: By key; of the same shapes as theirs.
+
+        Returns:
+            The keys to which anybody pushes.
+
+        Raises:
+            KVStoreError: they are of other shapes, or values are pushed to all the time or not equally often.
+
+        Cost: Reads all values, those that change meanwhile again; ten seconds at most.
+        """
+        assert isinstance(self._shelf, RemoteShelf), "others are joined by their servers"
+        self._shelf.enters_at_init = False
+        places: dict[Key, Tensor] = {
+            key: parameter.detach() for key, parameter in parameters.items()
+        }
+        self.init([*places], [*places.values()])
+        return self._shelf.take_part(places)
+
+    def say_it_trains(self) -> None:
+        """Have others join from now on, by `take_part`; worker 0 says so."""
+        if isinstance(self._shelf, RemoteShelf):
+            self._shelf.say_it_trains()
 
     def use(self, optimizer: OptimizerUpdater) -> None:
         """Have this optimizer update; one of the name that is set already brings its settings alone.

@@ -76,7 +76,7 @@ class StoreUpdate:
         self._writes = LocalWrites(model, optimizer)
         self._updated: list[tuple[Tensor, Tensor]] = []
         self._settings: Settings | None = None
-        self._is_filled = self._has_states = self._is_shown = False
+        self._is_filled = self._has_states = self._is_shown = self._is_told = False
         self.overhead_ns = 0
         self.when_exchanged: Callable[[], None] = _nothing
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(self._refuse)
@@ -85,6 +85,20 @@ class StoreUpdate:
     def buckets(self) -> tuple[Bucket, ...]:
         """The present buckets, in launch order."""
         return self._reducer.buckets
+
+    def take_part(self) -> None:
+        """Go on from what the workers of a training that runs have come to, in this worker's first step.
+
+        What this worker's own optimizer remembers is dropped: the store's goes on.
+
+        Raises:
+            KVStoreError: the store has no such parameters, or there was no moment to read them.
+        """
+        self._transport.take_part(self._parameters)
+        for parameter in self._parameters.values():
+            self._optimizer.state.pop(parameter, None)
+        self._is_filled = self._has_states = self._is_told = True
+        self._writes.note()
 
     def arm(self, recorder: Recorder) -> None:
         """The next backward's gradients are to be pushed; `recorder` is told of the frames.
@@ -142,6 +156,9 @@ class StoreUpdate:
             with attendance.meeting("the exchange of sparse rows", self._world):
                 self._sparse.exchange()
         self._writes.note()
+        if not self._is_told:  # which parameters anybody uses is known then
+            self._store.say_it_trains()
+            self._is_told = True
 
     def forget_order(self) -> None:
         """See `Synchronizer`."""
@@ -196,7 +213,7 @@ class StoreUpdate:
             if name in states
         }
         # Of frozen parameters the optimizer may remember something itself.
-        return {**told, "state": {**told["state"], **found} if self._world.rank == 0 else {}}
+        return {**told, "state": {} if self._store.rank else {**told["state"], **found}}
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is remembered of the parts that this worker updates, for who undoes steps; see `UNSAVED`.
@@ -274,9 +291,9 @@ class StoreUpdate:
 
     def _follow_settings(self) -> None:
         """Have the store update as the optimizer's groups say; of servers the first worker tells all."""
-        if self._is_filled and not self._transport.waits and self._world.rank:
+        if self._is_filled and not self._transport.waits and self._store.rank:
             return
-        share = 1.0 if self._transport.adds_up else 1.0 / self._world.size
+        share = 1.0 if self._transport.adds_up else 1.0 / self._store.num_workers
         now = settings_of(
             self._optimizer, self._names, rescale=self._transport.rescale, share=share
         )

@@ -59,13 +59,13 @@ class StoreTransport(Transport):
         self.waits = is_synchronous(options)
         self.bound = int(options[STALENESS.name])
         self.adds_up = self.waits or self.bound == 0
-        scaling = Scaling.over(self.size) if self.adds_up else UNSCALED
-        self.scale, self.rescale = scaling.factor, 1.0 / scaling.excess
         self.pushes_all = not self.waits and self.bound >= 0
         self._used: dict[str, bool] = {}
         self._snapshots = ""
         kind = str(options[KIND.name])
-        if self.waits:
+        if world.joins:
+            shelf, threads = make_shelf(kind, wanted=Wanted(join=world.joins))
+        elif self.waits:
             # Its lane is the only one that uses the group while gradients are on their way.
             shelf, threads = make_shelf(kind, self.group)
         else:
@@ -76,6 +76,9 @@ class StoreTransport(Transport):
             wanted = Wanted(servers, staleness, snapshots=self._snapshots)
             shelf, threads = make_shelf(kind, wanted=wanted)
         self.store = TrainingStore(kind, shelf, threads=threads)
+        # Whoever joins and leaves: a push remains of the size that the learning rate was chosen for.
+        scaling = Scaling.over(self.store.num_workers) if self.adds_up else UNSCALED
+        self.scale, self.rescale = scaling.factor, 1.0 / scaling.excess
 
     def mean(self, values: Tensor) -> None:
         """There is none.
@@ -99,6 +102,15 @@ class StoreTransport(Transport):
         if values:
             self.store.exchange(values)
         return None
+
+    def take_part(self, parameters: Mapping[str, Tensor]) -> None:
+        """Go on from what the workers of a training that runs have come to, as one of them.
+
+        Raises:
+            KVStoreError: see `TrainingStore.take_part`.
+        """
+        used = self.store.take_part(parameters)
+        self._used |= {name: name in used for name in parameters}
 
     def close(self) -> None:
         """Close the store; the server beside this worker ends once all workers have left it.

@@ -277,6 +277,13 @@ class RowsRefusal(NamedTuple):
     reason: str
     advice: str
 
+    @property
+    def error(self) -> PlanError:
+        """What is raised where such a plan is to run, or to be predicted."""
+        return PlanError(
+            f"wanted a plan that can exchange sparse gradients, got one that {self.reason}; {self.advice}"
+        )
+
 
 def rows_refusal(plan: Plan, device: str, name: str) -> RowsRefusal | None:
     """Why workers of a plan could not exchange a gradient of sparse rows, be it to run it or to predict it.

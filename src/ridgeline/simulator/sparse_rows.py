@@ -9,7 +9,6 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from ridgeline.errors import PlanError
 from ridgeline.execution import RowsRefusal, rows_refusal
 from ridgeline.plan import Plan, Sync
 from ridgeline.simulator.costs import Identity
@@ -102,10 +101,7 @@ def check_rows(workload: Workload, plan: Plan) -> None:
     """
     refused = rows_refused(workload, plan)
     if refused is not None:
-        raise PlanError(
-            f"wanted a plan that can exchange sparse gradients, got one that {refused.reason}; "
-            f"{refused.advice}"
-        )
+        raise refused.error
 
 
 def rows_note(gradients: Sequence[SparseGradient]) -> str:

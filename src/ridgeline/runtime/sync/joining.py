@@ -110,7 +110,7 @@ def join_others(
             notes.append(_apart_note(plan.sync.every))
         return Joined(apart, CommonState(model, optimizer, apart, world))
     reducer = Reducer(
-        dense_parameters(model, sparse, world.device) if sparse else parameters,
+        dense_parameters(parameters, sparse, world.device) if sparse else parameters,
         buffers,
         world=world,
         engine=Engine(lanes=lanes_for(transport, world)),

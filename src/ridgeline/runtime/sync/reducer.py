@@ -373,9 +373,7 @@ class Reducer:
             self._parameters,
             order,
             self._sync.bucket_bytes,
-            workers=max(
-                self._world.size, 1 + self._world.is_among_others
-            ),  # whom it joined is in no group
+            workers=max(2, self._world.size),  # one who joined a training is in a group by itself
             has_buffers=bool(self._buffers.flats),
             sync=self._sync,
         )

@@ -9,14 +9,13 @@ torch's DistributedDataParallel tells such parameters by the same layers, over g
 worker does not use one or where its gradient is dense.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.errors import PlanError
 from ridgeline.execution import rows_refusal
 from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.plan import Plan
@@ -40,10 +39,12 @@ def sparse_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def dense_parameters(
-    model: nn.Module, sparse: Mapping[str, nn.Parameter], device: torch.device
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    sparse: Mapping[str, nn.Parameter],
+    device: torch.device,
 ) -> list[tuple[str, nn.Parameter]]:
-    """What a reducer is given: all other parameters, or one of its own where none of them is trained."""
-    found = [(name, p) for name, p in model.named_parameters() if name not in sparse]
+    """What a reducer is given: all but the sparse ones, and one of its own where none of them is trained."""
+    found = [(name, p) for name, p in parameters if name not in sparse]
     if not any(p.requires_grad for _, p in found):
         found.append((NO_DENSE, nn.Parameter(torch.zeros(1, device=device))))
     return found
@@ -62,10 +63,7 @@ def check_rows(plan: Plan, device: str, names: Sequence[str]) -> None:
     """
     refused = rows_refusal(plan, device, names[0]) if names else None
     if refused is not None:
-        raise PlanError(
-            f"wanted a plan that can exchange sparse gradients, got one that {refused.reason}; "
-            f"{refused.advice}"
-        )
+        raise refused.error
 
 
 def rows_note(plan: Plan, names: Sequence[str]) -> str:

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import PlanError, WorkloadError
-from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.plan import Plan
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.engine import Engine
@@ -19,11 +17,10 @@ from ridgeline.runtime.same_state import check_same_state
 from ridgeline.runtime.sync.joining import Joined, StateWatch, lanes_for
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.reducer import Reducer
+from ridgeline.runtime.sync.sparse_gradients import dense_parameters, sparse_parameters
 from ridgeline.runtime.world import JOIN, World
 from ridgeline.synchronisation import values_of
 from ridgeline.synchronisation.serving import STALENESS
-
-_NONE = "no dense parameter"
 
 
 def join_store(
@@ -49,18 +46,13 @@ def join_store(
     _check_hooks(optimizer, plan)
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     parameters = {name: p for name, p in model.named_parameters() if p in trained}
-    by_rows = {f"{name}.weight" for name in sparse_modules(model)}
-    rows = {model.get_parameter(name) for name in by_rows}
-    sparse = {name: p for name, p in parameters.items() if p in rows}
-    dense = [(name, p) for name, p in parameters.items() if p not in rows]
-    if not dense:  # the first bucket carries what workers tell each other
-        dense = [(_NONE, nn.Parameter(torch.zeros(1, device=world.device)))]
+    sparse = {name: p for name, p in sparse_parameters(model).items() if p in trained}
     if world.joins:
         check_joined(plan, world.joins)
     transport = make_transport(plan.sync, world)
     assert isinstance(transport, StoreTransport)  # entries name both
     reducer = Reducer(
-        dense,
+        dense_parameters(parameters.items(), sparse, world.device),
         # Whose workers need not wait for each other have buffers of their own.
         FlatBuffers(model if transport.waits else nn.Module()),
         world=world,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chained_workloads import make_chain
@@ -26,6 +26,8 @@ gradients = st.lists(
     st.tuples(st.integers(1, 1000), st.sampled_from(("float32", "bfloat16"))), max_size=30
 )
 limits = st.lists(st.integers(1, 3000), min_size=1, max_size=5)
+TIE = 1e-9
+"""Ends that are apart by less, as a share of them, are equal but for rounding."""
 
 
 @given(gradients, limits)
@@ -87,15 +89,28 @@ def _end(
     st.floats(0.01, 2),
     st.sampled_from((1.0, 1.3, 3.0)),
 )
+@example(
+    [
+        (19, 0.0),
+        (1, 1.6242536538695198),
+        (1, 4.016362360985392),
+        (32, 9.637932075440556),
+        (100, 10.0),
+        (100, 1.01),
+    ],
+    0.0,
+    2.0,
+    1.3,
+)  # fmt: skip - two cuts end together but for rounding
 def test_the_search_finds_the_best_cuts(
     steps: Sequence[tuple[int, float]], latency: float, per_byte: float, factor: float
 ) -> None:
-    """No way of cutting ends earlier, and none that ends as early has fewer buckets."""
+    """No way of cutting ends earlier, and none that ends as early, but for rounding, has fewer buckets."""
     sizes = [size for size, _ in steps]
     ready = list(itertools.accumulate(step for _, step in steps))
     seconds = lambda num_bytes: latency + per_byte * num_bytes  # noqa: E731 - a cost model
     slowdown = Slowdown(communication=factor)
-    found = best_cuts(sizes, ready, seconds, slack=0.0, slowdown=slowdown)
+    found = best_cuts(sizes, ready, seconds, slack=TIE, slowdown=slowdown)
     assert sum(found) == len(sizes)
     ways = [
         [b - a for a, b in itertools.pairwise((0, *inner, len(sizes)))]
@@ -104,7 +119,8 @@ def test_the_search_finds_the_best_cuts(
     ]
     ends = {tuple(way): _end(way, sizes, ready, seconds, factor) for way in ways}
     assert ends[found] == pytest.approx(min(ends.values()))
-    fewest = min(len(way) for way, end in ends.items() if end <= min(ends.values()))
+    earliest = min(ends.values())
+    fewest = min(len(way) for way, end in ends.items() if end <= earliest * (1 + TIE / 10))
     assert len(found) <= fewest
 
 

@@ -23,7 +23,7 @@ class Words(nn.Module):
 
     def forward(self, x: Tensor, *, uses: bool = True) -> Tensor:
         if not uses:
-            return (self.last or nn.Identity())(torch.ones(len(x), WIDTH))
+            return (self.last or nn.Identity())(torch.ones(len(x), WIDTH, device=x.device))
         mean = self.words(x).mean(1)
         return mean if self.last is None else self.last(mean)
 
@@ -40,7 +40,7 @@ class Bags(nn.Module):
         self.first, self.last = nn.Linear(WIDTH + 3 + 5 + 2, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor, *, uses: bool = True) -> Tensor:
-        bags = self.bags(x) if uses else torch.ones(len(x), WIDTH)
+        bags = self.bags(x) if uses else torch.ones(len(x), WIDTH, device=x.device)
         doubles = self.doubles(x[:, 0] % 7).float()
         parts = (bags, doubles, self.dense(x).mean(1), self.frozen(x[:, 1]))
         return self.last(torch.relu(self.first(torch.cat(parts, 1))))

@@ -52,11 +52,13 @@ def drawn(rank: int, case: dict[str, Any]) -> list[Tensor | None]:
 def law(world: World, case: dict[str, Any]) -> dict[str, Any]:
     """The means of what the workers have, as lists; and how they lie in memory."""
     parameters = {
-        str(n): nn.Parameter(torch.zeros(ROWS, *width, dtype=getattr(torch, dtype)))
+        str(n): nn.Parameter(
+            torch.zeros(ROWS, *width, dtype=getattr(torch, dtype), device=world.device)
+        )
         for n, (width, dtype) in enumerate(zip(case["widths"], case["dtypes"], strict=True))
     }
     for parameter, gradient in zip(parameters.values(), drawn(world.rank, case), strict=True):
-        parameter.grad = gradient
+        parameter.grad = None if gradient is None else gradient.to(world.device)
     exchange = SparseExchange(parameters, world, AllReduce(world, {}).mean)
     exchange.exchange()
     told = []
@@ -86,21 +88,21 @@ def stepping(
         loss_of(case, world.rank, world.size),
         optimizer,
         plan_of(world.size, case),
-        device="cpu",
+        device=world.kind,
         clip_norm=case.get("clip"),
         process_group=world.process_group,
     )
 
 
-def fresh(case: dict[str, Any]) -> tuple[nn.Module, Optimizer]:
+def fresh(world: World, case: dict[str, Any]) -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(0)
-    model = MODELS[case["model"]]()
+    model = MODELS[case["model"]]().to(world.device)
     return model, optimizer_of(model, case)
 
 
 def run(world: World, case: dict[str, Any]) -> dict[str, Any]:
     """What a training leaves, and what its step shows."""
-    model, optimizer = fresh(case)
+    model, optimizer = fresh(world, case)
     begin = [p.detach().clone() for p in model.parameters()]
     # Another beginning on each worker: the first one's is taken.
     torch.manual_seed(world.rank)
@@ -146,7 +148,7 @@ def trained(world: World, case: dict[str, Any]) -> dict[str, Any]:
 
 def by_ddp(world: World, case: dict[str, Any]) -> tuple[nn.Module, Optimizer]:
     """The same steps as its tutorial writes them; clipping by hand, which torch refuses for sparse gradients."""
-    model, optimizer = fresh(case)
+    model, optimizer = fresh(world, case)
     ddp = DistributedDataParallel(model, process_group=world.process_group)
     loss_fn = loss_of(case, world.rank, world.size)
     parts = case.get("knobs", {}).get("accumulate", 1)
@@ -174,7 +176,7 @@ def clip_by_hand(model: nn.Module, most: float) -> None:
 
 def gap(ours: list[Tensor], theirs: nn.Module) -> float:
     pairs = zip(ours, theirs.parameters(), strict=True)
-    return max(float((a - b.detach()).abs().max()) for a, b in pairs)
+    return max(float((a.cpu() - b.detach().cpu()).abs().max()) for a, b in pairs)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -191,7 +193,7 @@ def same(one: Any, other: Any) -> bool:
 
 def put_back(world: World, case: dict[str, Any]) -> dict[str, Any]:
     """Whether steps that a snapshot takes back are repeated to the bit, before the first step and later."""
-    model, optimizer = fresh(case)
+    model, optimizer = fresh(world, case)
     with stepping(world, model, optimizer, case) as step:
         found = {}
         for name in ("first", "later"):
@@ -219,7 +221,7 @@ def states(optimizer: Optimizer) -> list[Tensor]:
 
 def written(world: World, case: dict[str, Any]) -> dict[str, Any]:
     """What is said where one worker alone writes a row of a table between two steps."""
-    model, optimizer = fresh(case)
+    model, optimizer = fresh(world, case)
     with stepping(world, model, optimizer, case) as step:
         try:
             for number in range(4):
@@ -235,7 +237,7 @@ def written(world: World, case: dict[str, Any]) -> dict[str, Any]:
 def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
     """What making the step says, or its first call."""
     try:
-        model, optimizer = fresh(case)
+        model, optimizer = fresh(world, case)
         if case.get("differs") and world.rank:
             model.get_submodule("words").sparse = False
         if case.get("is_late"):

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import datetime
 import gc
+import itertools
 import json
 import os
 import sys
@@ -50,6 +51,7 @@ from ridgeline.plan import DEFAULT_BUCKET_BYTES, MIB, Plan, Precision, Sync
 from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
+from ridgeline.synchronisation import DEFAULT_ALGORITHM, offered
 from ridgeline.tasks.gpt2 import CLIP_NORM, GPT2, GPT2Config, next_token_loss
 from ridgeline.tasks.resnet18 import ResNet18
 
@@ -113,6 +115,13 @@ def main() -> None:
         default=[[size / MIB for size in DEFAULT_BUCKET_BYTES], [10.0]],
         help="limits of the buckets in gradient-ready order, one list a way: 4,25 10",
     )
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        default=[DEFAULT_ALGORITHM],
+        choices=offered("cuda" if torch.cuda.is_available() else "cpu"),
+        help="by which buckets are exchanged, each with each list of limits",
+    )
     parser.add_argument("--output", help="JSON file, e.g. under benchmarks/results/")
     arguments = parser.parse_args()
     begin = time.perf_counter()
@@ -147,7 +156,9 @@ class _Measured:
 
     def take(self) -> dict[str, Any]:
         """All ways in turns: milliseconds, and each way's seconds over those of `alone`."""
-        for name, make in _ways(self._subject, self._arguments.bucket_mib):
+        for name, make in _ways(
+            self._subject, self._arguments.bucket_mib, self._arguments.algorithms
+        ):
             self._add(name, make)
         forms = {name: runner.run for name, runner in self._runners.items()}
         samples: Samples = {}
@@ -189,7 +200,7 @@ class _Measured:
 
 
 def _ways(
-    subject: Subject, buckets: Sequence[Sequence[float]]
+    subject: Subject, buckets: Sequence[Sequence[float]], algorithms: Sequence[str]
 ) -> Iterable[tuple[str, Callable[[], Runner]]]:
     """Name to what makes it; DDP is that of users, on GPUs compiled and in the layout that suits it best."""
     world = subject.world
@@ -202,9 +213,10 @@ def _ways(
         Plan, execution=execution, precision=subject.precision, memory_format=layout, **faster
     )
     yield ALONE, partial(_ours, subject, plan(), alone)
-    for sizes in buckets:
-        sync = Sync(bucket_bytes=tuple(round(size * MIB) for size in sizes))
-        name = f"ridgeline, buckets of {', '.join(f'{size:g}' for size in sizes)} MiB"
+    for sizes, algorithm in itertools.product(buckets, algorithms):
+        sync = Sync(algorithm=algorithm, bucket_bytes=tuple(round(size * MIB) for size in sizes))
+        by = "" if algorithm == DEFAULT_ALGORITHM else f"{algorithm}, "
+        name = f"ridgeline, {by}buckets of {', '.join(f'{size:g}' for size in sizes)} MiB"
         yield name, partial(_ours, subject, plan(workers=world.size, sync=sync), world)
     for form in plain_forms(subject):
         is_best = COMPILE in form.name and (CHANNELS_LAST in form.name) == (layout != "as-is")

@@ -31,6 +31,7 @@ def test_means_over_gpus_are_exact(workers: int, tmp_path: Path) -> None:
         "rings",
         "tree",
         "two_shot",
+        "copy_engine",
         "sharded, in halves",
     } <= told[0].keys()
     far = {

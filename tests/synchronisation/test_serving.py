@@ -91,7 +91,7 @@ def test_a_search_takes_the_modes_that_go_with_it() -> None:
             "cuda",
             (
                 "wanted sync.algorithm to be one of 'all_reduce', 'ring', 'rings', 'tree', 'hierarchical', 'two_shot', "
-                "'sharded' on cuda, got 'kvstore' in the plan; this release runs no other there"
+                "'copy_engine', 'sharded' on cuda, got 'kvstore' in the plan; this release runs no other there"
             ),
         ),
         (

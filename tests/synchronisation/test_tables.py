@@ -165,7 +165,7 @@ def test_entries_stand_under_their_names_with_heads_of_their_own() -> None:
 def test_what_is_offered_now(device: str) -> None:
     """Exact algorithms and every compression run everywhere, and need four collectives."""
     everywhere = (DEFAULT_ALGORITHM, "ring", "rings", "tree", "hierarchical")
-    others = ("two_shot", "sharded") if device == "cuda" else ("sharded", "kvstore")
+    others = ("two_shot", "copy_engine", "sharded") if device == "cuda" else ("sharded", "kvstore")
     assert offered(device) == (*everywhere, *others)
     assert offered_compressions(device) == tuple(COMPRESSIONS)
     assert operations(device) == ("all_reduce", "broadcast", "all_to_all", "all_gather")

@@ -168,6 +168,15 @@ ALGORITHMS: dict[str, Algorithm] = {
             unsearched=kernels_are_unmeasured,
         ),
         Algorithm(
+            name="copy_engine",
+            label="copy engine",
+            frame="copy_engine",
+            transport=f"{_TRANSPORTS}copy_engine:CopyEngine",
+            devices=("cuda",),
+            options=(Option("least_bytes", int, 1 << 20, least=0),),
+            unsearched=kernels_are_unmeasured,
+        ),
+        Algorithm(
             name="sharded",
             label="sharded",
             frame="sharded",

@@ -6,12 +6,11 @@ bandwidth is better. Between two GPUs one shot moves no more than two do, and wa
 the order of ranks, so a mean has the same bits on all workers and in every run.
 
 Payloads are scaled on their way into symmetric memory, which is allocated once for the largest bucket of each
-type, and the kernel writes sums where the payload was: two launches. NVLink multicast is left off.
+type, and the kernel writes sums where the payload was: two launches.
 
 Source: torch.distributed._symmetric_memory; the limits are those of its `intra_node_comm.cu`.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch.futures import Future
 from ridgeline.errors import PlanError
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.transports.hosts import hosts_of
+from ridgeline.runtime.sync.transports.shared_memory import check_one_host, instead, share
 from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
@@ -34,7 +34,8 @@ ALIGNED = 16
 _KERNELS = ("one_shot_all_reduce_out", "two_shot_all_reduce_out")
 _PAIR = 2
 """GPUs between which one shot moves as many bytes as two."""
-_INSTEAD = "use sync.algorithm='all_reduce'"
+_NAME = "two_shot"
+_INSTEAD = instead("all_reduce")
 
 
 class TwoShot(SummingTransport):
@@ -67,7 +68,8 @@ class TwoShot(SummingTransport):
         # All workers cut the same buckets, so they come to each rendezvous in the same order.
         for dtype, num_elements in largest.items():
             if num_elements:
-                self._shared[dtype] = self._rendezvous(_aligned(num_elements, dtype), dtype)
+                needed = _aligned(num_elements, dtype)
+                self._shared[dtype] = share(needed, dtype, group=self.group, algorithm=_NAME).own
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Make the payload the mean.
@@ -111,22 +113,6 @@ class TwoShot(SummingTransport):
         """Give the shared memory back."""
         self._shared = {}
 
-    def _rendezvous(self, num_elements: int, dtype: torch.dtype) -> Tensor:
-        # Multicast needs a service of the host that many lack, and fails there only when it is used.
-        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-        from torch.distributed import _symmetric_memory
-
-        memory: Any = _symmetric_memory
-        try:
-            shared: Tensor = memory.empty(num_elements, dtype=dtype, device=self.world.device)
-            memory.rendezvous(shared, self.group)
-        except RuntimeError as error:
-            raise PlanError(
-                "wanted GPUs that share memory for sync.algorithm='two_shot', got "
-                f"{str(error).splitlines()[0]!r} ({self.world.device}); {_INSTEAD}"
-            ) from error
-        return shared.zero_()
-
 
 def check_offered(missing: tuple[str, ...], hosts: list[list[int]]) -> None:
     """See that this torch has the kernels, and that the workers share a host.
@@ -139,11 +125,7 @@ def check_offered(missing: tuple[str, ...], hosts: list[list[int]]) -> None:
             "wanted a torch with kernels on symmetric memory for sync.algorithm='two_shot', got "
             f"{torch.__version__} without {', '.join(missing)}; {_INSTEAD}"
         )
-    if len(hosts) > 1:
-        raise PlanError(
-            f"wanted workers on one host for sync.algorithm='two_shot', got {len(hosts)} hosts; {_INSTEAD}, "
-            "or 'hierarchical'"
-        )
+    check_one_host(hosts, _NAME)
 
 
 def check_dtype(dtype: torch.dtype) -> None:

@@ -4,6 +4,7 @@ The public names are imported on first use, so that `import ridgeline` costs mil
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.codec import VERSION as __version__  # noqa: N811 - the dunder is Python's
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from ridgeline.verdict import Verdict as Verdict
     from ridgeline.verdict import verify as verify
     from ridgeline.workload import Workload as Workload
+
+# Read when CUDA starts. With 8 queues, its default, branches of a captured step wait for each other that do
+# not depend on each other: the sixth exchange of GPT-2's gradients waited for the end of backward.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _HOMES = {
     "Engine": "ridgeline.runtime.engine",

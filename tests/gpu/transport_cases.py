@@ -51,7 +51,7 @@ def gap(world: World, bucket: Bucket, seed: int, numel: int) -> float:
 def case(world: World, transport: Transport, numel: int, dtype: torch.dtype) -> dict[str, Any]:
     """One bucket: reduced, reduced again in a captured graph, and the graph replayed with other values."""
     parameter = nn.Parameter(torch.zeros(numel, dtype=dtype, device=world.device))
-    bucket = Bucket(0, [("p", parameter)], num_parts=world.size)
+    bucket = Bucket(0, [("p", parameter)], num_parts=world.size, allocate=transport.allocate)
     transport.arranged((bucket,))
 
     def fill(seed: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ridgeline.plan import Sync, cut_buckets
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.buckets import Allocate, Bucket, zeros
 from ridgeline.simulator.frames import step_frames
 from ridgeline.synchronisation import is_bucket_frame, num_shards
 
@@ -46,6 +46,7 @@ def arrange(
     workers: int,
     has_buffers: bool,
     sync: Sync | None = None,
+    allocate: Allocate = zeros,
 ) -> Arrangement:
     """Cut buckets and allocate them.
 
@@ -56,13 +57,14 @@ def arrange(
         workers: At least 2.
         has_buffers: Whether buffers are sent too, which has a frame of its own.
         sync: Names the frames of the buckets, and says whether they have parts; None takes the default.
+        allocate: Makes the memory of each.
     """
     named = [parameters[index] for index in order]
     sizes = [(p.numel() * p.element_size(), f"{p.dtype} {p.device}") for _, p in named]
     cuts = cut_buckets(sizes, tuple(bucket_bytes))
     parts = 1 if sync is None else num_shards(sync, workers)
     buckets = tuple(
-        Bucket(n, [named[place] for place in cut], 0 if n else NUM_SIGNALS, parts)
+        Bucket(n, [named[place] for place in cut], 0 if n else NUM_SIGNALS, parts, allocate)
         for n, cut in enumerate(cuts)
     )
     places = {

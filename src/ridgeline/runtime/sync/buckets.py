@@ -11,7 +11,7 @@ parameters need not look. Behind them there is room for *signals*, by which work
 they must know, without a collective.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,14 @@ from torch import Tensor, nn
 from ridgeline.plan import aligned_elements
 from ridgeline.runtime.ready import Ready
 from ridgeline.synchronisation import update_shard_elements
+
+Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
+"""(number of elements, dtype, device) to memory of zeros."""
+
+
+def zeros(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of this process alone."""
+    return torch.zeros(num_elements, dtype=dtype, device=device)
 
 
 class Bucket:
@@ -44,6 +52,7 @@ class Bucket:
         members: Sequence[tuple[str, nn.Parameter]],
         num_signals: int = 0,
         num_parts: int = 1,
+        allocate: Allocate = zeros,
     ) -> None:
         self.index = index
         self.names = tuple(name for name, _ in members)
@@ -57,9 +66,7 @@ class Bucket:
         if num_parts > 1:
             end = num_parts * update_shard_elements(end, first.element_size(), num_parts)
         num_flags = len(self.parameters)
-        self.flat = torch.zeros(
-            end + num_flags + num_signals, dtype=first.dtype, device=first.device
-        )
+        self.flat = allocate(end + num_flags + num_signals, first.dtype, first.device)
         self.payload, self.behind = self.flat[:end], self.flat[end:]
         self.flags, self.signals = self.behind[:num_flags], self.behind[num_flags:]
         self._said = torch.ones_like(self.behind)

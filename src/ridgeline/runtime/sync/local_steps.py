@@ -27,7 +27,7 @@ from ridgeline.runtime import attendance
 from ridgeline.runtime.buffers import FlatBuffers
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.sync.arrangement import Named, expected_order
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.buckets import Allocate, Bucket
 from ridgeline.runtime.sync.coverage import Coverage
 from ridgeline.runtime.sync.flights import Flights
 from ridgeline.runtime.sync.frozen_writes import FrozenWrites
@@ -91,7 +91,7 @@ class LocalSteps:
         self._buffers, self._world, self._transport = buffers, world, transport
         (self._frame,) = frame_names(sync, 1)
         ordered = [trained[index] for index in expected_order(trained, order)]
-        self._fragments = _cut(ordered, self._num_fragments, sync.bucket_bytes)
+        self._fragments = _cut(ordered, self._num_fragments, sync.bucket_bytes, transport.allocate)
         self.buckets = tuple(bucket for fragment in self._fragments for bucket in fragment)
         rate, momentum = outer_values(options)
         self._outer = OuterOptimizer(self.buckets, rate=rate, momentum=momentum)
@@ -256,7 +256,10 @@ class LocalSteps:
 
 
 def _cut(
-    parameters: Sequence[Named], num_fragments: int, bucket_bytes: Sequence[int]
+    parameters: Sequence[Named],
+    num_fragments: int,
+    bucket_bytes: Sequence[int],
+    allocate: Allocate,
 ) -> tuple[tuple[Bucket, ...], ...]:
     """The buckets of each fragment; numbers go on from one fragment to the next."""
     sizes = [p.numel() * p.element_size() for _, p in parameters]
@@ -266,7 +269,10 @@ def _cut(
         named = [parameters[place] for place in places]
         kinds = [(sizes[place], _kind(parameters[place][1])) for place in places]
         cuts = cut_buckets(kinds, bucket_bytes)
-        buckets = tuple(Bucket(number + n, [named[i] for i in cut]) for n, cut in enumerate(cuts))
+        buckets = tuple(
+            Bucket(number + n, [named[i] for i in cut], allocate=allocate)
+            for n, cut in enumerate(cuts)
+        )
         for bucket in buckets:  # a difference is there of every parameter, used or not
             bucket.arrived, bucket.num_missing = [True] * len(bucket.parameters), 0
         fragments.append(buckets)

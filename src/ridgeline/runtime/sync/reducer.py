@@ -376,6 +376,7 @@ class Reducer:
             workers=max(2, self._world.size),  # one who joined a training is in a group by itself
             has_buffers=bool(self._buffers.flats),
             sync=self._sync,
+            allocate=self._transport.allocate,
         )
         self._transport.arranged(self.buckets)
         if not self._transport.carries_flags:

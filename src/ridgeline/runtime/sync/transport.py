@@ -10,10 +10,11 @@ import abc
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 
-from ridgeline.runtime.sync.buckets import Bucket
+from ridgeline.runtime.sync.buckets import Bucket, zeros
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 
@@ -74,6 +75,10 @@ class Transport(abc.ABC):
     def settle(self, bucket: Bucket) -> None:
         """What is left to compute once the exchange is over, in the thread and stream of the step."""
         return
+
+    def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory of zeros for a bucket; all workers ask for the same ones in the same order."""
+        return zeros(num_elements, dtype, device)
 
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:
         """Buckets were cut, for the first time or again; nothing is under way."""

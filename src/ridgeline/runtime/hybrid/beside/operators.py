@@ -138,12 +138,14 @@ def _product_beside(left: Tensor, right: Tensor, program: int) -> Tensor:
 def _hand_out(
     sources: Sequence[Tensor], dtype: torch.dtype, program: int, is_beside: bool
 ) -> list[Tensor]:
-    # One launch: a copy that converts takes several times as long as its bytes do.
     results = [
         ready.place(program, source.shape, source.stride(), source, dtype, ahead)
         for ahead, source in enumerate(sources)
     ]
-    torch._foreach_copy_(results, list(sources))
+    if len(sources) == 1:
+        results[0].copy_(sources[0])
+    else:  # in one launch: each would take several times as long as its bytes do
+        torch._foreach_copy_(results, list(sources))
     for result in results:
         ready.note(result, program)
     return results

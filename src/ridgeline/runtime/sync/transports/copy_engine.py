@@ -3,14 +3,13 @@
 A kernel that sends occupies multiprocessors, and a matrix product that was cut for all of them then takes
 two turns where it took one. So the bytes are moved by copies, which copy engines carry out:
 
-    scale into shared memory, all are there, fetch my share of each, add up, all are there, fetch all means
+    all are there | fetch my share of each | add up | all are there | fetch the others' means | all have them
 
-Barriers are kernels of one warp; the sum is one kernel over a share of each worker. A share is added up by
-one GPU alone, so a mean has the same bits on all workers. Buckets below `least_bytes` are NCCL's all-reduce,
-whose start costs less.
+Barriers are kernels of one warp. A share is added up by one GPU alone, in an order that follows from its
+rank, so a mean has the same bits on all workers and in every run. Buckets lie in memory that the GPUs share;
+beside it is room for the shares that are fetched. Copies move (n - 1)/n of a bucket twice, as a ring does.
 
-Shared memory is allocated for the largest bucket of each type, and beside it room for the shares that are
-fetched. Copies move (n - 1)/n of a bucket twice, as a ring does.
+What is smaller than `least_bytes`, or lies elsewhere, is NCCL's all-reduce, whose start costs less.
 
 Source: reduce-scatter, then all-gather: Patarasuk, Yuan, JPDC 69(2), 2009.
 """
@@ -25,7 +24,8 @@ from torch.futures import Future
 
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.transports.hosts import hosts_of
-from ridgeline.runtime.sync.transports.shared_memory import check_one_host, share
+from ridgeline.runtime.sync.transports.scaling import Scaling
+from ridgeline.runtime.sync.transports.shared_memory import SharedMemory, check_one_host, share
 from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
@@ -36,7 +36,7 @@ _ALIGNED = 128
 
 
 class Peers(NamedTuple):
-    """What one worker reaches: the shared memory of all, by rank, room beside it, and a barrier of all."""
+    """What one worker reaches: a tensor of each, by rank, room for fetched shares, and a barrier of all."""
 
     rank: int
     shared: Sequence[Tensor]
@@ -50,68 +50,71 @@ class CopyEngine(SummingTransport):
     Raises:
         PlanError: the workers are on several hosts, or share no memory.
 
-    Cost: Memory for the largest bucket of each type, shared by a rendezvous of all workers when buckets are
-        cut, and as much beside it.
+    Cost: A rendezvous of all workers for each bucket, when they are cut; beside the buckets, memory for the
+        largest one of each type.
     """
 
     def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
         super().__init__(world, options)
         check_one_host(hosts_of(world), _NAME)
         self._least_bytes = int(self.options["least_bytes"])
-        self._peers: dict[torch.dtype, Peers] = {}
+        self._memories: dict[int, SharedMemory] = {}
+        self._peers: dict[int, Peers] = {}
+
+    def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Shared memory, where a bucket is large enough; all workers ask together.
+
+        Raises:
+            PlanError: these GPUs share no memory.
+        """
+        if num_elements * dtype.itemsize < self._least_bytes:
+            return super().allocate(num_elements, dtype, device)
+        memory = share(num_elements, dtype, group=self.group, algorithm=_NAME)
+        self._memories[memory.own.data_ptr()] = memory
+        return memory.own
 
     def arranged(self, buckets: tuple[Bucket, ...]) -> None:
-        """Share memory for the largest bucket of each type that is not left to NCCL."""
-        self._peers = {}
-        largest: dict[torch.dtype, int] = {}
-        for payload in (bucket.payload for bucket in buckets):
-            if _num_bytes(payload) >= self._least_bytes:
-                known = largest.get(payload.dtype, 0)
-                largest[payload.dtype] = max(known, payload.numel())
-        # All workers cut the same buckets, so they come to each rendezvous in the same order.
-        for dtype, num_elements in largest.items():
-            if num_elements:
-                self._peers[dtype] = self._reach(num_elements, dtype)
+        """Keep what these buckets lie in, and room for the shares of the largest of each type."""
+        super().arranged(())
+        places = {bucket.payload.data_ptr(): bucket.payload for bucket in buckets}
+        self._memories = {at: one for at, one in self._memories.items() if at in places}
+        shared = sorted((places[at] for at in self._memories), key=Tensor.numel, reverse=True)
+        room: dict[torch.dtype, Tensor] = {}
+        for payload in shared:
+            length = share_elements(payload.numel(), payload.element_size(), self.size)
+            room.setdefault(payload.dtype, payload.new_empty((self.size - 1) * length))
+        self._peers = {
+            at: self._reach(memory, places[at], room[places[at].dtype])
+            for at, memory in self._memories.items()
+        }
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Make the payload the mean.
 
-        Cost: See `sum_by_copies`.
+        Cost: See `average_by_copies`; or one all-reduce of NCCL.
         """
         self.count(bucket.payload)
-        self._add_up(bucket.payload, self.scaling.factor)
+        peers = self._peers.get(bucket.payload.data_ptr())
+        if peers is None:
+            self.mean(bucket.payload)
+        else:
+            average_by_copies(peers, self.scaling)
         return None
 
     def add_up(self, values: Tensor) -> None:
-        """Make `values`, scaled already, the mean over the workers, in place."""
-        self._add_up(values, 1.0)
-
-    def _add_up(self, values: Tensor, factor: float) -> None:
-        """By copies; or by NCCL, where that is faster or too little is shared."""
-        peers = self._peers.get(values.dtype)
-        if (
-            peers is None
-            or values.numel() > peers.shared[0].numel()
-            or _num_bytes(values) < self._least_bytes
-        ):
-            dist.all_reduce(values.mul_(factor), group=self.group)
-        else:
-            sum_by_copies(values, peers, factor)
+        """Make `values`, scaled already, the mean over the workers, in place, by NCCL."""
+        dist.all_reduce(values, group=self.group)
         self.scaling.take_back(values)
 
     def close(self) -> None:
-        """Give the shared memory back."""
-        self._peers = {}
+        """Give the shared memory back, once nothing else holds it."""
+        self._memories, self._peers = {}, {}
 
-    def _reach(self, num_elements: int, dtype: torch.dtype) -> Peers:
-        memory = share(num_elements, dtype, group=self.group, algorithm=_NAME)
+    def _reach(self, memory: SharedMemory, payload: Tensor, room: Tensor) -> Peers:
         shared = [
-            memory.own if rank == self.rank else _of_peer(memory.handle, rank, num_elements, dtype)
-            for rank in range(self.size)
+            payload if rank == self.rank else memory.of(rank, payload) for rank in range(self.size)
         ]
-        length = share_elements(num_elements, dtype.itemsize, self.size)
-        fetched = memory.own.new_empty(self.size, length)
-        return Peers(self.rank, shared, fetched, memory.handle.barrier)
+        return Peers(self.rank, shared, room, memory.handle.barrier)
 
 
 def share_elements(num_elements: int, element_bytes: int, size: int) -> int:
@@ -120,40 +123,34 @@ def share_elements(num_elements: int, element_bytes: int, size: int) -> int:
     return -(-num_elements // (size * step)) * step
 
 
-def sum_by_copies(values: Tensor, peers: Peers, factor: float) -> None:
-    """Scale and add up over the workers, in place; all call it together.
+def average_by_copies(peers: Peers, scaling: Scaling) -> None:
+    """Make what a worker shares the mean over all, in place; all call it together.
+
+    Values are scaled before they are added up (see `scaling`), each by the addition itself.
 
     Args:
-        values: Flat; no more elements than are shared.
-        peers: What this worker reaches.
-        factor: What values are multiplied by before they are added up.
+        peers: What this worker reaches; all tensors are flat and as long.
+        scaling: Over as many workers.
 
-    Cost: Enqueues two copies for each worker, three barriers and two kernels.
+    Cost: Enqueues two copies for every other worker, one kernel for each worker, and three barriers.
     """
-    rank, size, num_elements = peers.rank, len(peers.shared), values.numel()
-    length = share_elements(num_elements, values.element_size(), size)
-    bounds = [min(r * length, num_elements) for r in range(size + 1)]
+    rank, size = peers.rank, len(peers.shared)
+    own = peers.shared[rank]
+    length = share_elements(own.numel(), own.element_size(), size)
+    bounds = [min(r * length, own.numel()) for r in range(size + 1)]
     shares = [slice(*bounds[r : r + 2]) for r in range(size)]
-    # Each begins with itself and goes on with the next one, so that not all fetch from the same worker.
-    order = [(rank + step) % size for step in range(size)]
-    mine = peers.shared[rank][shares[rank]]
-    torch.mul(values, factor, out=peers.shared[rank][:num_elements])
+    mine = own[shares[rank]]
+    # From the next one on, so that not all fetch from the same worker.
+    others = [(rank + step) % size for step in range(1, size)]
     peers.barrier()
-    if len(mine):
-        fetched = peers.fetched.view(-1)[: size * len(mine)].view(size, -1)
-        for other in order:
-            fetched[other].copy_(peers.shared[other][shares[rank]])
-        torch.sum(fetched, 0, out=mine)
+    fetched = peers.fetched[: (size - 1) * len(mine)].view(size - 1, len(mine))
+    for place, other in enumerate(others):
+        fetched[place].copy_(peers.shared[other][shares[rank]])
+    mine.mul_(scaling.factor)
+    for one in fetched:
+        mine.add_(one, alpha=scaling.factor)
+    scaling.take_back(mine)
     peers.barrier()
-    for other in order:
-        values[shares[other]].copy_(peers.shared[other][shares[other]])
-    peers.barrier()  # nobody writes there before all have read
-
-
-def _of_peer(handle: Any, rank: int, num_elements: int, dtype: torch.dtype) -> Tensor:
-    found: Tensor = handle.get_buffer(rank, (num_elements,), dtype)
-    return found
-
-
-def _num_bytes(values: Tensor) -> int:
-    return values.numel() * values.element_size()
+    for other in others:
+        own[shares[other]].copy_(peers.shared[other][shares[other]])
+    peers.barrier()  # nobody writes before all have read

@@ -22,6 +22,11 @@ class SharedMemory(NamedTuple):
     own: Tensor
     handle: Any
 
+    def of(self, rank: int, like: Tensor) -> Tensor:
+        """The memory of another worker from its begin on, as long as `like` and of its dtype."""
+        found: Tensor = self.handle.get_buffer(rank, (like.numel(),), like.dtype)
+        return found
+
 
 def share(
     num_elements: int, dtype: torch.dtype, *, group: dist.ProcessGroup, algorithm: str

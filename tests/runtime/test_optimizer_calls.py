@@ -1,5 +1,6 @@
 """Calls of an optimizer do what its own do, whoever has put something around them."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import Adagrad, Adam, Optimizer, lr_scheduler
 from torch.optim import optimizer as base
 
-from ridgeline.runtime.optimizer_calls import clear_gradients, update
+from ridgeline.runtime.optimizer_calls import clear_gradients, update, update_in_order
 
 
 def made(kind: Any = Adam) -> tuple[nn.Module, Optimizer]:
@@ -121,3 +122,33 @@ def test_a_profiler_sees_the_calls() -> None:
         clear_gradients(optimizer)
     names = {event.key for event in profile.key_averages()}
     assert {"Optimizer.step#Adam.step", "Optimizer.zero_grad#Adam.zero_grad"} <= names
+
+
+class Asking(Optimizer):
+    """Notes whether it is asked for deterministic algorithms; raises if `fails`."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__([nn.Parameter(torch.zeros(1))], {})
+        self.fails = fails
+        self.asked: list[bool] = []
+
+    def step(self, closure: Any = None) -> None:
+        self.asked.append(torch.are_deterministic_algorithms_enabled())
+        if self.fails:
+            raise RuntimeError("as it was told")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("mode", "only_warns"), [(False, False), (True, True), (True, False)])
+def test_updates_in_order_are_deterministic(mode: bool, only_warns: bool, fails: bool) -> None:
+    """Inside alone, and what the user asked for stands behind them, also where one raises."""
+    optimizer = Asking(fails=fails)
+    torch.use_deterministic_algorithms(mode, warn_only=only_warns)
+    try:
+        with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+            update_in_order(optimizer)
+        assert optimizer.asked == [True]
+        assert torch.are_deterministic_algorithms_enabled() is mode
+        assert torch.is_deterministic_algorithms_warn_only_enabled() is only_warns
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -61,7 +61,13 @@ class Tied(nn.Module):
         return (self.head(hidden) if uses else hidden)[:, :3]
 
 
+def with_max_norm() -> nn.Module:
+    """Whose forward pass writes its table."""
+    return nn.Sequential(nn.EmbeddingBag(WORDS, WIDTH, max_norm=1.0), nn.Linear(WIDTH, 3))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
+    "max norm": with_max_norm,
     "words": Words,
     "only words": lambda: Words(only=True),
     "bags": Bags,

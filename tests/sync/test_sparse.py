@@ -84,6 +84,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "than on rank 1 (here 3 tensors); build the same model on every worker"
         ),
     ),
+    "written by forward passes": (
+        {"model": "max norm"},
+        (
+            "WorkloadError: wanted forward passes that leave parameters as they are, got max_norm=1.0 in 0, by "
+            "which each worker scales the rows of its own batch alone; scale them in the loss, or after the step "
+            "on all workers, or train on one worker (--workers 1)"
+        ),
+    ),
     "sparse too late": (
         {"is_late": True},
         (
@@ -259,7 +267,7 @@ def test_what_one_worker_writes_is_found(workers: Workers) -> None:
 def test_what_cannot_be_is_refused(workers: Workers, name: str) -> None:
     """By name, on all workers, before anything trains; a layer that is made sparse later, in its first step."""
     case, message = REFUSED[name]
-    told = workers.ask("refused", 2, model="words", optimizer="SGD", **case)
+    told = workers.ask("refused", 2, **{"model": "words", "optimizer": "SGD", **case})
     assert [one["message"] for one in told] == [message] * 2
 
 

@@ -15,14 +15,14 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import WorkloadError
 from ridgeline.execution import MODES, is_compiled_in_parts
-from ridgeline.optimizer_forms import calls_model
+from ridgeline.optimizer_forms import calls_model, sparse_modules
 from ridgeline.plan import Plan, Precision
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.runtime.batch import split
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
 from ridgeline.runtime.layout.ownership import clip_gradients
-from ridgeline.runtime.optimizer_calls import clear_gradients, update
+from ridgeline.runtime.optimizer_calls import clear_gradients, update, update_in_order
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.requirements import check_gradients
 from ridgeline.runtime.step_findings import StepFindings
@@ -87,6 +87,8 @@ class StepBody:
         is_replayed = mode.is_replayed_on(device.type)
         is_cut = synchronizer is not None and is_compiled_in_parts(plan, device.type)
         self._checks_values = mode.checks_values_on(device.type)
+        has_rows = synchronizer is not None and device.type == "cuda" and sparse_modules(model)
+        self._update = update_in_order if has_rows else update
         with unchecked():  # torch's compiler switches the checks off for good
             self.form = make_form(
                 mode.form,
@@ -118,7 +120,7 @@ class StepBody:
         if self._calls_model:
             return self._called_back(batch, recorder)
         loss = self._checked_gradients(batch, recorder)
-        update(self.optimizer)
+        self._update(self.optimizer)
         self.updated()
         return loss
 

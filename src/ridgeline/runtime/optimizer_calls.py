@@ -5,6 +5,7 @@ Their names and empty hooks take 40 us on a slow host, a sixth of the smallest s
 
 from typing import Any
 
+import torch
 from torch.autograd import profiler
 from torch.optim import Optimizer
 from torch.optim import optimizer as base
@@ -33,6 +34,24 @@ def update(optimizer: Optimizer) -> None:
     lay_out_for_fused(optimizer)
     with unfused_where_momenta_are_missing(optimizer):
         _step(optimizer)
+
+
+def update_in_order(optimizer: Optimizer) -> None:
+    """`update`, with the same bits on all workers where it adds rows to tables on GPUs.
+
+    Momenta of sparse gradients hold rows twice, and CUDA adds these in no order that is told unless torch is
+    asked for deterministic algorithms; then workers that began equal do not stay so.
+
+    Source: `torch.use_deterministic_algorithms` on `index_add_`, by which a sparse tensor that is not
+    coalesced is added to a dense one.
+    """
+    is_on = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=not is_on or only_warns)
+    try:
+        update(optimizer)
+    finally:
+        torch.use_deterministic_algorithms(is_on, warn_only=only_warns)
 
 
 def _step(optimizer: Optimizer) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ridgeline.errors import WorkloadError
 from ridgeline.history import Outage
 from ridgeline.plan import Plan
 from ridgeline.runtime.buffers import FlatBuffers
@@ -88,9 +89,12 @@ def join_others(
     Raises:
         PlanError: an entry of the plan names no class, or the plan cannot exchange sparse gradients of the
             model; see `rows_refusal`.
-        WorkloadError: the optimizer has parameters that are not the model's, or a buffer cannot be sent; or
-            the update cannot be divided among the workers as the plan says, see `check_can_shard`.
+        WorkloadError: the optimizer has parameters that are not the model's, a buffer cannot be sent, or a
+            forward pass writes parameters (see `check_no_max_norm`); or the update cannot be divided among
+            the workers as the plan says, see `check_can_shard`.
     """
+    if not trains_apart(plan.sync):
+        check_no_max_norm(model)
     sparse = sparse_parameters(model)
     check_rows(plan, world.kind, tuple(sparse))
     if joining := ALGORITHMS[plan.sync.algorithm].joining:
@@ -129,6 +133,24 @@ def join_others(
         assert isinstance(transport, Sharded)  # no other transport leaves a worker its part alone
         synchronizer = ShardedUpdate(optimizer, reducer=reducer, transport=transport, world=world)
     return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
+
+
+def check_no_max_norm(model: nn.Module) -> None:
+    """See that no embedding scales, in each forward pass, the rows that this worker's batch has.
+
+    Other workers have other rows in theirs, and would hold other parameters from then on.
+
+    Raises:
+        WorkloadError: one does; names it.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise WorkloadError(
+                "wanted forward passes that leave parameters as they are, got max_norm="
+                f"{module.max_norm!r} in {name or type(module).__name__}, by which each worker scales the "
+                "rows of its own batch alone; scale them in the loss, or after the step on all workers, or "
+                "train on one worker (--workers 1)"
+            )
 
 
 def _apart_note(every: int) -> str:

@@ -19,7 +19,12 @@ from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
 from ridgeline.runtime.kvstore.serving.entry import Entrance
 from ridgeline.runtime.kvstore.serving.epochs import Found
 from ridgeline.runtime.kvstore.serving.keys import Keys
-from ridgeline.runtime.kvstore.serving.outages import Silence, num_pushes
+from ridgeline.runtime.kvstore.serving.outages import (
+    Silence,
+    check_heard,
+    nobody_came,
+    num_pushes,
+)
 from ridgeline.runtime.kvstore.serving.peer import Kept, Peer
 from ridgeline.runtime.kvstore.serving.segment import Segment, SharedPlaces
 from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call
@@ -103,6 +108,16 @@ class Channel:
         """Send calls, as many as the window holds; the numbers to `finish` with.
 
         Raises:
+            KVStoreError: as `queue`.
+        """
+        numbers = self.queue(asked)
+        self._send_some()
+        return numbers
+
+    def queue(self, asked: Sequence[Asked]) -> range:
+        """As `start`, but none is sent before `send_next`, or `finish`.
+
+        Raises:
             KVStoreError: as `finish`, where calls before these are to be finished first.
         """
         if not self._under_way:
@@ -115,8 +130,38 @@ class Channel:
         bodies = [self._peer.numbered(one.body) for one in asked]
         asked = [one._replace(body=body) for one, body in zip(asked, bodies, strict=True)]
         self._unsent += zip(numbers, asked, strict=True)
-        self._send_some()
         return numbers
+
+    def send_next(self) -> bool:
+        """Send the next of the calls that wait for it; whether there was one and the window held it."""
+        if not self._unsent or not self._may_send(self._unsent[0][1]):
+            return False
+        which, asked = self._unsent.pop(0)
+        place = self._place_for(asked)
+        self._peer.sent(asked.body, asked.frames)
+        self._num_sent = number = self._num_sent + 1
+        self._under_way[number] = which, asked
+        if self._segment is not None and place is not None:
+            self._places[number] = place
+            for frame in map(wire.frame_of, asked.frames):
+                self._segment.part(place, len(frame))[:] = frame
+        self._send(number, asked)
+        return True
+
+    def is_answered(self, numbers: range) -> bool:
+        """Whether nothing is left to wait for."""
+        return all(number in self._found for number in numbers)
+
+    def take_answers(self) -> None:
+        """Receive what has come, and send what the window holds then.
+
+        Raises:
+            KVStoreError: the server refused a message.
+        """
+        self._tell_of_outage()
+        while self._socket.poll(0):
+            self._receive()
+            self._send_some()
 
     def finish(self, numbers: range) -> list[Answered]:
         """The answers to calls that were started.
@@ -168,6 +213,11 @@ class Channel:
         if self._peer.is_full:
             self.ask(wire.Cover())
 
+    @property
+    def socket(self) -> "zmq.Socket[bytes]":
+        """Where answers come; another one once another server is asked."""
+        return self._socket
+
     def close(self) -> None:
         """Release the connection."""
         self._entrance.close()
@@ -185,7 +235,7 @@ class Channel:
     def _wait(self, numbers: range) -> None:
         """Until all are answered."""
         self._heard_s = sent_s = begun_s = time.monotonic()
-        while not all(number in self._found for number in numbers):
+        while not self.is_answered(numbers):
             if self._socket.poll(int(1000 * min(self._resend_s, self._silence_s, LOOK_S))):
                 self._tell_of_outage()
                 self._receive()
@@ -197,30 +247,14 @@ class Channel:
             looks = is_late or self._entrance.is_lost or self._told > self._at.epoch
             if looks and self._follow():
                 sent_s = now
-            self._check_waits(now - self._heard_s, now - begun_s)
+            check_heard(self._at.address, now - self._heard_s, self._silence_s)
+            if now - begun_s > self._parked_s:
+                waiting = [type(one.body).__name__ for _, one in self._under_way.values()]
+                raise nobody_came(self._at.address, self._worker, waiting, now - begun_s)
             if is_late and now - sent_s >= self._resend_s:
                 sent_s = now
                 for number, (_, asked) in self._under_way.items():
                     self._send(number, asked)
-
-    def _check_waits(self, silent_s: float, asked_s: float) -> None:
-        """Refuse to wait for ever.
-
-        Raises:
-            KVStoreError: the server, or other workers, have been waited for too long.
-        """
-        if silent_s > self._silence_s:
-            raise KVStoreError(
-                f"wanted an answer of the server at {self._at.address}, got none for {silent_s:.0f} s; see "
-                "whether it runs"
-            )
-        if asked_s > self._parked_s:
-            waiting = ", ".join({type(one.body).__name__ for _, one in self._under_way.values()})
-            raise KVStoreError(
-                f"wanted other workers to come to what worker {self._worker} waits for ({waiting}) at "
-                f"{self._at.address}, got none for {asked_s:.0f} s; see that all make the same calls of init "
-                "and barrier, and push"
-            )
 
     def _follow(self) -> bool:
         """Go to a server that has taken the place of the one that was asked, where there is one."""
@@ -268,17 +302,8 @@ class Channel:
         return True
 
     def _send_some(self) -> None:
-        while self._unsent and self._may_send(self._unsent[0][1]):
-            which, asked = self._unsent.pop(0)
-            place = self._place_for(asked)
-            self._peer.sent(asked.body, asked.frames)
-            self._num_sent = number = self._num_sent + 1
-            self._under_way[number] = which, asked
-            if self._segment is not None and place is not None:
-                self._places[number] = place
-                for frame in map(wire.frame_of, asked.frames):
-                    self._segment.part(place, len(frame))[:] = frame
-            self._send(number, asked)
+        while self.send_next():
+            pass
 
     def _may_send(self, asked: Asked) -> bool:
         """Whether there is room for one more call, and its tensors, beside those under way."""

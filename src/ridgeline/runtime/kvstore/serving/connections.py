@@ -11,7 +11,7 @@ from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
-from ridgeline.runtime.kvstore.serving.channel import Channel
+from ridgeline.runtime.kvstore.serving.channel import LOOK_S, Channel
 from ridgeline.runtime.kvstore.serving.epochs import Found, Notice
 from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.peer import Peer
@@ -83,9 +83,14 @@ class Connections:
         for channel in channels:
             channel.make_room()
         started = [
-            channel.start([call.asked for call in calls if call.place == place])
+            channel.queue([call.asked for call in calls if call.place == place])
             for place, channel in enumerate(channels)
         ]
+        # In turns, so that no server waits until all that is for another one is sent.
+        sends = [True]
+        while any(sends):
+            sends = [channel.send_next() for channel in channels]
+        _take_turns(channels, started)
         answers = [
             iter(channel.finish(numbers))
             for channel, numbers in zip(channels, started, strict=True)
@@ -139,3 +144,24 @@ class Connections:
                 channel.signal(wire.Beat())  # its server may be cut off, and come back
         except KVStoreError:  # who waits for an answer of this server says so
             return
+
+
+def _take_turns(channels: Sequence[Channel], numbers: Sequence[range]) -> None:
+    """Take answers from whichever server has one, and send it what is next, until all have answered.
+
+    Where none has anything for a while it is over, too: then each is waited for as `Channel.finish` does,
+    which asks again.
+    """
+    poller = zmq.Poller()
+    waits = {}
+    for channel, asked in zip(channels, numbers, strict=True):
+        if not channel.is_answered(asked):
+            poller.register(channel.socket, zmq.POLLIN)
+            waits[channel.socket] = channel, asked
+    while len(waits) > 1 and (ready := poller.poll(1000 * LOOK_S)):
+        for socket, _ in ready:
+            channel, asked = waits[socket]
+            channel.take_answers()
+            if channel.is_answered(asked):
+                poller.unregister(socket)
+                del waits[socket]

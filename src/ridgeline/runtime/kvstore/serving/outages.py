@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.serving import wire
 
@@ -94,3 +95,36 @@ def num_pushes(bodies: Sequence[wire.Body]) -> int:
 
 def _moment(wall_s: float) -> str:
     return datetime.datetime.fromtimestamp(wall_s, datetime.UTC).isoformat(timespec="seconds")
+
+
+def check_heard(address: str, silent_s: float, most_s: float) -> None:
+    """Refuse to wait for a server for ever.
+
+    Args:
+        address: Of the server.
+        silent_s: How long nothing was heard of it.
+        most_s: How long that may be.
+
+    Raises:
+        KVStoreError: it was longer.
+    """
+    if silent_s > most_s:
+        raise KVStoreError(
+            f"wanted an answer of the server at {address}, got none for {silent_s:.0f} s; see whether it runs"
+        )
+
+
+def nobody_came(address: str, worker: int, calls: Sequence[str], asked_s: float) -> KVStoreError:
+    """What is raised where other workers do not come to what this one waits for.
+
+    Args:
+        address: Of the server.
+        worker: That waits.
+        calls: Kinds of the calls that are not answered.
+        asked_s: How long it has waited.
+    """
+    waiting = ", ".join({*calls})
+    return KVStoreError(
+        f"wanted other workers to come to what worker {worker} waits for ({waiting}) at {address}, got none "
+        f"for {asked_s:.0f} s; see that all make the same calls of init and barrier, and push"
+    )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ridgeline.machine import Quantity, Setting
 from ridgeline.plan import MIB, Plan, Sync
+from ridgeline.simulator.communication import overlap_slowdown
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.pieces import copy_pieces, cut_workload
 from ridgeline.simulator.replay import replay
@@ -142,6 +143,19 @@ def test_overlap_slows_both_sides() -> None:
     alone = sum(s.attributes["alone_ns"] for s in slow.spans if s.detail)
     shown = sum(s.duration_ns for s in slow.spans if s.detail)
     assert shown - alone == pytest.approx(4 * MS, rel=1e-2)
+
+
+def test_copies_hinder_nobody() -> None:
+    """What copy engines move takes no multiprocessor; what is encoded before takes them all the same."""
+    machine = make_machine(slowdown=(1.25, 2.0))
+    setting = machine.overlaps[0].setting
+    kernels = {"compute": 1.25, "communication": 2.0}
+    for sync, wanted in (
+        (Sync(), kernels),
+        (Sync(algorithm="copy_engine"), {}),
+        (Sync(algorithm="copy_engine", compression="int8"), kernels),
+    ):
+        assert overlap_slowdown(machine, setting, [1e-3], sync) == (wanted, "")
 
 
 def test_overlap_is_read_at_the_length_of_the_kernels() -> None:

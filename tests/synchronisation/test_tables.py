@@ -29,6 +29,7 @@ from ridgeline.synchronisation import (
     state_bytes,
     traffic_of,
     update_shard_elements,
+    uses_kernels,
     why_losing,
     wire_bytes,
     words_of,
@@ -169,6 +170,19 @@ def test_what_is_offered_now(device: str) -> None:
     assert offered(device) == (*everywhere, *others)
     assert offered_compressions(device) == tuple(COMPRESSIONS)
     assert operations(device) == ("all_reduce", "broadcast", "all_to_all", "all_gather")
+
+
+def test_copies_wait_for_three_barriers() -> None:
+    """Beside a ring's bytes; all other exact algorithms but the key-value store and trees send these alone."""
+    ring, copies = (
+        traffic_of(Sync(algorithm=name), 1 << 20, 4, 4)
+        for name in (DEFAULT_ALGORITHM, "copy_engine")
+    )
+    assert copies[: len(ring)] == ring
+    assert [part.num_bytes for part in copies[len(ring) :]] == [4, 4, 4]
+    assert [name for name in offered("cuda") if not uses_kernels(Sync(algorithm=name))] == [
+        "copy_engine"
+    ]
 
 
 def test_payloads_by_shape() -> None:

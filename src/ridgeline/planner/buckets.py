@@ -189,7 +189,7 @@ def searched_bucket_bytes(
     each = element_bytes(gradients[0].dtype)
     ready, kernels_s = _ready_seconds(machine, workload, plan, [p.ready_op for p in gradients])
     sizes, ready_s = _grouped([p.num_bytes for p in gradients], ready)
-    beside, _ = overlap_slowdown(machine, setting, kernels_s)
+    beside, _ = overlap_slowdown(machine, setting, kernels_s, plan.sync)
     slowdown = Slowdown(beside.get("compute", 1.0), beside.get("communication", 1.0))
     lengths = quickest_cuts(
         sizes, ready_s, lambda num_bytes: prices.whole_seconds(num_bytes, each), slowdown

@@ -13,7 +13,9 @@ from ridgeline.laws.collectives import (
 )
 from ridgeline.laws.curves import Point, table_seconds
 from ridgeline.machine import Collective, Machine, Overlap, Setting
+from ridgeline.plan import Sync
 from ridgeline.simulator.settings import nearest_setting
+from ridgeline.synchronisation import uses_kernels
 from ridgeline.timeline import Lane
 
 
@@ -146,7 +148,7 @@ def _join(*notes: str) -> str:
 
 
 def overlap_slowdown(
-    machine: Machine, setting: Setting, kernels_s: Sequence[float]
+    machine: Machine, setting: Setting, kernels_s: Sequence[float], sync: Sync
 ) -> tuple[dict[Lane, float], str]:
     """How much computing and communicating hinder each other, and what was assumed about it.
 
@@ -155,7 +157,10 @@ def overlap_slowdown(
             length that one has which is running at a moment.
         setting: How the device is shared.
         kernels_s: Seconds of each kernel that communication runs beside.
+        sync: Copies hinder nobody.
     """
+    if not uses_kernels(sync):
+        return {}, ""
     known: dict[Setting, list[Overlap]] = {}
     for entry in machine.overlaps:
         known.setdefault(entry.setting, []).append(entry)

@@ -196,7 +196,7 @@ def _communication(
     if replaces_update(plan.sync) and sent_by_rows(workload, plan.sync):
         notes.append(PUSHED_ROWS)
     kernels_s = [piece.work_s for piece in priced.backward if piece.has_kernel]
-    slowdown, note = overlap_slowdown(machine, setting, kernels_s)
+    slowdown, note = overlap_slowdown(machine, setting, kernels_s, plan.sync)
     return seconds, slowdown, [*notes, *assumed, *([note] if note else [])]
 
 

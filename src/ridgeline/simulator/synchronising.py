@@ -217,7 +217,7 @@ def local_steps_seconds(
     )
     if delay:
         travelling_s = sum(seconds[name] for name in frame_names(plan, len(cuts)))
-        slowdown, told = overlap_slowdown(machine, setting, kernels_s)
+        slowdown, told = overlap_slowdown(machine, setting, kernels_s, plan.sync)
         shares = [travelling_s * share for share in fragment_shares(plan.sync, cuts)]
         parts = [hidden_behind(share_s, delay * computing_s, slowdown) for share_s in shares]
         beside = Beside(sum(p.hidden_s for p in parts), sum(p.lost_s for p in parts))

@@ -30,6 +30,7 @@ from ridgeline.synchronisation.costs import (
     state_bytes,
     state_parts,
     traffic_of,
+    uses_kernels,
     why_losing,
     wire_bytes,
 )
@@ -161,6 +162,7 @@ __all__ = [
     "trains_apart",
     "unsearched",
     "update_shard_elements",
+    "uses_kernels",
     "values_of",
     "why_losing",
     "wire_bytes",

@@ -198,6 +198,11 @@ def shards_update(sync: "Sync") -> bool:
     return ALGORITHMS[sync.algorithm].shards_update
 
 
+def uses_kernels(sync: "Sync") -> bool:
+    """Whether kernels on the device move the bytes of buckets; see `Algorithm.uses_kernels`."""
+    return ALGORITHMS[sync.algorithm].uses_kernels or COMPRESSIONS[sync.compression].encodes
+
+
 def num_shards(sync: "Sync", workers: int) -> int:
     """Into how many parts, one a worker, the update and the optimizer's state are divided; 1 for none."""
     return workers if shards_update(sync) else 1

@@ -94,6 +94,8 @@ class Algorithm(NamedTuple):
             release knows the word and does not run it.
         devices: Kinds of device on which it is offered, `cpu` and `cuda`.
         traffic: (payload bytes, workers) to the collectives of one bucket.
+        uses_kernels: Whether kernels on the device move the bytes, so that computing and communicating slow
+            each other down as was measured; else copies beside them do.
         shards_update: Whether each worker gets the mean of its part of every bucket alone, updates the
             parameters of that part alone and keeps the optimizer's state for it alone.
         gathering: (payload bytes, workers) to the collectives that bring the updated parameters of one bucket
@@ -116,6 +118,7 @@ class Algorithm(NamedTuple):
     transport: str = ""
     devices: tuple[str, ...] = ()
     traffic: Callable[[int, int], tuple[CollectiveTraffic, ...]] = one_all_reduce
+    uses_kernels: bool = True
     shards_update: bool = False
     gathering: Callable[[int, int], tuple[CollectiveTraffic, ...]] = nothing_more
     is_exact: bool = True

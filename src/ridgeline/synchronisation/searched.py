@@ -42,6 +42,11 @@ def kernels_are_unmeasured(device: str, workers: int) -> str:
     return "its kernels are not measured, so that nothing tells how long they take"
 
 
+def copies_are_young(device: str, workers: int) -> str:
+    """Copies between GPUs have trained few networks on one kind of host: who wants them names them."""
+    return "it has trained on few hosts so far; name it to compare it"
+
+
 def servers_share_links(device: str, workers: int) -> str:
     """Servers beside the workers: the law of the parameter server is that of the ring there."""
     return (

@@ -30,7 +30,7 @@ from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
 
-_NAME = "copy_engine"
+_WHOSE = "sync.algorithm='copy_engine'"
 _ALIGNED = 128
 """Bytes to whose multiples shares are cut, so that copies are of whole lines."""
 
@@ -56,7 +56,7 @@ class CopyEngine(SummingTransport):
 
     def __init__(self, world: World, options: Mapping[str, OptionValue]) -> None:
         super().__init__(world, options)
-        check_one_host(hosts_of(world), _NAME)
+        check_one_host(hosts_of(world), _WHOSE)
         self._least_bytes = int(self.options["least_bytes"])
         self._memories: dict[int, SharedMemory] = {}
         self._peers: dict[int, Peers] = {}
@@ -69,7 +69,7 @@ class CopyEngine(SummingTransport):
         """
         if num_elements * dtype.itemsize < self._least_bytes:
             return super().allocate(num_elements, dtype, device)
-        memory = share(num_elements, dtype, group=self.group, algorithm=_NAME)
+        memory = share(num_elements, dtype, group=self.group, whose=_WHOSE)
         self._memories[memory.own.data_ptr()] = memory
         return memory.own
 

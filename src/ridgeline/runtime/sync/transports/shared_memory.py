@@ -14,6 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline.errors import PlanError
+from ridgeline.synchronisation import DEFAULT_ALGORITHM
+
+INSTEAD = f"use sync.algorithm={DEFAULT_ALGORITHM!r}"
+"""What a refusal ends with."""
 
 
 class SharedMemory(NamedTuple):
@@ -29,7 +33,7 @@ class SharedMemory(NamedTuple):
 
 
 def share(
-    num_elements: int, dtype: torch.dtype, *, group: dist.ProcessGroup, algorithm: str
+    num_elements: int, dtype: torch.dtype, *, group: dist.ProcessGroup, whose: str
 ) -> SharedMemory:
     """Memory of zeros for so many elements on every GPU; all workers call this together.
 
@@ -37,7 +41,7 @@ def share(
         num_elements: Of each worker.
         dtype: Of the elements.
         group: The workers.
-        algorithm: That needs it, for the message.
+        whose: What of a plan needs it, for the message.
 
     Raises:
         PlanError: these GPUs share no memory.
@@ -52,13 +56,13 @@ def share(
         handle = memory.rendezvous(own, group)
     except RuntimeError as error:
         raise PlanError(
-            f"wanted GPUs that share memory for sync.algorithm={algorithm!r}, got "
-            f"{str(error).splitlines()[0]!r} ({device}); {instead('all_reduce')}"
+            f"wanted GPUs that share memory for {whose}, got "
+            f"{str(error).splitlines()[0]!r} ({device}); {INSTEAD}"
         ) from error
     return SharedMemory(own.zero_(), handle)
 
 
-def check_one_host(hosts: Sequence[Sequence[int]], algorithm: str) -> None:
+def check_one_host(hosts: Sequence[Sequence[int]], whose: str) -> None:
     """See that the workers share a host.
 
     Raises:
@@ -66,11 +70,5 @@ def check_one_host(hosts: Sequence[Sequence[int]], algorithm: str) -> None:
     """
     if len(hosts) > 1:
         raise PlanError(
-            f"wanted workers on one host for sync.algorithm={algorithm!r}, got {len(hosts)} hosts; "
-            f"{instead('all_reduce')}, or 'hierarchical'"
+            f"wanted workers on one host for {whose}, got {len(hosts)} hosts; {INSTEAD}, or 'hierarchical'"
         )
-
-
-def instead(algorithm: str) -> str:
-    """What a refusal ends with."""
-    return f"use sync.algorithm={algorithm!r}"

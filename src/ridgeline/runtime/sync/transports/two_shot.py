@@ -22,7 +22,7 @@ from torch.futures import Future
 from ridgeline.errors import PlanError
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.transports.hosts import hosts_of
-from ridgeline.runtime.sync.transports.shared_memory import check_one_host, instead, share
+from ridgeline.runtime.sync.transports.shared_memory import INSTEAD, check_one_host, share
 from ridgeline.runtime.sync.transports.summing import SummingTransport
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import OptionValue
@@ -34,8 +34,7 @@ ALIGNED = 16
 _KERNELS = ("one_shot_all_reduce_out", "two_shot_all_reduce_out")
 _PAIR = 2
 """GPUs between which one shot moves as many bytes as two."""
-_NAME = "two_shot"
-_INSTEAD = instead("all_reduce")
+_WHOSE = "sync.algorithm='two_shot'"
 
 
 class TwoShot(SummingTransport):
@@ -69,7 +68,7 @@ class TwoShot(SummingTransport):
         for dtype, num_elements in largest.items():
             if num_elements:
                 needed = _aligned(num_elements, dtype)
-                self._shared[dtype] = share(needed, dtype, group=self.group, algorithm=_NAME).own
+                self._shared[dtype] = share(needed, dtype, group=self.group, whose=_WHOSE).own
 
     def reduce(self, bucket: Bucket) -> "Future[Any] | None":
         """Make the payload the mean.
@@ -122,10 +121,10 @@ def check_offered(missing: tuple[str, ...], hosts: list[list[int]]) -> None:
     """
     if missing:
         raise PlanError(
-            "wanted a torch with kernels on symmetric memory for sync.algorithm='two_shot', got "
-            f"{torch.__version__} without {', '.join(missing)}; {_INSTEAD}"
+            f"wanted a torch with kernels on symmetric memory for {_WHOSE}, got "
+            f"{torch.__version__} without {', '.join(missing)}; {INSTEAD}"
         )
-    check_one_host(hosts, _NAME)
+    check_one_host(hosts, _WHOSE)
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -136,8 +135,8 @@ def check_dtype(dtype: torch.dtype) -> None:
     """
     if dtype not in DTYPES:
         raise PlanError(
-            "wanted parameters of float32 or bfloat16 for sync.algorithm='two_shot', got "
-            f"{str(dtype).removeprefix('torch.')}; {_INSTEAD}"
+            f"wanted parameters of float32 or bfloat16 for {_WHOSE}, got "
+            f"{str(dtype).removeprefix('torch.')}; {INSTEAD}"
         )
 
 

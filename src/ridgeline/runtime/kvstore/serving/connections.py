@@ -158,7 +158,7 @@ def _take_turns(channels: Sequence[Channel], numbers: Sequence[range]) -> None:
         if not channel.is_answered(asked):
             poller.register(channel.socket, zmq.POLLIN)
             waits[channel.socket] = channel, asked
-    while len(waits) > 1 and (ready := poller.poll(1000 * LOOK_S)):
+    while len(waits) > 1 and (ready := poller.poll(int(1000 * LOOK_S))):
         for socket, _ in ready:
             channel, asked = waits[socket]
             channel.take_answers()

@@ -108,7 +108,8 @@ class CopyEngine(SummingTransport):
 
     def close(self) -> None:
         """Give the shared memory back, once nothing else holds it."""
-        self._memories, self._peers = {}, {}
+        self._memories.clear()
+        self._peers.clear()
 
     def _reach(self, memory: SharedMemory, payload: Tensor, room: Tensor) -> Peers:
         shared = [

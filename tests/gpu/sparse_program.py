@@ -21,25 +21,7 @@ from ridgeline.runtime.world import World
 sys.path += [str(Path(__file__).parents[1] / "sync"), str(Path(__file__).parents[1])]
 
 import sparse_worker
-from sparse_setups import by_one
-
-TRAINED: dict[str, dict[str, Any]] = {
-    "bags, Adagrad": {"model": "bags", "optimizer": "Adagrad"},
-    "words, SGD with momentum": {
-        "model": "words",
-        "optimizer": "SGD",
-        "settings": {"momentum": 0.9},
-    },
-    "words alone, SparseAdam": {"model": "only words", "optimizer": "SparseAdam"},
-    "tied": {"model": "tied", "optimizer": "SGD"},
-    "a worker does not use it": {"model": "bags", "optimizer": "SGD", "skips": "last"},
-    "rings for the others": {
-        "model": "bags",
-        "optimizer": "SGD",
-        "sync": {"algorithm": "rings"},
-    },
-}
-"""Few of the cases of `sync/test_sparse`."""
+from sparse_setups import BEYOND_DDP, TRAINED, by_one
 
 
 def drawn_case(seed: int, size: int) -> dict[str, Any]:
@@ -86,7 +68,7 @@ def main() -> None:
     world = World.join()
     told = {
         "means": means(world, float(sys.argv[2])),
-        "trained": {name: trained(world, case) for name, case in TRAINED.items()},
+        "trained": {name: trained(world, case) for name, case in {**TRAINED, **BEYOND_DDP}.items()},
     }
     Path(f"{sys.argv[1]}.{world.rank}").write_text(json.dumps(told))
     World.leave()

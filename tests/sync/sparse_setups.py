@@ -130,3 +130,34 @@ def by_one(case: dict[str, Any], size: int) -> tuple[nn.Module, Optimizer]:
             p.grad = mean.to_sparse(1) if is_rows else mean  # type: ignore[union-attr]
         optimizer.step()
     return model, optimizer
+
+
+TRAINED: dict[str, dict[str, Any]] = {
+    "EmbeddingBag, SGD": {"model": "bags", "optimizer": "SGD"},
+    "EmbeddingBag, Adagrad": {"model": "bags", "optimizer": "Adagrad"},
+    "Embedding, SGD with momentum": {
+        "model": "words",
+        "optimizer": "SGD",
+        "settings": {"momentum": 0.9},
+    },
+    "Embedding alone, SparseAdam": {"model": "only words", "optimizer": "SparseAdam"},
+    "accumulated": {"model": "bags", "optimizer": "SGD", "knobs": {"accumulate": 2}},
+    "by a ring": {"model": "bags", "optimizer": "SGD", "sync": {"algorithm": "ring"}},
+    "nothing dense to compress": {
+        "model": "only words",
+        "optimizer": "SparseAdam",
+        "sync": {"compression": "topk"},
+    },
+    "tied, and used as rows": {"model": "tied", "optimizer": "SGD", "skips": "all"},
+}
+BEYOND_DDP: dict[str, dict[str, Any]] = {
+    "a worker that does not use it": {"model": "words", "optimizer": "SGD", "skips": "last"},
+    "nobody uses it": {"model": "words", "optimizer": "SGD", "skips": "all"},
+    "bags that a worker does not use, Adagrad": {
+        "model": "bags",
+        "optimizer": "Adagrad",
+        "skips": "last",
+    },
+    "tied": {"model": "tied", "optimizer": "SGD"},
+    "tied, and dense on some": {"model": "tied", "optimizer": "SGD", "skips": "last"},
+}

@@ -80,6 +80,27 @@ def law(world: World, case: dict[str, Any]) -> dict[str, Any]:
     return {"means": told, "sent_bytes": exchange.sent_bytes}
 
 
+def check_means(case: dict[str, Any], told: list[dict[str, Any]], size: int) -> None:
+    """What `law` tells is the mean of what so many workers drew, as rows where nobody has a dense gradient."""
+    brought = [drawn(rank, case) for rank in range(size)]
+    for place, found in enumerate(told):
+        own = [gradients[place] for gradients in brought]
+        kinds = {kinds[place] for kinds in case["kinds"]}
+        wanted = "dense" if "dense" in kinds else "none" if kinds == {"none"} else "rows"
+        assert found["kind"] == wanted
+        if wanted == "none":
+            continue
+        dense = [g.to_dense().double() if g is not None else torch.zeros(()) for g in own]
+        mean = torch.tensor(found["mean"], dtype=torch.float64)
+        # Small whole numbers add up exactly, and only a third is no binary fraction.
+        eps = torch.finfo(getattr(torch, case["dtypes"][place])).eps
+        room = 64 * eps if size == 3 else 0.0
+        assert float((mean - sum(dense) / size).abs().max()) <= room
+        if wanted == "rows":
+            touched = [g.coalesce().indices()[0].tolist() for g in own if g is not None]
+            assert found["numbers"] == sorted({number for ids in touched for number in ids})
+
+
 def stepping(
     world: World, model: nn.Module, optimizer: Optimizer, case: dict[str, Any]
 ) -> TrainStep:

@@ -9,7 +9,7 @@ import sparse_worker
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sparse_setups import MODELS, batch_of, loss_of, optimizer_of, plan_of
+from sparse_setups import BEYOND_DDP, MODELS, TRAINED, batch_of, loss_of, optimizer_of, plan_of
 
 from asked_workers import Workers
 from ridgeline.runtime.step import TrainStep
@@ -26,35 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarn
 
 SIZES = (2, 3)
 DENSE = "make its layer with sparse=False"
-TRAINED: dict[str, dict[str, Any]] = {
-    "EmbeddingBag, SGD": {"model": "bags", "optimizer": "SGD"},
-    "EmbeddingBag, Adagrad": {"model": "bags", "optimizer": "Adagrad"},
-    "Embedding, SGD with momentum": {
-        "model": "words",
-        "optimizer": "SGD",
-        "settings": {"momentum": 0.9},
-    },
-    "Embedding alone, SparseAdam": {"model": "only words", "optimizer": "SparseAdam"},
-    "accumulated": {"model": "bags", "optimizer": "SGD", "knobs": {"accumulate": 2}},
-    "by a ring": {"model": "bags", "optimizer": "SGD", "sync": {"algorithm": "ring"}},
-    "nothing dense to compress": {
-        "model": "only words",
-        "optimizer": "SparseAdam",
-        "sync": {"compression": "topk"},
-    },
-    "tied, and used as rows": {"model": "tied", "optimizer": "SGD", "skips": "all"},
-}
-BEYOND_DDP: dict[str, dict[str, Any]] = {
-    "a worker that does not use it": {"model": "words", "optimizer": "SGD", "skips": "last"},
-    "nobody uses it": {"model": "words", "optimizer": "SGD", "skips": "all"},
-    "bags that a worker does not use, Adagrad": {
-        "model": "bags",
-        "optimizer": "Adagrad",
-        "skips": "last",
-    },
-    "tied": {"model": "tied", "optimizer": "SGD"},
-    "tied, and dense on some": {"model": "tied", "optimizer": "SGD", "skips": "last"},
-}
 UNDONE: dict[str, dict[str, Any]] = {
     "SGD": {"model": "words", "optimizer": "SGD", "settings": {"momentum": 0.9}},
     "Adagrad": {"model": "bags", "optimizer": "Adagrad"},
@@ -136,23 +107,7 @@ def test_the_exchange_is_the_dense_mean(workers: Workers, case: dict[str, Any]) 
     size = case["size"]
     answers = workers.ask("law", **case)
     assert all(one["means"] == answers[0]["means"] for one in answers)
-    brought = [sparse_worker.drawn(rank, case) for rank in range(size)]
-    for place, told in enumerate(answers[0]["means"]):
-        own = [gradients[place] for gradients in brought]
-        kinds = {kinds[place] for kinds in case["kinds"]}
-        wanted = "dense" if "dense" in kinds else "none" if kinds == {"none"} else "rows"
-        assert told["kind"] == wanted
-        if wanted == "none":
-            continue
-        dense = [g.to_dense().double() if g is not None else torch.zeros(()) for g in own]
-        mean = sum(dense) / size
-        found = torch.tensor(told["mean"], dtype=torch.float64)
-        # Small whole numbers add up exactly, and only a third is no binary fraction.
-        eps = torch.finfo(getattr(torch, case["dtypes"][place])).eps
-        assert float((found - mean).abs().max()) <= (0.0 if size == 2 else 64 * eps)
-        if wanted == "rows":
-            touched = [g.coalesce().indices()[0].tolist() for g in own if g is not None]
-            assert told["numbers"] == sorted({number for ids in touched for number in ids})
+    sparse_worker.check_means(case, answers[0]["means"], size)
 
 
 @pytest.mark.parametrize("size", SIZES)

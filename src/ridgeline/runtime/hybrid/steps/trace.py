@@ -7,12 +7,23 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, RidgelineError, first_line
 
 _READS_A_VALUE = "aten._local_scalar_dense.default"
+_HOST_READS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+"""What torch raises where a step asks a tensor without values for one."""
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -114,8 +125,10 @@ def _refusal(error: Exception) -> str:
     theirs = [frame for frame in frames if not frame.filename.startswith((*ours, "<"))]
     place = (theirs or frames)[-1]
     reason = first_line(error)
+    instead = "use execution='eager'"
+    if isinstance(error, _HOST_READS) or "tracing tensor" in reason:
+        instead = f"remove what reads values on the host (.item(), float(), `if` on a tensor) or {instead}"
     return (
         f"wanted a step that can be written as one program, got {type(error).__name__}: {reason}, at "
-        f"{Path(place.filename).name}:{place.lineno} in {place.name}; remove what reads values on the host "
-        "(.item(), float(), `if` on a tensor) or use execution='eager'"
+        f"{Path(place.filename).name}:{place.lineno} in {place.name}; {instead}"
     )

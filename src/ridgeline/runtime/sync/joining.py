@@ -90,11 +90,11 @@ def join_others(
         PlanError: an entry of the plan names no class, or the plan cannot exchange sparse gradients of the
             model; see `rows_refusal`.
         WorkloadError: the optimizer has parameters that are not the model's, a buffer cannot be sent, or a
-            forward pass writes parameters (see `check_no_max_norm`); or the update cannot be divided among
+            forward pass writes parameters (see `_check_no_max_norm`); or the update cannot be divided among
             the workers as the plan says, see `check_can_shard`.
     """
     if not trains_apart(plan.sync):
-        check_no_max_norm(model)
+        _check_no_max_norm(model)
     sparse = sparse_parameters(model)
     check_rows(plan, world.kind, tuple(sparse))
     if joining := ALGORITHMS[plan.sync.algorithm].joining:
@@ -135,7 +135,7 @@ def join_others(
     return Joined(synchronizer, OutsideWrites(model, optimizer, reducer, world))
 
 
-def check_no_max_norm(model: nn.Module) -> None:
+def _check_no_max_norm(model: nn.Module) -> None:
     """See that no embedding scales, in each forward pass, the rows that this worker's batch has.
 
     Other workers have other rows in theirs, and would hold other parameters from then on.

@@ -87,9 +87,8 @@ class Connections:
             for place, channel in enumerate(channels)
         ]
         # In turns, so that no server waits until all that is for another one is sent.
-        sends = [True]
-        while any(sends):
-            sends = [channel.send_next() for channel in channels]
+        while sum(channel.send_next() for channel in channels):
+            pass
         _take_turns(channels, started)
         answers = [
             iter(channel.finish(numbers))

@@ -59,17 +59,24 @@ def exchanges(
     return found[:1] if workers == 1 else found
 
 
-def uncompared(fixed: Mapping[str, Any], device: str, workers: int) -> list[str]:
+def uncompared(
+    fixed: Mapping[str, Any], device: str, workers: int, tried: Collection[str] = ()
+) -> list[str]:
     """Which algorithms are not simulated that could be run, and why, in a sentence; none where all are.
 
     Args:
         fixed: Knobs that the user set.
         device: `cpu` or `cuda`.
         workers: The largest number that is compared.
+        tried: Algorithms that were tried all the same.
     """
     if "algorithm" in fixed or workers == 1:
         return []
-    reasons = [f"{ALGORITHMS[n].label} ({why})" for n, why in unsearched(device, workers).items()]
+    reasons = [
+        f"{ALGORITHMS[name].label} ({why})"
+        for name, why in unsearched(device, workers).items()
+        if name not in tried
+    ]
     return [f"ways to reduce that were not compared: {'; '.join(reasons)}"] if reasons else []
 
 

@@ -19,6 +19,7 @@ from ridgeline.planner.knobs import (
     num_changes,
 )
 from ridgeline.planner.labels import label
+from ridgeline.planner.other_exchange import with_other_exchanges
 from ridgeline.planner.preparation import (
     COMPILED_ERROR,
     compile_budget_s,
@@ -109,39 +110,64 @@ def choose(
     candidates, notes = _simulated(request, plans, steps)
     notes += [f"left out: {label(p.plan)}: {p.reason}" for p in pruned]
     error = ASSUMED_ERROR
+    last: list[str] = []
     if trial is not None and candidates:
         allowance = _allowance(request, candidates, tries, steps, seconds, clock or since_now())
-        more = functools.partial(_model_graphs, request, steps)
-        candidates, told = tried_in_turn(request, candidates, allowance, trial, more)
+        candidates, told, last = _tried(request, candidates, allowance, trial, retrial)
         notes += told
-        if retrial is not None:
-            candidates, told = _settled(request, candidates, allowance, retrial)
-            notes += told
         error = _largest_miss(candidates)
-    notes += uncompared(request.fixed, request.device, max(request.workloads))
+    notes += uncompared(request.fixed, request.device, max(request.workloads), last)
     ranking = _ranked(request, candidates, error, notes, steps, is_late=bool(trial and seconds))
     return with_doubt(request, ranking)
 
 
-def _settled(
-    request: Request, candidates: list[Candidate], allowance: Allowance, retrial: Trial
-) -> tuple[list[Candidate], list[str]]:
-    """The candidates after a run-off, where the allowance has room for one."""
-    room = allowance.room(candidates, sum(c.measured is not None for c in candidates), 0.0)
-    if room.tries < NUM_TRIALS:
-        return candidates, []
-    least_s = RUN_OFF_S if allowance.seconds is None else 0.0
+def _tried(
+    request: Request,
+    candidates: list[Candidate],
+    allowance: Allowance,
+    trial: Trial,
+    retrial: Trial | None,
+) -> tuple[list[Candidate], list[str], list[str]]:
+    """The candidates after the search, what is tried last and a run-off, where there is room for these.
+
+    Returns:
+        The candidates, what to note, and the algorithms that were tried last.
+    """
+    steps = allowance.steps
+    more = functools.partial(_model_graphs, request, steps)
+    candidates, notes = tried_in_turn(request, candidates, allowance, trial, more)
+    names: list[str] = []
+    if retrial is None:
+        return candidates, notes, names
     try:
-        return run_off(
+        candidates, names = with_other_exchanges(
+            request,
             candidates,
-            retrial,
-            device=allowance.device,
-            fixed=request.fixed,
-            steps=allowance.steps,
-            left_s=max(room.seconds, least_s),
+            trial,
+            lambda plans: _simulated(request, plans, steps)[0],
+            steps=steps,
+            left_s=_time_left(allowance, candidates),
         )
+        room = allowance.room(candidates, sum(c.measured is not None for c in candidates), 0.0)
+        if room.tries >= NUM_TRIALS:
+            candidates, told = run_off(
+                candidates,
+                retrial,
+                device=allowance.device,
+                fixed=request.fixed,
+                steps=steps,
+                left_s=_time_left(allowance, candidates),
+            )
+            notes += told
     except OutOfTimeError:
-        return candidates, []
+        pass
+    return candidates, notes, names
+
+
+def _time_left(allowance: Allowance, candidates: Sequence[Candidate]) -> float:
+    """Seconds for what is tried again, which has some though compiling took all the time."""
+    least_s = RUN_OFF_S if allowance.seconds is None else 0.0
+    return max(allowance.room(candidates, 0, 0.0).seconds, least_s)
 
 
 def _allowance(

@@ -93,6 +93,7 @@ from ridgeline.synchronisation.tables import (
     is_exact,
     offered,
     offered_compressions,
+    tried_last,
     unsearched,
     values_of,
 )
@@ -160,6 +161,7 @@ __all__ = [
     "state_parts",
     "traffic_of",
     "trains_apart",
+    "tried_last",
     "unsearched",
     "update_shard_elements",
     "uses_kernels",

@@ -109,6 +109,7 @@ class Algorithm(NamedTuple):
         objection: As of `Compression`.
         options: What `Sync.options` may set.
         least_workers: Fewer of several workers are refused; a worker alone exchanges nothing.
+        is_tried_last: Whether the plan that won is tried with it, where a search does not compare it.
         unsearched: (device, workers) to why a search does not compare it there; empty where it does.
     """
 
@@ -129,6 +130,7 @@ class Algorithm(NamedTuple):
     objection: Callable[[int, Options], str] = no_objection
     options: tuple[Option, ...] = ()
     least_workers: int = 2
+    is_tried_last: bool = False
     unsearched: Callable[[str, int], str] = everywhere
 
     @property

@@ -42,9 +42,9 @@ def kernels_are_unmeasured(device: str, workers: int) -> str:
     return "its kernels are not measured, so that nothing tells how long they take"
 
 
-def copies_are_young(device: str, workers: int) -> str:
-    """Copies between GPUs have trained few networks on one kind of host: who wants them names them."""
-    return "it has trained on few hosts so far; name it to compare it"
+def where_it_won(device: str, workers: int) -> str:
+    """What it spares other kernels is known too roughly to rank all plans; see `Algorithm.is_tried_last`."""
+    return "only the plan that won is tried with it, where a GPU replays that"
 
 
 def servers_share_links(device: str, workers: int) -> str:

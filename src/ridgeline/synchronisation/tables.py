@@ -21,12 +21,12 @@ from ridgeline.synchronisation.entries import (
 from ridgeline.synchronisation.rhythm import rhythm_options
 from ridgeline.synchronisation.searched import (
     as_the_backend,
-    copies_are_young,
     hosts_are_one,
     kernels_are_unmeasured,
     links_are_shared,
     memory_is_what_it_saves,
     servers_share_links,
+    where_it_won,
     where_rings_are_short,
 )
 
@@ -187,7 +187,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             options=(Option("least_bytes", int, 1 << 20, least=0),),
             traffic=_behind_barriers,
             uses_kernels=False,
-            unsearched=copies_are_young,
+            is_tried_last=True,
+            unsearched=where_it_won,
         ),
         Algorithm(
             name="sharded",
@@ -358,6 +359,11 @@ def unsearched(device: str, workers: int) -> dict[str, str]:
         if ALGORITHMS[name].is_exact and workers >= ALGORITHMS[name].least_workers
     }
     return {name: reason for name, reason in reasons.items() if reason}
+
+
+def tried_last(device: str, workers: int) -> tuple[str, ...]:
+    """Those with which the plan is tried once more that won among the others; see `Algorithm`."""
+    return tuple(name for name in unsearched(device, workers) if ALGORITHMS[name].is_tried_last)
 
 
 def options_of(sync: "Sync") -> tuple[Option, ...]:

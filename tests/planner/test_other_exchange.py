@@ -6,7 +6,7 @@ import pytest
 from chained_workloads import make_chain
 from ridgeline.errors import OutOfTimeError, PlanError
 from ridgeline.execution import MODES
-from ridgeline.plan import Plan
+from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
 from ridgeline.planner import choose
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
@@ -59,12 +59,19 @@ def test_copies_are_chosen_where_they_were_faster_in_their_trial(share, wins) ->
     last = next(plan for plan in trials.tried if plan.sync.algorithm == COPIES)
     won = ranking.best.plan if not wins else last
     assert msgspec.structs.replace(last, sync=won.sync, choices=won.choices) == won
-    assert last.sync.bucket_bytes == won.sync.bucket_bytes
+    assert last.sync.bucket_bytes == DEFAULT_BUCKET_BYTES
     assert MODES[last.execution].is_replayed_on("cuda")
     (note,) = [note for note in ranking.notes if note.startswith(NOT_COMPARED)]
     assert "copy engine" not in note
     choice = next(c for c in ranking.best.plan.choices if c.knob == "algorithm")
     assert choice.origin == "search"
+
+
+def test_buckets_that_the_user_set_are_kept() -> None:
+    trials = Trials(0.5)
+    fixed = {"bucket_bytes": (12 << 20,)}
+    assert trials.chosen(fixed=fixed).best.plan.sync.bucket_bytes == (12 << 20,)
+    assert trials.by_algorithm.count(COPIES) == 1
 
 
 @pytest.mark.parametrize(

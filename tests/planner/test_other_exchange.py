@@ -50,7 +50,9 @@ class Trials:
         return [plan.sync.algorithm for plan in self.tried]
 
 
-@pytest.mark.parametrize(("share", "wins"), [(0.9, True), (1.1, False)])
+@pytest.mark.parametrize(
+    ("share", "wins"), [(0.9, True), (0.98, True), (0.995, False), (1.1, False)]
+)
 def test_copies_are_chosen_where_they_were_faster_in_their_trial(share, wins) -> None:
     trials = Trials(share)
     ranking = trials.chosen()

@@ -66,6 +66,55 @@ def test_results_that_cannot_be_compared_are_refused() -> None:
     assert largest_difference(both, both)[0] == float("inf")
 
 
+class CachedBySize(nn.Module):
+    """Keeps what it adds, by the size of the batch; TorchScript cannot read its source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cache = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[0]
+        if size not in self.cache:
+            self.cache[size] = torch.linspace(0, 1, 4)
+        return self.layer(x) + self.cache[size]
+
+
+class AskingTwice(CachedBySize):
+    """Looks for the entry by another tensor than it made it by, in a trace."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] not in self.cache:
+            self.cache[x.shape[0]] = torch.linspace(0, 1, 4)
+        return self.layer(x) + self.cache[x.shape[0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            CachedBySize,
+            r"got a trace that writes where calls do not \(the length of a dict\): sizes",
+        ),
+        (AskingTwice, r"got KeyError: tensor\(2\); use another mode"),
+    ],
+)
+def test_a_trace_that_fills_a_cache_anew_is_taken_back_and_refused(
+    kind: type[CachedBySize], words: str
+) -> None:
+    """A size is a tensor in a trace of TorchScript, so that the entry of that size is not found."""
+    model, x = kind(), torch.randn(2, 4)
+    wanted, kept = model(x), model.cache[2]
+    with pytest.raises(CaptureError, match=words):
+        hybridize(model, x, "script")
+    assert [*model.cache.items()] == [(2, kept)]
+    with hybridize(model, x, budget_s=4.0) as hybrid:
+        torch.testing.assert_close(hybrid(x), wanted.detach())
+        model.cache[2].mul_(2)
+        torch.testing.assert_close(hybrid(x), model(x).detach())
+    assert [*model.cache.items()] == [(2, kept)]
+
+
 def test_a_model_without_shapes_is_refused() -> None:
     """Lazy parameters have no data to watch: the message says what to do."""
     with pytest.raises(

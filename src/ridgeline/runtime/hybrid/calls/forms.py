@@ -17,6 +17,7 @@ from torch.jit.frontend import FrontendError
 from ridgeline.errors import CaptureError, first_line
 from ridgeline.execution import Form
 from ridgeline.reach.reach import Reach
+from ridgeline.reach.undo import Undo
 from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.calls.compiling import TracedFunction
@@ -99,6 +100,12 @@ def _script(fn: Callable[..., Any], args: tuple[Any, ...]) -> CallableForm:
 
 
 def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A trace, which must leave all objects as they are.
+
+    Sizes are tensors in it, which no key of a dictionary equals: a cache by size is filled once more.
+    """
+    before = Undo(fn, args, values=False)
+    change = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -107,6 +114,14 @@ def _trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
             raise CaptureError(
                 f"wanted TorchScript of {name_of(fn)}, got {brief(error)}; use another mode"
             ) from error
+        finally:
+            if change := next(before.changes(), None):
+                before.restore()
+    if change is not None:
+        raise CaptureError(
+            f"wanted TorchScript of {name_of(fn)}, got a trace that writes where calls do not "
+            f"({change.what}): sizes are tensors in it, which no key equals; use another mode"
+        )
     baked = [w for w in caught if issubclass(w.category, torch.jit.TracerWarning)]
     if baked:
         raise CaptureError(

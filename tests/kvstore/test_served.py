@@ -319,6 +319,21 @@ def test_what_is_lost_is_sent_again(
     assert not [*Path("/dev/shm").glob("ridgeline-*")]
 
 
+def test_who_wants_no_shared_memory_gets_none(monkeypatch, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("RIDGELINE_KVSTORE_SHARED", "0")
+    with serving(Shard(1, None)) as server, connected(server.address) as channel:
+        values = torch.arange(1e5)
+        slot, shape = wire.Slot("w", 0), wire.Shape("float32", (100_000,))
+        channel.ask(wire.Init(slot, shape), values)
+        found = channel.ask(wire.Pull(slot))
+        assert torch.equal(found.tensor, values)
+        assert not found.answer.is_shared
+    assert (
+        "sockets, since memory cannot be shared: RIDGELINE_KVSTORE_SHARED=0 in the" in caplog.text
+    )
+
+
 def test_places_in_memory_that_is_not_shared_are_refused() -> None:
     """Of a connection that shares none, beyond the end of what it shares, and names of other files."""
     with serving(Shard(1, None)) as server, connected(server.address) as channel:

@@ -4,26 +4,28 @@ All ways do `value -= sum`. Runs push zeros, so that values stay what they are; 
 this worker's numbers, after which the opposite is pushed.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline import units
-from ridgeline.experiments.kvstore import shards, straggler
+from ridgeline.experiments.kvstore import ray_actor, shards, straggler
 from ridgeline.experiments.ways.case import Case, Contest, Runner, Way, nothing
 from ridgeline.experiments.ways.together import Asked
 from ridgeline.runtime import kvstore
+from ridgeline.runtime.kvstore.serving import segment
 from ridgeline.runtime.world import World
 
 SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "64MiB": 1 << 26}
 ONE = "server-"
 """Head of the cases in which the last worker pushes to a server beside the first, and nobody else does."""
 CASES = (*SIZES, *(f"{ONE}{name}" for name in SIZES), *shards.CASES, straggler.NAME)
-RAY = "actors of Ray are not compared: it is no dependency"
 ROW = 1024
 """Elements of a row; values are divided by rows."""
 
@@ -73,7 +75,12 @@ def _contest(world: World, num_bytes: int, is_one: bool) -> Contest:
         ways.append(
             Way(f"ridgeline {kind}", "ridgeline", partial(_runner, make, world, values, take_part))
         )
-    return Contest(ways=ways, explain=lambda seconds: (RAY,))
+    if is_one:
+        make = partial(_runner, _by_sockets, world, values, take_part)
+        ways.append(Way("ridgeline dist_async, sockets", "ridgeline", make))
+        make = partial(_runner, _actor, world, values, take_part)
+        ways.append(Way("actor of Ray", "peer", make, lacking=ray_actor.LACKING))
+    return Contest(ways=ways)
 
 
 def _runner(
@@ -131,6 +138,23 @@ def _messages(world: World, values: Tensor) -> _Exchange:
         dist.send(value.sub_(total), group=group, group_dst=client)
 
     return _Exchange(pushpull, serve=serve)
+
+
+def _by_sockets(world: World, values: Tensor) -> _Exchange:
+    """A store of ours whose tensors go through sockets, as they do between hosts."""
+    with patch.dict(os.environ, {segment.VARIABLE: "0"}):
+        exchange = _store("dist_async", 1, world, values)
+        if world.rank == world.size - 1:
+            exchange.pushpull(torch.zeros_like(values))  # decides it for good
+    return exchange
+
+
+def _actor(world: World, values: Tensor) -> _Exchange:
+    """The last worker's own Ray, whose actor works the tensor in."""
+    if world.rank < world.size - 1:
+        return _Exchange(torch.zeros_like)
+    server = ray_actor.ActorServer(values)
+    return _Exchange(server.pushpull, close=server.close)
 
 
 def _store(kind: str, servers: int, world: World, values: Tensor) -> _Exchange:

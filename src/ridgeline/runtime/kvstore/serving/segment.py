@@ -14,6 +14,8 @@ from typing import Self
 from ridgeline.errors import KVStoreError
 
 SHARED_FILES = Path("/dev/shm")
+VARIABLE = "RIDGELINE_KVSTORE_SHARED"
+"""`0` in the environment of a worker: its tensors go through sockets on one host, too."""
 _NAME = re.compile(r"ridgeline-[0-9a-f]{32}")
 
 
@@ -72,8 +74,10 @@ class Segment:
         """New memory, which is there in full.
 
         Raises:
-            OSError: the system has no such files, or no room for this one.
+            OSError: the system has no such files, or no room for this one, or the user wants none.
         """
+        if os.environ.get(VARIABLE) == "0":
+            raise OSError(f"{VARIABLE}=0 in the environment")
         name = f"ridgeline-{secrets.token_hex(16)}"
         handle = os.open(SHARED_FILES / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:

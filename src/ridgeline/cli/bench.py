@@ -52,6 +52,7 @@ EXPERIMENTS = {
             "server-64MiB",
             "shards-adam",
             "shards-rprop",
+            "shards-muon",
             "straggler",
         ),
     ),

@@ -4,8 +4,9 @@ One worker pushes and pulls; each server works in with one thread. What is compa
 first push.
 """
 
+import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,12 +15,24 @@ from ridgeline.experiments.ways.case import Case, Contest, Runner, Way
 from ridgeline.runtime import kvstore
 from ridgeline.runtime.world import World
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {"adam": {"lr": 0.01}, "rprop": {"lr": 0.01}}
+
+class Work(NamedTuple):
+    """What servers work in: so many values of a shape, by an optimizer with these settings."""
+
+    settings: dict[str, Any]
+    values: int
+    shape: tuple[int, int]
+
+
+OPTIMIZERS = {
+    "adam": Work({"lr": 0.01}, 1, (4096, 1024)),
+    "rprop": Work({"lr": 0.01}, 1, (4096, 1024)),
+    "muon": Work({"lr": 0.01}, 4, (1024, 512)),
+}
 """Adam takes about as long as the sum takes to arrive. Rprop takes seven times that, the longest of those of
-torch that update element by element."""
+torch that update element by element. Muon multiplies matrices, beside which all else is little; it takes
+whole values, which are divided among servers by their number."""
 CASES = {f"shards-{name}": name for name in OPTIMIZERS}
-NUM_BYTES = 1 << 24
-ROW = 1024
 SERVERS = (1, 2)
 PUSHES = 4
 """Of a run: all are sent before the value is asked for, so that servers are never without work."""
@@ -30,7 +43,7 @@ def shards_cases(world: World) -> list[Case]:
     return [
         Case(
             name=case,
-            title=f"{PUSHES} pushes of {units.num_bytes(NUM_BYTES)} of float32 worked in by {optimizer}, "
+            title=f"{PUSHES} pushes of {_words(OPTIMIZERS[optimizer])} of float32 worked in by {optimizer}, "
             "and a pull, over the loopback, one worker",
             prepare=partial(_contest, world, optimizer),
             units=PUSHES,
@@ -39,6 +52,11 @@ def shards_cases(world: World) -> list[Case]:
         )
         for case, optimizer in CASES.items()
     ]
+
+
+def _words(work: Work) -> str:
+    size = units.num_bytes(4 * math.prod(work.shape))
+    return size if work.values == 1 else f"{work.values} values of {size}"
 
 
 def _contest(world: World, optimizer: str) -> Contest:
@@ -56,23 +74,25 @@ def _contest(world: World, optimizer: str) -> Contest:
 
 def _runner(world: World, optimizer: str, servers: int) -> Runner:
     generator = torch.Generator().manual_seed(0)
-    values = torch.randn(NUM_BYTES // 4 // ROW, ROW, generator=generator)
+    work = OPTIMIZERS[optimizer]
+    keys = [f"w{number}" for number in range(work.values)]
+    values = [torch.randn(*work.shape, generator=generator) for _ in keys]
     store = kvstore.create("dist_async", servers=servers)
-    store.init("w", torch.zeros_like(values))
-    store.set_optimizer(optimizer, **OPTIMIZERS[optimizer])
-    out = torch.empty_like(values)
+    store.init(keys, [torch.zeros_like(value) for value in values])
+    store.set_optimizer(optimizer, **work.settings)
+    out = [torch.empty_like(value) for value in values]
 
-    def run(pushes: int) -> torch.Tensor:
+    def run(pushes: int) -> list[torch.Tensor]:
         if world.rank == world.size - 1:
             for _ in range(pushes):
-                store.push("w", values)
-            store.pull("w", out)
+                store.push(keys, values)
+            store.pull(keys, out)
         return out
 
-    def results() -> torch.Tensor:
+    def results() -> list[torch.Tensor]:
         run(1)
         store.barrier()
-        found = store.pull("w").get()
+        found = [store.pull(key).get() for key in keys]
         store.barrier()
         return found
 

@@ -20,6 +20,7 @@ from ridgeline.errors import CaptureError, first_line
 from ridgeline.runtime.hybrid.extremes import rounding_options
 from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.inductor import FAILURES, ignore_advice, require_written
+from ridgeline.runtime.hybrid.packages import kept_programs
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 
 SETTINGS: dict[str, str | int | bool] = {
@@ -56,7 +57,8 @@ def compile_program(
     Raises:
         CaptureError: there is no C++ compiler, or the compiler refuses the program or an input.
 
-    Cost: Runs the C++ compiler: 5 to 60 seconds, several cores and some hundred MB of memory.
+    Cost: Runs the C++ compiler: 5 to 60 seconds, several cores and some hundred MB of memory; less than a
+        second where the same program was compiled on this machine before (see `kept_programs`).
     """
     require_written(inputs)
     compiler = working_compiler().path
@@ -70,7 +72,11 @@ def compile_program(
                 else torch.export.export(program, tuple(inputs), strict=False)
             )
             settings = {**_settings_for(exported), "cpp.cxx": (compiler,)}
-            aoti_compile_and_package(exported, package_path=name, inductor_configs=settings)
+            key = kept_programs.key_of(exported, settings)
+            if key is None or not kept_programs.recall(key, Path(name)):
+                aoti_compile_and_package(exported, package_path=name, inductor_configs=settings)
+                if key is not None:
+                    kept_programs.keep(key, Path(name))
     except FAILURES as error:
         message = first_line(error)
         raise CaptureError(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ridgeline.runtime.hybrid.capture import program_trial
 from ridgeline.runtime.hybrid.packages import aot, kept_programs
 from ridgeline.runtime.hybrid.packages.kept_programs import key_of
 
@@ -136,3 +137,25 @@ def test_the_longest_unused_go_first(monkeypatch, tmp_path) -> None:
     assert compiler.calls == 3
     kept = "".join(p.read_text() for p in (tmp_path / DIRECTORY).glob("*.pt2"))
     assert ("1.5" in kept, "2.5" in kept, "3.5" in kept) == (True, False, True)
+
+
+def test_a_package_that_ran_well_is_not_tried_in_a_child_again(monkeypatch, tmp_path) -> None:
+    """The same bytes on inputs of the same shapes; one that could not be tried is tried again."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    tried: list[bytes] = []
+
+    def ran_well(_child, asked, _inputs, _notes) -> bool:
+        tried.append(Path(asked["package"]).read_bytes())
+        return tried[-1] != b"no child"
+
+    monkeypatch.setattr(program_trial, "_ran_well", ran_well)
+    monkeypatch.setattr(program_trial, "_trying", [(None, [])])
+    file, x, y = tmp_path / "file", torch.zeros(2), torch.zeros(3)
+    for content, inputs in [(b"a", [x]), (b"a", [x]), (b"b", [x]), (b"b", [y]), (b"b", [y])]:
+        file.write_bytes(content)
+        program_trial.try_package(file, inputs)
+    assert tried == [b"a", b"b", b"b"]
+    file.write_bytes(b"no child")
+    for _ in range(2):
+        program_trial.try_package(file, [x])
+    assert tried[3:] == [b"no child"] * 2

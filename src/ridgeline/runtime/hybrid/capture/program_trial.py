@@ -69,7 +69,7 @@ def programs_tried_first(notes: list[str]) -> Iterator[None]:
         def tried(program: Any, inputs: Sequence[Any]) -> Any:
             key = id(program), _shapes(inputs)
             if key not in met and set(program.device_types) <= {"cpu"}:
-                mark = _mark(program, inputs)
+                mark = _mark(program.source_code, inputs)
                 if not mark.exists():
                     asked = {"source": program.source_code, "constants": program.constants or {}}
                     if _ran_well(child, asked, inputs, notes):
@@ -94,7 +94,11 @@ def try_package(path: Path, inputs: Sequence[Tensor]) -> None:
     """
     if _trying and all(tensor.device.type == "cpu" for tensor in inputs):
         child, notes = _trying[-1]
-        _ran_well(child, {"package": str(path), "constants": {}}, inputs, notes)
+        mark = _mark(hashlib.sha256(path.read_bytes()).hexdigest(), inputs)
+        if mark.exists():
+            return
+        if _ran_well(child, {"package": str(path), "constants": {}}, inputs, notes):
+            _remember(mark)
 
 
 def _ran_well(
@@ -145,15 +149,15 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _mark(program: Any, inputs: Sequence[Any]) -> Path:
-    """The file that says that a program ran well on such inputs."""
+def _mark(code: str, inputs: Sequence[Any]) -> Path:
+    """The file that says that a program ran well on such inputs: its source, or a digest of a package."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     known = (
         _FORMAT,
         torch.__version__,
         torch.get_num_threads(),
-        program.source_code,
+        code,
         _shapes(inputs),
     )
     return Path(cache_dir()) / "ridgeline-ran" / hashlib.sha256(repr(known).encode()).hexdigest()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config
 
 from ridgeline.runtime.hybrid.capture import program_trial
 from ridgeline.runtime.hybrid.packages import aot, kept_programs
@@ -76,6 +77,14 @@ def test_inner_graphs_have_no_key() -> None:
             return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
 
     assert key(Branching()) is None
+
+
+@pytest.mark.parametrize(
+    "off", [{"fx_graph_cache": False}, {"force_disable_caches": True}], ids=["cache", "all"]
+)
+def test_who_wants_no_caches_gets_none(off) -> None:
+    with config.patch(off):
+        assert key() is None
 
 
 class Compiler:

@@ -30,12 +30,16 @@ MOST_BYTES = 1 << 30
 def key_of(program: ExportedProgram, settings: Mapping[str, Any]) -> str | None:
     """A digest of all that the code of a program follows from; None where that cannot be told.
 
+    Nor is there one where the compiler's own caches are off, as by `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1`.
+
     Args:
         program: What is compiled.
         settings: The compiler's, beside those that are set for the process.
 
     Cost: Reads the program's constants.
     """
+    if config.force_disable_caches or not config.fx_graph_cache:
+        return None
     held = {**program.state_dict, **program.constants}
     nested = any(isinstance(m, fx.GraphModule) for m in [*program.graph_module.modules()][1:])
     if nested or program.range_constraints or not all(isinstance(t, Tensor) for t in held.values()):

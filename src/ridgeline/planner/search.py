@@ -50,9 +50,9 @@ MOST_MARGIN = 0.1
 """However noisy trials are, a plainer plan that is slower by more than this is not kept."""
 UNTRIED = "what compiles was left out of the choice, since the given seconds left no time to try it"
 TRIES = 12
-RUN_OFF_S = 15.0
-"""What a run-off may take though compiling took all the time, where nobody gave seconds."""
 """Most trials unless the caller says otherwise: a bound against surprises, seldom reached."""
+AGAIN_S = 15.0
+"""What is tried again may take so long though compiling took all the time, where nobody gave seconds."""
 
 
 def choose(
@@ -162,14 +162,14 @@ def _tried(
                 left_s=_time_left(allowance, candidates),
             )
             notes += told
-    except OutOfTimeError:
+    except OutOfTimeError:  # what was measured until then stands
         pass
     return candidates, notes, names
 
 
 def _time_left(allowance: Allowance, candidates: Sequence[Candidate]) -> float:
     """Seconds for what is tried again, which has some though compiling took all the time."""
-    least_s = RUN_OFF_S if allowance.seconds is None else 0.0
+    least_s = AGAIN_S if allowance.seconds is None else 0.0
     return max(allowance.room(candidates, 0, 0.0).seconds, least_s)
 
 

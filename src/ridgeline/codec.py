@@ -137,6 +137,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def cache_directory() -> Path:
+    """Where what can be made again is kept: `ridgeline` below `$XDG_CACHE_HOME`, default `~/.cache`."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "ridgeline"
+
+
 def _leaves(value: Any, path: str = "$") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, inner in value.items():

@@ -51,9 +51,7 @@ def with_other_exchanges(
         left_s: Seconds that are left.
 
     Raises:
-        OutOfTimeError: time was up in the midst of it.
-        AbsentWorkerError: another worker is missing.
-        SideEffectError: the step does what cannot be taken back.
+        OutOfTimeError, AbsentWorkerError, SideEffectError: see `attempted`.
 
     Cost: One trial of a plan whose program is compiled, for each algorithm that may gain.
     """

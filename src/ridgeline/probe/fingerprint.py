@@ -10,6 +10,7 @@ import msgspec
 import psutil
 import torch
 
+from ridgeline.codec import cache_directory
 from ridgeline.machine import Device, Host, Machine
 
 SCHEMA = 1
@@ -69,14 +70,9 @@ def fingerprint(host: Host, devices: tuple[Device, ...]) -> str:
 
 
 def cache_path(fingerprint: str, hosts: int = 1) -> Path:
-    """Where the profile of this host, or of several like it, is kept.
-
-    Below `$XDG_CACHE_HOME`, default `~/.cache`.
-    """
-    root = os.environ.get("XDG_CACHE_HOME")
-    cache = Path(root) if root else Path.home() / ".cache"
+    """Where the profile of this host, or of several like it, is kept."""
     several = f"-{hosts}-hosts" if hosts > 1 else ""
-    return cache / "ridgeline" / f"machine-{fingerprint}{several}.json"
+    return cache_directory() / f"machine-{fingerprint}{several}.json"
 
 
 def num_hosts() -> int:

@@ -16,7 +16,7 @@ from ridgeline.runtime import kvstore
 from ridgeline.runtime.world import World
 
 
-class Work(NamedTuple):
+class Pushed(NamedTuple):
     """What servers work in: so many values of a shape, by an optimizer with these settings."""
 
     settings: dict[str, Any]
@@ -25,9 +25,9 @@ class Work(NamedTuple):
 
 
 OPTIMIZERS = {
-    "adam": Work({"lr": 0.01}, 1, (4096, 1024)),
-    "rprop": Work({"lr": 0.01}, 1, (4096, 1024)),
-    "muon": Work({"lr": 0.01}, 4, (1024, 512)),
+    "adam": Pushed({"lr": 0.01}, 1, (4096, 1024)),
+    "rprop": Pushed({"lr": 0.01}, 1, (4096, 1024)),
+    "muon": Pushed({"lr": 0.01}, 4, (1024, 512)),
 }
 """Adam takes about as long as the sum takes to arrive. Rprop takes seven times that, the longest of those of
 torch that update element by element. Muon multiplies matrices, beside which all else is little; it takes
@@ -54,7 +54,7 @@ def shards_cases(world: World) -> list[Case]:
     ]
 
 
-def _words(work: Work) -> str:
+def _words(work: Pushed) -> str:
     size = units.num_bytes(4 * math.prod(work.shape))
     return size if work.values == 1 else f"{work.values} values of {size}"
 

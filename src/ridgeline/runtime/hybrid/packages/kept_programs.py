@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch._inductor import config
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from ridgeline.codec import cache_directory, write_atomically
 from ridgeline.runtime.hybrid.packages.host import describe_host
 
 MOST_BYTES = 1 << 30
@@ -71,22 +71,13 @@ def recall(key: str, path: Path) -> bool:
 
 def keep(key: str, path: Path) -> None:
     """Keep a program, where the directory can be written; else it is compiled again by the next start."""
-    directory = _directory()
     with contextlib.suppress(OSError):
-        directory.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=directory, suffix=".part")
-        os.close(handle)
-        try:
-            shutil.copyfile(path, name)
-            Path(name).replace(directory / _name(key, path))
-        finally:
-            Path(name).unlink(missing_ok=True)
-        _forget_oldest(directory)
+        write_atomically(_directory() / _name(key, path), path.read_bytes())
+        _forget_oldest(_directory())
 
 
 def _directory() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "ridgeline" / "programs"
+    return cache_directory() / "programs"
 
 
 def _name(key: str, path: Path) -> str:

@@ -79,6 +79,24 @@ def test_inner_graphs_have_no_key() -> None:
     assert key(Branching()) is None
 
 
+def test_constants_of_all_kinds_are_read_or_have_no_key() -> None:
+    """Conjugates are noted only; a sparse constant has no elements to read one by one."""
+
+    class Added(nn.Module):
+        def __init__(self, constant: Tensor) -> None:
+            super().__init__()
+            self.constant = constant
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.constant.to_dense().real.sum()
+
+    values = torch.tensor([1 + 2j, 3 - 1j])
+    keys = {key(Added(one)) for one in (values, values.conj(), torch.tensor(True))}
+    assert len(keys) == 3
+    assert None not in keys
+    assert key(Added(torch.eye(2).to_sparse())) is None
+
+
 @pytest.mark.parametrize(
     "off", [{"fx_graph_cache": False}, {"force_disable_caches": True}], ids=["cache", "all"]
 )

@@ -42,14 +42,15 @@ def key_of(program: ExportedProgram, settings: Mapping[str, Any]) -> str | None:
         return None
     held = {**program.state_dict, **program.constants}
     nested = any(isinstance(m, fx.GraphModule) for m in [*program.graph_module.modules()][1:])
-    if nested or program.range_constraints or not all(isinstance(t, Tensor) for t in held.values()):
+    are_read = all(isinstance(t, Tensor) and t.layout is torch.strided for t in held.values())
+    if nested or program.range_constraints or not are_read:
         return None
     digest = hashlib.sha256()
     for text in _identity(program, settings):
         digest.update(text.encode() + b"\0")
     for name, tensor in sorted(held.items()):
         digest.update(f"{name} {_form(tensor)}".encode())
-        dense = tensor.detach().cpu().contiguous()
+        dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         digest.update(dense.view(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b"")
     return digest.hexdigest()
 

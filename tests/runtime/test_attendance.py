@@ -258,6 +258,22 @@ def test_a_collective_behind_the_one_that_timed_out_tells_of_the_absent(
         raise RuntimeError("Application timeout caused pair closure")
 
 
+def test_who_gave_up_is_told_by_those_that_come_later(
+    both: tuple[Attendance, Attendance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections are closed before it says that it leaves, which is waited for."""
+    mine, other = both
+    other.call()
+    other._is_waiting = True
+    other.publish()
+    monkeypatch.setattr(attendance.time, "sleep", lambda seconds: other.close())
+    with (
+        pytest.raises(AbsentWorkerError, match="rank 1: it had waited for other workers in vain"),
+        mine.meeting("a sum"),
+    ):
+        raise RuntimeError("gloo/transport: Connection closed by peer")
+
+
 def test_steps_of_one_name_are_counted_apart(both: tuple[Attendance, Attendance]) -> None:
     mine, _ = both
     assert [mine.enroll("step"), mine.enroll("step"), mine.enroll("other")] == [

@@ -271,9 +271,14 @@ class Attendance:
             pending = set(self._ranks) - fresh - told - {self._rank}
             silent = {r: _GONE for r in pending if r in rows and self._is_gone(rows[r])}
             is_clear = bool(silent) or any(row.has_raised for row in rows.values())
+            is_over = time.monotonic() > end_s
             if is_clear or not pending:
-                return rows, absent(mine, rows, self._ranks, silent)
-            if time.monotonic() > end_s:
+                absences = absent(mine, rows, self._ranks, silent)
+                # Who gave up closes its connections at once, and says only later that it leaves.
+                gave_up = any(row.is_waiting and not row.end for row in rows.values())
+                if absences or is_over or not gave_up:
+                    return rows, absences
+            elif is_over:
                 silent = {r: f"no sign of life for {units.seconds(PATIENCE_S)}" for r in pending}
                 return rows, absent(mine, rows, self._ranks, silent)
             time.sleep(_POLL_S)

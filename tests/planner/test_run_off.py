@@ -72,6 +72,25 @@ def test_a_lead_that_no_drift_explains_is_left_alone() -> None:
     assert finalists(pair(1_000_000, 940_000, "graph"), device="cuda") is None
 
 
+@pytest.mark.parametrize(
+    ("step_ns", "lead", "other", "is_run"),
+    [
+        (2_000_000_000, 0.02, "graph", False),
+        (2_000_000_000, 0.04, "graph", True),
+        (2_000_000_000, 0.02, "compiled", True),
+        (1_000_000, 0.02, "graph", True),
+    ],
+)
+def test_a_long_run_off_is_left_out_where_predictions_say_the_same(
+    step_ns: int, lead: float, other: Execution, is_run: bool
+) -> None:
+    """Both steps are predicted to take equal time; what compiles is not predicted that well."""
+    candidates = pair(step_ns, int(step_ns * (1.0 - lead)), other)
+    machine = Machine(candidates, {"eager": step_ns, other: step_ns}, 0)
+    settled(candidates, machine)
+    assert bool(machine.order) == is_run
+
+
 @pytest.mark.parametrize("other", ["compiled", "graph"])
 def test_what_is_plain_and_fastest_has_no_rival(other: Execution) -> None:
     assert finalists(pair(1_000_000, 1_000_001, other), device="cpu") is None

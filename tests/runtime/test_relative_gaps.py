@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.runtime.relative_gaps import RESOLUTION, Compared, counts, relative_gaps
+from ridgeline.runtime.relative_gaps import (
+    RESOLUTION,
+    Compared,
+    alignment,
+    counts,
+    relative_gaps,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int64]
 
@@ -50,3 +56,36 @@ def test_other_shapes_are_infinitely_far_apart_and_nan_stays() -> None:
     nan: Tensor = torch.tensor([math.nan, 1.0])
     assert math.isnan(relative_gaps([Compared(one, nan, one)])[0])
     assert relative_gaps([Compared(one, nan, one, nan.isnan(), 1)]) == [0.0]
+
+
+@given(
+    st.integers(20, 200),
+    st.sampled_from([torch.float32, torch.float64, torch.complex64]),
+    st.floats(0.001, 100.0),
+    st.booleans(),
+)
+def test_a_wrong_factor_lies_along_the_change(
+    size: int, dtype: torch.dtype, factor: float, is_masked: bool
+) -> None:
+    """Whatever is left out; what moves half of a change up and half down lies across it."""
+    generator = torch.Generator().manual_seed(size)
+    before = torch.randn(size, generator=generator, dtype=dtype)
+    change = torch.randn(size, generator=generator, dtype=dtype).repeat(2)
+    sides = torch.ones(2 * size, dtype=dtype)
+    sides[:size] = -1.0
+    before = before.repeat(2)
+    mask = torch.zeros(2 * size, dtype=torch.bool)
+    mask[0] = is_masked
+    wrong = Compared(
+        before, before + change, before + (1.0 + factor) * change, mask, int(is_masked)
+    )
+    assert alignment(wrong) == pytest.approx(1.0, abs=0.2 if is_masked else 1e-3)
+    across = wrong._replace(got=wrong.wanted + factor * sides * change, mask=None, num_masked=0)
+    assert alignment(across) < 0.1
+
+
+def test_what_has_no_size_is_taken_to_lie_along_it() -> None:
+    one, two = torch.ones(2), torch.full((2,), 2.0)
+    assert alignment(Compared(one, one, two)) == 1.0
+    assert alignment(Compared(one, two, torch.ones(3))) == 1.0
+    assert alignment(Compared(one, two, torch.full((2,), math.inf))) == 1.0

@@ -1,5 +1,6 @@
 """A step in 16 bits may be as far from the exact one as rounding takes it, of which one run shows one draw."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from ridgeline.runtime.equivalence import (
     TOLERANCE,
     _Trial,
 )
+from ridgeline.runtime.perturbed_runs import MOST_NUDGES
 from ridgeline.runtime.step_difference import Outcome
 from ridgeline.runtime.world import World
 
@@ -157,3 +159,71 @@ def test_what_is_as_near_as_reordered_additions_needs_no_exact_step(
     assert gap.size <= REORDERED
     assert gap.reference == "the eager step"
     assert tried <= max(TOLERANCE, ROUNDING_FACTOR * first) + 1e-9
+
+
+class Flips(Runs):
+    """Exact steps, of which rounding turns single numbers on or off: by so much, from one run on."""
+
+    def __init__(self, by: float, first: int) -> None:
+        super().__init__(0.0, [])
+        self.body.plan = Plan(execution="compiled")
+        self.by, self.first_number, self.num_nudged = by, first, 0
+
+    def nudged_by_chance(self, before: Outcome, shift: int, number: int) -> Outcome:
+        self.num_nudged += 1
+        return turned(self.by if number >= self.first_number else 0.0)
+
+    def narrowly_moved(self, before: Outcome, shift: int) -> list[Outcome]:
+        return []
+
+    def by_chance(self, before: Outcome, eager: Outcome, shift: int, **_: int) -> Any:
+        return iter([(before, eager, turned(self.by))])
+
+
+def turned(by: float) -> Outcome:
+    """An update of which each second element is too large, and each other one too small."""
+    sides = torch.tensor([1.0, -1.0]).repeat(SIZE // 2)
+    return Outcome(1.0, [1.0 + by * sides], [[]])
+
+
+@pytest.mark.parametrize(
+    ("got", "by", "first", "passes", "num_nudged"),
+    [
+        (turned(0.02), 0.006, 0, True, 1),
+        (turned(0.02), 0.006, 3, True, 4),
+        (turned(0.02), 0.004, 0, False, MOST_NUDGES),  # four times that is less
+        (turned(0.02), 0.0, 0, False, MOST_NUDGES),
+        (moved(0.01), 0.006, 0, False, 0),  # a wrong factor: it has a direction
+        (moved(0.01)._replace(loss=1.01), 0.006, 0, False, 0),
+        (turned(0.02)._replace(loss=1.01), 0.006, 0, False, 0),
+        (turned(0.007), 0.0, 0, True, 0),
+    ],
+)
+def test_what_has_no_direction_may_be_as_far_as_more_runs_go(
+    got: Outcome, by: float, first: int, passes: bool, num_nudged: int
+) -> None:
+    """A ReLU next to zero is on in one run and off in another, which two runs seldom show."""
+    runs: Any = Flips(by, first)
+    before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
+    gap = _Trial(runs, [])._update_gap(before, runs.eager(0), got, 0)
+    assert (gap.size <= gap.allowed) is passes
+    assert runs.num_nudged == num_nudged
+
+
+@pytest.mark.parametrize(
+    ("got", "by", "passes"),
+    [
+        (turned(0.09), 0.0, True),
+        (turned(0.11), 0.0, False),
+        (turned(0.11), 0.03, True),
+        (moved(0.04), 0.0, False),
+        (moved(0.02), 0.0, True),
+        (turned(math.nan), 0.0, False),
+    ],
+)
+def test_a_gradient_may_be_further_in_no_direction(got: Outcome, by: float, passes: bool) -> None:
+    """DenseNet-121 was refused in single precision: one number of its last block was on, or off."""
+    runs: Any = Flips(by, 0)
+    before = Outcome(0.0, [torch.zeros(SIZE)], [[]])
+    gap = _Trial(runs, [])._gradient_gap(before, runs.eager(0), got, 0)
+    assert (gap.size <= gap.allowed) is passes

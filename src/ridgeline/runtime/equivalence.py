@@ -17,12 +17,19 @@ from ridgeline.errors import EquivalenceError
 from ridgeline.execution import MODES
 from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.runtime.agree import largest_of_workers
+from ridgeline.runtime.allowed_gaps import Gap, few, refusal, told
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.gradient_gaps import EXACT, ROUNDED, gradient_gaps, worst
+from ridgeline.runtime.gradient_gaps import EXACT, ROUNDED, are_directed, gradient_gaps, worst
 from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.perturbation import perturb_inputs
-from ridgeline.runtime.perturbed_runs import SHIFTS, PerturbedRuns, Start, Step
+from ridgeline.runtime.perturbed_runs import (
+    MOST_NUDGES,
+    SHIFTS,
+    PerturbedRuns,
+    Start,
+    Step,
+)
 from ridgeline.runtime.step_difference import (
     MOST_MOVED,
     SENSITIVITY_FACTOR,
@@ -30,6 +37,8 @@ from ridgeline.runtime.step_difference import (
     Outcome,
     difference,
     differences,
+    is_directed,
+    joined,
     noise_of,
     without_most_moved,
     without_turned,
@@ -61,8 +70,6 @@ NARROW_FACTOR = 3.0
 """A parameter's update may differ by this multiple of what such rounding does to it in two draws."""
 MOST_ROUNDED = 0.5
 """A parameter whose update such rounding moves by more is left out, and named."""
-MOST_NAMED = 3
-UPDATE = "the update"
 
 
 def check_replay(
@@ -108,7 +115,7 @@ def check_replay(
     runs = PerturbedRuns(body, batch, start, rates, replay, stream, world, KeptRuns(world))
     trial = _Trial(runs, notes)
     try:
-        gaps: list[_Gap] = []
+        gaps: list[Gap] = []
         for shift in shifts:
             runs.kept.forget()
             perturb_inputs(inputs, originals, shift)
@@ -117,33 +124,10 @@ def check_replay(
     finally:
         perturb_inputs(inputs, originals, 0)
         start.restore()
-    widest = max(gaps, key=_Gap.excess)
+    widest = max(gaps, key=Gap.excess)
     if widest.size > widest.allowed:
-        raise EquivalenceError(
-            f"wanted execution={body.plan.execution!r} to equal {widest.reference} within "
-            f"{widest.allowed:.2g} of {widest.of}, got a difference of {widest.size:.3g} over "
-            f"{len(shifts)} perturbed steps; something in the step is baked in (a Python "
-            "number, host randomness), or random numbers are drawn in another order (those of a transposed "
-            "tensor): use execution='eager'"
-        )
-    told = max((gap for gap in gaps if gap.of == UPDATE), key=_Gap.excess)
-    notes.append(
-        f"{body.plan.execution} equals {told.reference} within {told.size:.1e} of the update "
-        f"({len(shifts)} steps; inputs, parameters, learning rate and random state perturbed)"
-    )
-
-
-class _Gap(NamedTuple):
-    """How far the mode is from its reference in a perturbed step, and may be, in the change of `of`."""
-
-    size: float
-    allowed: float
-    reference: str
-    of: str = UPDATE
-
-    def excess(self) -> float:
-        """The size in units of what is allowed."""
-        return self.size / self.allowed
+        raise EquivalenceError(refusal(body.plan.execution, widest, len(shifts)))
+    notes.append(told(body.plan.execution, gaps, len(shifts)))
 
 
 class _Trial(NamedTuple):
@@ -152,7 +136,7 @@ class _Trial(NamedTuple):
     runs: PerturbedRuns
     notes: list[str]
 
-    def gaps(self, shift: int) -> list[_Gap]:
+    def gaps(self, shift: int) -> list[Gap]:
         """The differences under perturbation number `shift`: of the update, and of what else is written.
 
         Raises:
@@ -173,7 +157,7 @@ class _Trial(NamedTuple):
             self._written_gap(before, eager, got, shift),
         ]
 
-    def _update_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> _Gap:
+    def _update_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> Gap:
         narrow, allowed = self._is_narrow(), self._tolerance()
         size = self._difference(before, eager, got)
         if size > allowed and self._draws_its_own() and self.runs.draws(shift):
@@ -189,8 +173,7 @@ class _Trial(NamedTuple):
                 return self._beside(again, size, allowed)
             others = [repeated] if again > allowed else []
         if size > allowed and not narrow:
-            noise = noise_of(before, eager, [*self.runs.nudged(before, shift), *others])
-            size = self._difference(before, eager, got, noise)
+            noise, size = self._noise(before, eager, got, others, shift)
             self._name_left_out(noise.names(self.runs.body.model))
         if size > allowed and not self._casts():
             narrow_gap = self._narrow_gap(before, eager, got, noise, shift)
@@ -201,7 +184,7 @@ class _Trial(NamedTuple):
                 self._difference(before, eager, self.runs.eager(shift), noise), size, allowed
             )
         if size <= REORDERED or not self._may_round_elsewhere():
-            return _Gap(size, allowed, "the eager step")
+            return Gap(size, allowed, "the eager step")
         exact = self.runs.exact(shift)
         rounding = self._difference(before, exact, eager, noise)
         size = self._difference(before, exact, got, noise)
@@ -213,14 +196,35 @@ class _Trial(NamedTuple):
             turned = without_turned(before, exact, got, noise)
             size = self._largest(difference(before, exact, got, turned, TOLERANCE, spares=True))
         name = f"the float32 step (from which the eager one is {rounding:.1e} away)"
-        return _Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
+        return Gap(size, max(allowed, ROUNDING_FACTOR * rounding), name)
 
-    def _gradient_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> _Gap:
+    def _noise(
+        self, before: Outcome, eager: Outcome, got: Outcome, others: Sequence[Outcome], shift: int
+    ) -> tuple[Noise, float]:
+        """What rounding decides, and the difference beside it.
+
+        Two runs tell little of that where single numbers next to zero decide. While what is left has no
+        direction, there are more.
+        """
+        noise = noise_of(before, eager, [*self.runs.nudged(before, shift), *others])
+        size = self._difference(before, eager, got, noise)
+        for number in range(0 if self._casts() else MOST_NUDGES):
+            is_wrong = is_directed(before, eager, got, noise, TOLERANCE)
+            if size <= TOLERANCE or self._largest(is_wrong):
+                break
+            other = self.runs.nudged_by_chance(before, shift, number)
+            noise = joined(noise, noise_of(before, eager, [other]))
+            size = self._difference(before, eager, got, noise)
+        return noise, size
+
+    def _gradient_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> Gap:
         """The difference of each parameter's gradient, beside what rounding and chance do to it alone."""
         limit = ROUNDED if self._is_narrow() or self._is_rounded() else EXACT
         found = gradient_gaps(before, eager, got)
         seen = [0.0] * len(found)
         size, owner = worst(found, seen, eager, limit)
+        if limit is EXACT and not self._largest(are_directed(before, eager, got, found, limit)):
+            limit = ROUNDED
         chances = self.runs.by_chance(
             before,
             eager,
@@ -232,11 +236,11 @@ class _Trial(NamedTuple):
             seen = [*map(max, seen, gradient_gaps(*three))]
             size, owner = worst(found, seen, eager, limit)
         of = f"the gradient of {self._trained()[owner]}" if found else "no gradient"
-        return _Gap(self._largest(size) * limit.floor, limit.floor, "the eager step", of)
+        return Gap(self._largest(size) * limit.floor, limit.floor, "the eager step", of)
 
     def _drawn_gap(
         self, before: Outcome, eager: Outcome, got: Outcome, size: float, shift: int
-    ) -> _Gap | None:
+    ) -> Gap | None:
         """The difference beside what other random numbers do; None where the step draws none.
 
         Beyond that, it is looked at once more without what rounding alone decides: there one draw may be any
@@ -251,7 +255,7 @@ class _Trial(NamedTuple):
             size = self._difference(before, eager, got, noise)
             apart = self._apart_by_draws(before, eager, size, shift, noise)
         name = f"the eager step in distribution (two of whose draws are {apart:.1e} apart)"
-        return _Gap(size, max(self._tolerance(), DRAWS_FACTOR * apart), name)
+        return Gap(size, max(self._tolerance(), DRAWS_FACTOR * apart), name)
 
     def _apart_by_draws(
         self, before: Outcome, eager: Outcome, size: float, shift: int, noise: Noise | None = None
@@ -265,14 +269,14 @@ class _Trial(NamedTuple):
                 break
         return apart
 
-    def _written_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> _Gap:
+    def _written_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> Gap:
         """The difference of what is written besides, beside what rounding and chance do to each tensor."""
         allowed = self._tolerance()
         found = written_apart(eager, got)
         size = self._largest(max(found.values(), default=0.0))
         name = max(found, key=found.__getitem__, default="nothing")
         if size <= allowed:
-            return _Gap(size, allowed, "the eager step", f"the change of {name}")
+            return Gap(size, allowed, "the eager step", f"the change of {name}")
         moves = dict.fromkeys(found, 0.0)
         for other in self.runs.moved(before, shift, is_cast=self._casts()):
             apart = written_apart(eager, other)
@@ -288,14 +292,14 @@ class _Trial(NamedTuple):
                 limits[one] = max(allowed, SENSITIVITY_FACTOR * move)
         if left_out:
             self._note(
-                f"rounding or chance decides what a step writes into {_few(left_out)}, so this"
+                f"rounding or chance decides what a step writes into {few(left_out)}, so this"
             )
         found = {one: found[one] / limit for one, limit in limits.items()}
         if self._draws_its_own():
             found = self._beside_draws(eager, found, limits, shift)
         name = max(found, key=found.__getitem__, default="nothing")
         size = self._largest(max(found.values(), default=0.0))
-        return _Gap(size * allowed, allowed, "the eager step", f"the change of {name}")
+        return Gap(size * allowed, allowed, "the eager step", f"the change of {name}")
 
     def _beside_draws(
         self, eager: Outcome, found: dict[str, float], limits: dict[str, float], shift: int
@@ -332,21 +336,21 @@ class _Trial(NamedTuple):
 
     def _name_left_out(self, names: list[str]) -> None:
         if names:
-            self._note(f"rounding alone decides the update of {_few(names)}, so this")
+            self._note(f"rounding alone decides the update of {few(names)}, so this")
 
     def _note(self, what: str) -> None:
         note = f"{what} was not compared"
         if note not in self.notes:
             self.notes.append(note)
 
-    def _beside(self, again: float, size: float, allowed: float) -> _Gap:
+    def _beside(self, again: float, size: float, allowed: float) -> Gap:
         """A difference beside that of the eager step from itself."""
         name = f"the eager step in distribution (which differs by {again:.1e} from itself)"
-        return _Gap(size, max(allowed, DRAWS_FACTOR * again), name)
+        return Gap(size, max(allowed, DRAWS_FACTOR * again), name)
 
     def _narrow_gap(
         self, before: Outcome, eager: Outcome, got: Outcome, noise: Noise | None, shift: int
-    ) -> _Gap | None:
+    ) -> Gap | None:
         """The difference beside what rounding does where the user's own code casts; None in other steps."""
         others = self.runs.narrowly_moved(before, shift)
         if not others:
@@ -366,7 +370,7 @@ class _Trial(NamedTuple):
         )
         most = max((move for _, move in pairs), default=0.0)
         name = f"the eager step (which rounding to 16 bits moves by {most:.1e})"
-        return _Gap(size, size / worst if worst else TOLERANCE, name)
+        return Gap(size, size / worst if worst else TOLERANCE, name)
 
     def _trained(self) -> list[str]:
         """Names of the parameters whose outcomes are compared, in their order."""
@@ -394,7 +398,3 @@ class _Trial(NamedTuple):
     def _may_round_elsewhere(self) -> bool:
         mode = MODES[self.runs.body.plan.execution]
         return self._casts() and (mode.is_compiled or mode.is_captured)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")

@@ -49,6 +49,27 @@ def relative_gaps(compared: Sequence[Compared]) -> list[float]:
     return found
 
 
+def alignment(one: Compared) -> float:
+    """How much of a gap lies along the change, from 0 to 1; 1 where that is not known.
+
+    A factor that is wrong gives 1. What rounding moves, it moves to either side.
+
+    Cost: Waits for the device.
+    """
+    if not one.before.shape == one.wanted.shape == one.got.shape:
+        return 1.0
+    wide = torch.complex128 if one.wanted.is_complex() else torch.float64
+    wanted = one.wanted.to(wide).flatten()
+    gap, change = (wanted - other.to(wide).flatten() for other in (one.got, one.before))
+    if one.mask is not None and one.num_masked:
+        mask = one.mask.flatten()
+        gap, change = gap.masked_fill(mask, 0.0), change.masked_fill(mask, 0.0)
+        gap[_furthest(one, gap.abs())] = 0.0
+    size = float(gap.norm() * change.norm())
+    along = float(torch.vdot(gap, change).abs())
+    return along / size if 0.0 < size < math.inf else 1.0
+
+
 def counts(masks: Sequence[Tensor]) -> list[int]:
     """The elements of each mask that are set."""
     sums = at_once({index: mask.sum().view(1) for index, mask in enumerate(masks)})
@@ -74,9 +95,13 @@ def _norms(one: Compared) -> Tensor:
     if one.mask is not None and one.num_masked:
         mask = one.mask.flatten()
         gap, change = gap.masked_fill(mask, 0.0), change.masked_fill(mask, 0.0)
-        most = min(one.num_masked, gap.numel() - one.num_masked)
-        gap[gap.topk(most).indices] = 0.0
+        gap[_furthest(one, gap)] = 0.0
     return torch.stack([gap.norm(), change.norm(), one.wanted.abs().double().norm()])
+
+
+def _furthest(one: Compared, gap: Tensor) -> Tensor:
+    """Places of as many more elements as are masked: those that are furthest apart of the others."""
+    return gap.topk(min(one.num_masked, gap.numel() - one.num_masked)).indices
 
 
 def at_once(values: dict[int, Tensor]) -> dict[int, list[float]]:

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ridgeline.runtime.relative_gaps import RESOLUTION, Compared, at_once, counts, relative_gaps
+from ridgeline.runtime.relative_gaps import (
+    RESOLUTION,
+    Compared,
+    alignment,
+    at_once,
+    counts,
+    relative_gaps,
+)
 
 NOISE = 0.01
 """An element of an update is rounding if a change of the parameters' last bit moves it by more of itself."""
@@ -27,6 +34,9 @@ SENSITIVITY_FACTOR = 4.0
 """What is left may differ by this multiple of what the last bit does to it: next to nothing, as a rule."""
 MOST_MOVED = 0.05
 """A parameter whose update or state the last bit moves by more is left out, and named, too."""
+MOST_ALIGNED = 0.7
+"""What is moved by rounding lies less than this along an update: ReLU's gradients turn on or off for single
+numbers next to zero. A wrong factor lies along it."""
 SPARED = 16
 OUTLIERS, OUTLIER_FACTOR = 20, 2.0
 """One parameter in so many may be this much further than the others: of 80 that rounding moves, the furthest.
@@ -112,6 +122,12 @@ class Noise(NamedTuple):
         return [name for index, name in enumerate(trained) if self.is_left_out(index)]
 
 
+def joined(one: Noise, other: Noise) -> Noise:
+    """What either says that rounding decides."""
+    masks = [mine | theirs for mine, theirs in zip(one.masks, other.masks, strict=True)]
+    return Noise(masks, [*map(max, one.moves, other.moves)], counts(masks))
+
+
 def noise_of(before: Outcome, wanted: Outcome, nudged: Sequence[Outcome]) -> Noise:
     """What runs from parameters with another last bit do otherwise."""
     masks = []
@@ -173,8 +189,22 @@ def differences(
     """
     found = [abs(wanted.loss - got.loss) / max(abs(wanted.loss), 1e-12)]
     found += [0.0 if noise is None or not lost else math.inf for lost in _lost(wanted, got)]
-    compared: list[Compared] = []
-    owners: list[int] = []
+    for index, (mine, theirs) in enumerate(zip(wanted.state, got.state, strict=True)):
+        is_left_out = noise is not None and noise.is_left_out(index)
+        if len(mine) != len(theirs) and not is_left_out:
+            found[1 + index] = math.inf
+    owned = _compared(before, wanted, got, noise)
+    gaps = relative_gaps([one for _, one in owned])
+    for (owner, _), gap in zip(owned, gaps, strict=True):
+        found[owner] = gap if math.isnan(gap) else max(found[owner], gap)
+    return found
+
+
+def _compared(
+    before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None
+) -> list[tuple[int, Compared]]:
+    """The tensors of `differences`, each with the place there of what it belongs to."""
+    found: list[tuple[int, Compared]] = []
     for index, tensors in enumerate(
         zip(before.parameters, wanted.parameters, got.parameters, strict=True)
     ):
@@ -184,12 +214,7 @@ def differences(
         if noise is not None:
             trained = trained._replace(mask=noise.masks[index], num_masked=noise.counts[index])
         states = _states(before.state[index], wanted.state[index], got.state[index])
-        if states is None:
-            found[1 + index] = math.inf
-        compared += [trained, *(states or ())]
-        owners += [1 + index] * (1 + len(states or ()))
-    for owner, gap in zip(owners, relative_gaps(compared), strict=True):
-        found[owner] = gap if math.isnan(gap) else max(found[owner], gap)
+        found += [(1 + index, one) for one in (trained, *states)]
     return found
 
 
@@ -230,12 +255,39 @@ def difference(
     if any(map(math.isnan, found)):
         return math.inf
     if noise is not None:
-        allowed = [max(tolerance, SENSITIVITY_FACTOR * min(m, MOST_MOVED)) for m in noise.moves]
-        found = [v * tolerance / limit for v, limit in zip(found, allowed, strict=True)]
+        found = [
+            v * tolerance / limit for v, limit in zip(found, _limits(noise, tolerance), strict=True)
+        ]
     loss, *others = found
     others.sort(reverse=True)
     spared = len(others) // OUTLIERS if spares else 0
     return max(loss, *others[spared:], *(one / OUTLIER_FACTOR for one in others[:spared]))
+
+
+def _limits(noise: Noise, tolerance: float) -> list[float]:
+    """What each of `differences` may be."""
+    return [max(tolerance, SENSITIVITY_FACTOR * min(move, MOST_MOVED)) for move in noise.moves]
+
+
+def is_directed(
+    before: Outcome, wanted: Outcome, got: Outcome, noise: Noise, tolerance: float
+) -> bool:
+    """Whether of what differs by more than it may, anything leans to one side, as what is wrong does.
+
+    Cost: Waits for the device once for each tensor that differs by more.
+    """
+    limits = _limits(noise, tolerance)
+    found = differences(before, wanted, got, noise)
+    beyond = {i for i, (v, most) in enumerate(zip(found, limits, strict=True)) if not v <= most}
+    if 0 in beyond or not all(math.isfinite(found[index]) for index in beyond):
+        return True
+    owned = _compared(before, wanted, got, noise)
+    suspects = [
+        one
+        for (owner, one), gap in zip(owned, relative_gaps([one for _, one in owned]), strict=True)
+        if owner in beyond and gap > limits[owner]
+    ]
+    return any(alignment(one) > MOST_ALIGNED for one in suspects)
 
 
 def written_apart(wanted: Outcome, got: Outcome) -> dict[str, float]:
@@ -271,13 +323,13 @@ def _values_apart(before: Tensor, wanted: Tensor, got: Tensor) -> float:
     return distance / size if size and math.isfinite(distance) else math.inf
 
 
-def _states(before: list[Tensor], wanted: list[Tensor], got: list[Tensor]) -> list[Compared] | None:
-    """An optimizer's tensors for a parameter, before its first step zeros; None where there are others.
+def _states(before: list[Tensor], wanted: list[Tensor], got: list[Tensor]) -> list[Compared]:
+    """An optimizer's tensors for a parameter, before its first step zeros; none where there are others.
 
     Adam's update is the same for gradients of twice the size, its state is not.
     """
     if len(wanted) != len(got):
-        return None
+        return []
     begun = begun_state(before, wanted)
     return [Compared(*tensors) for tensors in zip(begun, wanted, got, strict=True)]
 

@@ -9,25 +9,27 @@ from ridgeline.simulator.costs import Identity
 from ridgeline.simulator.fusion import blocks_of, parts_of
 from ridgeline.workload import Op, Workload
 
-START_S = {"cuda": 5.0, "cpu": 10.0}
+START_S = {"cuda": 5.0, "cpu": 6.0}
 """Seconds that the first compilation of a process takes whatever its size, by device: imports, compilers
 warming up, and for a CPU the headers that its C++ compiler reads.
 
-Source: measured; for a CPU the lower end of what the hosts at `OP_S` take: a first trial tells the rest.
+Source: measured, see `KIND_S`.
 """
-OP_S = {"cuda": 0.02, "cpu": 0.2}
+OP_S = {"cuda": 0.02, "cpu": 0.03}
 """Seconds for each operator that is not a view, by device."""
-KIND_S = {"cuda": 0.22, "cpu": 0.0}
-"""Seconds more for each that differs from those before in operator, shapes or types, by device: on a GPU
-kernels are made and timed once for all that are alike.
+KIND_S = {"cuda": 0.22, "cpu": 0.22}
+"""Seconds more for each that differs from those before in operator, shapes or types, by device: kernels are
+made, and on a GPU timed, once for all that are alike.
 
 Source: for a GPU fitted to first steps of `torch.compile` with an empty cache on the hosts of
 H200s (torch 2.11), as operators, kinds and seconds: ResNet-50 461, 114, 45 to 70; VGG-16 95, 62, 15 to 36;
 ViT-B/16 546, 53, 25 to 50; EfficientNet-B0 732, 322, 86 to 99; BEiT-base 738, 68, 24; Perceiver 557, 116, 30;
-DLA 387, 102, 35; all within 1.6 times. For a CPU assumed: on two busy cores (torch 2.13) a ResNet-18 with
-some 210 operators took 86 s, small networks with 20 operators 10 to 30 s; on two cores of an Intel Xeon
-(torch 2.11) 20 networks of up to 450 operators 50 to 153 s, about 50 s and 0.17 to 0.47 s an operator. What
-was measured on a host scales them there, see `choose`.
+DLA 387, 102, 35; all within 1.6 times. For a CPU fitted
+to those on two quiet cores of an Intel Xeon (torch 2.13): Llama 461, 77, 26; GPT-2 370, 79, 30; BERT 350, 84,
+26; ResNet-18 183, 61, 31; VGG-11 75, 58, 23; ShuffleNet 487, 105, 65; MobileNet-V2 453, 161, 62; Swin-T 997,
+340, 108; EfficientNet-B0 732, 322, 88; a U-Net 80, 48, 28; a perceptron 20, 17, 10; all within 1.6 times.
+Other hosts take twice as long (20 networks of up to 450 operators, torch 2.11: 50 to 153 s). What was
+measured on a host scales them there, see `choose`.
 """
 
 

@@ -1,0 +1,44 @@
+"""A difference between two ways of running a step beside what it may be, and the words for it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+UPDATE = "the update"
+MOST_NAMED = 3
+
+
+class Gap(NamedTuple):
+    """How far a mode is from its reference in a perturbed step, and may be, in the change of `of`."""
+
+    size: float
+    allowed: float
+    reference: str
+    of: str = UPDATE
+
+    def excess(self) -> float:
+        """The size in units of what is allowed."""
+        return self.size / self.allowed
+
+
+def refusal(execution: str, gap: Gap, count: int) -> str:
+    """Why a mode is not used that was this far from its reference in one of so many steps."""
+    return (
+        f"wanted execution={execution!r} to equal {gap.reference} within {gap.allowed:.2g} of {gap.of}, got "
+        f"a difference of {gap.size:.3g} over {count} perturbed steps; something in the step is baked in (a "
+        "Python number, host randomness), or random numbers are drawn in another order (those of a "
+        "transposed tensor): use execution='eager'"
+    )
+
+
+def told(execution: str, gaps: Sequence[Gap], count: int) -> str:
+    """How near a mode came to its reference in so many steps."""
+    widest = max((gap for gap in gaps if gap.of == UPDATE), key=Gap.excess)
+    return (
+        f"{execution} equals {widest.reference} within {widest.size:.1e} of the update ({count} steps; "
+        "inputs, parameters, learning rate and random state perturbed)"
+    )
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of them, for a note."""
+    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")

@@ -22,6 +22,7 @@ from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.inductor import FAILURES, ignore_advice, require_written
 from ridgeline.runtime.hybrid.packages import kept_programs
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
+from ridgeline.runtime.hybrid.reshaping import reshaping
 
 SETTINGS: dict[str, str | int | bool] = {
     # The compiler's own random numbers differ from torch's: with these a program drops out what the
@@ -69,7 +70,7 @@ def compile_program(
             exported = (
                 program
                 if isinstance(program, ExportedProgram)
-                else torch.export.export(program, tuple(inputs), strict=False)
+                else torch.export.export(reshaping(program), tuple(inputs), strict=False)
             )
             settings = {**_settings_for(exported), "cpp.cxx": (compiler,)}
             key = kept_programs.key_of(exported, settings)

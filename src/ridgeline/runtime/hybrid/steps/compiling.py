@@ -15,6 +15,7 @@ from ridgeline.runtime.hybrid.calls.forms import brief
 from ridgeline.runtime.hybrid.capture.program_trial import try_package
 from ridgeline.runtime.hybrid.packages.aot import compile_program
 from ridgeline.runtime.hybrid.packages.package import load_compiled
+from ridgeline.runtime.hybrid.reshaping import reshaping
 from ridgeline.runtime.hybrid.steps.binding import Call
 from ridgeline.runtime.hybrid.steps.program import StepProgram
 
@@ -56,7 +57,8 @@ def compile_graph(program: StepProgram, notes: list[str]) -> Call:
     """
     inputs, settings = program.arguments(), compiler_settings(program)
     with accepted("compiled"), torch.no_grad():
-        graph = inductor.copy_of(program.graph)  # the compiler changes the graph that it is given
+        # A copy: the compiler changes the graph that it is given.
+        graph = reshaping(program.graph)
         compiled = (
             inductor.compile_replayed(graph, inputs, notes=notes, settings=settings)
             if _is_on_gpu(program)
@@ -127,8 +129,7 @@ def compile_file(program: StepProgram) -> ProgramFile:
     directory = tempfile.TemporaryDirectory(prefix="ridgeline-step-")
     try:
         with accepted("compiled"), torch.no_grad(), config.patch(compiler_settings(program)):
-            graph = inductor.copy_of(program.graph)
-            path = compile_program(graph, program.arguments(), Path(directory.name))
+            path = compile_program(program.graph, program.arguments(), Path(directory.name))
             try_package(path, program.arguments())
     except BaseException:
         directory.cleanup()

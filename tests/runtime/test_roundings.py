@@ -195,7 +195,7 @@ def turned(by: float) -> Outcome:
         (turned(0.02), 0.0, 0, False, MOST_NUDGES),
         (moved(0.01), 0.006, 0, False, 0),  # a wrong factor: it has a direction
         (moved(0.01)._replace(loss=1.01), 0.006, 0, False, 0),
-        (turned(0.02)._replace(loss=1.01), 0.006, 0, False, 0),
+        (turned(0.02)._replace(loss=1.0002), 0.006, 0, False, 0),
         (turned(0.007), 0.0, 0, True, 0),
     ],
 )
@@ -216,6 +216,7 @@ def test_what_has_no_direction_may_be_as_far_as_more_runs_go(
         (turned(0.09), 0.0, True),
         (turned(0.11), 0.0, False),
         (turned(0.11), 0.03, True),
+        (turned(0.09)._replace(loss=1.0002), 0.0, False),
         (moved(0.04), 0.0, False),
         (moved(0.02), 0.0, True),
         (turned(math.nan), 0.0, False),

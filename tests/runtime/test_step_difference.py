@@ -244,6 +244,15 @@ def test_noise_of_the_eager_step_itself_hides_nothing(optimizer: str) -> None:
         checked(unordered, optimizer, 0, rate=1.05, plain=unordered)
 
 
+def test_noise_may_come_near_to_itself_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first runs of the step as written leave alike what is noise: more of them tell."""
+    first = [1.0, 3.0, 1.05, 1.05, 1.05]  # as written, in the mode, as written again and nudged
+    values = itertools.chain(first, itertools.cycle([0.5, 2.5, 1.5]))
+    monkeypatch.setattr(SystemRandom, "gauss", lambda *_: 1e-6 * next(values))
+    notes = checked(unordered, "rmsprop", 0, plain=unordered)
+    assert "equals the eager step" in notes[-1]
+
+
 def test_a_step_that_cannot_be_run_again_is_not_checked(tmp_path: Path) -> None:
     """A counter has not gone on, and nothing was written."""
     counts, path = itertools.count(), tmp_path / "log"

@@ -23,13 +23,7 @@ from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.gradient_gaps import EXACT, ROUNDED, are_directed, gradient_gaps, worst
 from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.perturbation import perturb_inputs
-from ridgeline.runtime.perturbed_runs import (
-    MOST_NUDGES,
-    SHIFTS,
-    PerturbedRuns,
-    Start,
-    Step,
-)
+from ridgeline.runtime.perturbed_runs import MOST_NUDGES, SHIFTS, PerturbedRuns, Start, Step
 from ridgeline.runtime.step_difference import (
     MOST_MOVED,
     SENSITIVITY_FACTOR,
@@ -39,6 +33,7 @@ from ridgeline.runtime.step_difference import (
     differences,
     is_directed,
     joined,
+    loss_gap,
     noise_of,
     without_most_moved,
     without_turned,
@@ -168,8 +163,8 @@ class _Trial(NamedTuple):
         if size > allowed:
             repeated = self.runs.again(shift)
             again = self._difference(before, eager, repeated)
-            losses = abs(eager.loss - repeated.loss) / max(abs(eager.loss), 1e-12)
-            if again > allowed and (narrow or self._largest(losses) > DRAWN):
+            losses = self._largest(loss_gap(eager, repeated))
+            if again > allowed and (narrow or losses > DRAWN):
                 return self._beside(again, size, allowed)
             others = [repeated] if again > allowed else []
         if size > allowed and not narrow:

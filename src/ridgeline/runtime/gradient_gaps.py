@@ -13,7 +13,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ridgeline.runtime.relative_gaps import Compared, alignment, relative_gaps
-from ridgeline.runtime.step_difference import MOST_ALIGNED, Outcome, begun_state
+from ridgeline.runtime.step_difference import (
+    MOST_ALIGNED,
+    MOST_LOSS,
+    Outcome,
+    begun_state,
+    loss_gap,
+)
 
 FEW = 32
 """Elements below which one draw of rounding says little of the next."""
@@ -70,7 +76,7 @@ def are_directed(
         found: What `gradient_gaps` gives for them.
         limit: Of tensors that have many elements.
     """
-    if not all(map(math.isfinite, found)):
+    if loss_gap(wanted, got) > MOST_LOSS or not all(map(math.isfinite, found)):
         return True
     beyond = [
         one

@@ -37,6 +37,8 @@ MOST_MOVED = 0.05
 MOST_ALIGNED = 0.7
 """What is moved by rounding lies less than this along an update: ReLU's gradients turn on or off for single
 numbers next to zero. A wrong factor lies along it."""
+MOST_LOSS = 1e-4
+"""Nor does that move the loss by more: what jumps are gradients."""
 SPARED = 16
 OUTLIERS, OUTLIER_FACTOR = 20, 2.0
 """One parameter in so many may be this much further than the others: of 80 that rounding moves, the furthest.
@@ -187,7 +189,7 @@ def differences(
         noise: Elements to leave out. As many others that are furthest apart are left out as well: rounding
             that no nudge has shown.
     """
-    found = [abs(wanted.loss - got.loss) / max(abs(wanted.loss), 1e-12)]
+    found = [loss_gap(wanted, got)]
     found += [0.0 if noise is None or not lost else math.inf for lost in _lost(wanted, got)]
     for index, (mine, theirs) in enumerate(zip(wanted.state, got.state, strict=True)):
         is_left_out = noise is not None and noise.is_left_out(index)
@@ -198,6 +200,11 @@ def differences(
     for (owner, _), gap in zip(owned, gaps, strict=True):
         found[owner] = gap if math.isnan(gap) else max(found[owner], gap)
     return found
+
+
+def loss_gap(wanted: Outcome, got: Outcome) -> float:
+    """The losses' relative difference."""
+    return abs(wanted.loss - got.loss) / max(abs(wanted.loss), 1e-12)
 
 
 def _compared(
@@ -279,7 +286,7 @@ def is_directed(
     limits = _limits(noise, tolerance)
     found = differences(before, wanted, got, noise)
     beyond = {i for i, (v, most) in enumerate(zip(found, limits, strict=True)) if not v <= most}
-    if 0 in beyond or not all(math.isfinite(found[index]) for index in beyond):
+    if found[0] > MOST_LOSS or not all(math.isfinite(found[index]) for index in beyond):
         return True
     owned = _compared(before, wanted, got, noise)
     suspects = [

@@ -202,6 +202,23 @@ def test_the_first_compiled_plan_is_the_one_that_is_replayed() -> None:
     assert next_trial(candidates, Room(tries=9), device="cuda") == 1
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_the_compilers_defaults_come_before_one_program(threads: int) -> None:
+    """On a CPU too: of Swin-T one program took all the time, and what a script would do was never tried."""
+    made = [
+        make_candidate("eager", 1.0, is_measured=True),
+        make_candidate("step-graph", 0.8, 30.0),
+        make_candidate("compiled", 0.9, 20.0),
+    ]
+    candidates = [
+        msgspec.structs.replace(c, plan=msgspec.structs.replace(c.plan, threads=threads))
+        for c in made
+    ]
+    first = next_trial(candidates, Room(tries=9), device="cpu")
+    assert first is not None
+    assert candidates[first].plan.execution == "compiled"
+
+
 def test_a_program_that_is_expected_to_win_comes_before_one_that_is_not() -> None:
     """Where the replayed form failed in 16 bits, the host calls that program before one in 32 is compiled."""
     narrow = make_candidate("compiled+graph", 1.0, 5.0)

@@ -341,7 +341,7 @@ def _turn(
         is_compiled(plan) and candidate.cost_s(steps) >= fastest,
         plan.kernels == "combined",
         MODES[plan.execution].form == "regional",
-        MODES[plan.execution].is_one_program and plan.workers == 1 and _is_on_gpu(candidate),
+        MODES[plan.execution].is_one_program and plan.workers == 1,
         is_compiled(plan) and _is_on_gpu(candidate) and not MODES[plan.execution].is_captured,
         candidate.cost_s(steps),
         num_changes(plan),

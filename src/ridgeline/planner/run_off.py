@@ -125,13 +125,9 @@ def _is_foretold(pair: Sequence[Candidate]) -> bool:
     """Whether a long run-off would most likely repeat what the trials and the predictions agree on."""
     if _seconds(pair) < LONG_S or any(is_compiled(candidate.plan) for candidate in pair):
         return False
-    predicted, measured = (
-        fastest_s / rival_s
-        for fastest_s, rival_s in (
-            [candidate.timeline.step_ns for candidate in pair],
-            [candidate.step_s for candidate in pair],
-        )
-    )
+    fastest, rival = pair
+    predicted = fastest.timeline.step_ns / rival.timeline.step_ns
+    measured = fastest.step_s / rival.step_s
     return abs(predicted / measured - 1.0) <= AGREED
 
 

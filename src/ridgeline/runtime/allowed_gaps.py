@@ -20,7 +20,7 @@ class Gap(NamedTuple):
         return self.size / self.allowed
 
 
-def refusal(execution: str, gap: Gap, count: int) -> str:
+def refusal_text(execution: str, gap: Gap, count: int) -> str:
     """Why a mode is not used that was this far from its reference in one of so many steps."""
     return (
         f"wanted execution={execution!r} to equal {gap.reference} within {gap.allowed:.2g} of {gap.of}, got "
@@ -30,7 +30,7 @@ def refusal(execution: str, gap: Gap, count: int) -> str:
     )
 
 
-def told(execution: str, gaps: Sequence[Gap], count: int) -> str:
+def agreement_text(execution: str, gaps: Sequence[Gap], count: int) -> str:
     """How near a mode came to its reference in so many steps."""
     widest = max((gap for gap in gaps if gap.of == UPDATE), key=Gap.excess)
     return (

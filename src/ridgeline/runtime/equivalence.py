@@ -17,7 +17,7 @@ from ridgeline.errors import EquivalenceError
 from ridgeline.execution import MODES
 from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.runtime.agree import largest_of_workers
-from ridgeline.runtime.allowed_gaps import Gap, few, refusal, told
+from ridgeline.runtime.allowed_gaps import Gap, agreement_text, few, refusal_text
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.gradient_gaps import EXACT, ROUNDED, are_directed, gradient_gaps, worst
@@ -121,8 +121,8 @@ def check_replay(
         start.restore()
     widest = max(gaps, key=Gap.excess)
     if widest.size > widest.allowed:
-        raise EquivalenceError(refusal(body.plan.execution, widest, len(shifts)))
-    notes.append(told(body.plan.execution, gaps, len(shifts)))
+        raise EquivalenceError(refusal_text(body.plan.execution, widest, len(shifts)))
+    notes.append(agreement_text(body.plan.execution, gaps, len(shifts)))
 
 
 class _Trial(NamedTuple):

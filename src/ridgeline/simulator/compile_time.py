@@ -24,10 +24,10 @@ made, and on a GPU timed, once for all that are alike.
 Source: for a GPU fitted to first steps of `torch.compile` with an empty cache on the hosts of
 H200s (torch 2.11), as operators, kinds and seconds: ResNet-50 461, 114, 45 to 70; VGG-16 95, 62, 15 to 36;
 ViT-B/16 546, 53, 25 to 50; EfficientNet-B0 732, 322, 86 to 99; BEiT-base 738, 68, 24; Perceiver 557, 116, 30;
-DLA 387, 102, 35; all within 1.6 times. For a CPU fitted
-to those on two quiet cores of an Intel Xeon (torch 2.13): Llama 461, 77, 26; GPT-2 370, 79, 30; BERT 350, 84,
-26; ResNet-18 183, 61, 31; VGG-11 75, 58, 23; ShuffleNet 487, 105, 65; MobileNet-V2 453, 161, 62; Swin-T 997,
-340, 108; EfficientNet-B0 732, 322, 88; a U-Net 80, 48, 28; a perceptron 20, 17, 10; all within 1.6 times.
+DLA 387, 102, 35; all within 1.6 times. For a CPU fitted to
+those on two quiet cores of an AMD EPYC (torch 2.13): Llama 461, 77, 26; GPT-2 370, 79, 30; BERT 350, 84, 26;
+ResNet-18 183, 61, 31; VGG-11 75, 58, 23; ShuffleNet 487, 105, 65; MobileNet-V2 453, 161, 62; Swin-T 997, 340,
+108; EfficientNet-B0 732, 322, 88; a U-Net 80, 48, 28; a perceptron 20, 17, 10; all within 1.6 times.
 Other hosts take twice as long (20 networks of up to 450 operators, torch 2.11: 50 to 153 s). What was
 measured on a host scales them there, see `choose`.
 """

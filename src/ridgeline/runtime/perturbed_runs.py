@@ -260,9 +260,9 @@ class PerturbedRuns(NamedTuple):
             is_cast: Whether the plan computes in 16 bits: the step without is one of them.
         """
         yield self.again(shift)
-        if is_cast:
-            yield self.exact(shift)
         yield from self.nudged(before, shift)
+        if is_cast:  # in another precision libraries prepare all their kernels anew
+            yield self.exact(shift)
         yield from self.narrowly_moved(before, shift)
 
     def _nudged(self, before: Outcome, shift: int) -> list[Outcome]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 from adversary.comparing import Difference, differences
 from adversary.devices import execution_of, is_replayed
@@ -77,8 +78,8 @@ def _judged(program: Program, path: Path, subject: World, oracle: World, mode: s
         is_narrow, start_of_calls = False, Ambient.now()
         for index, call in enumerate(program.calls):
             is_narrow = is_narrow or any(word in f"{call}" for word in NARROW_WORDS)
-            others = functools.partial(_rounded, program, path, mode, index, start_of_calls)
-            verdict = _call(mode, index, subject, oracle, is_narrow=is_narrow, others=others)
+            again = functools.partial(_again, program, path, mode, index, start_of_calls)
+            verdict = _call(mode, index, subject, oracle, is_narrow=is_narrow, again=again)
             if verdict is not None:
                 return verdict
     return Verdict(mode, "equal")
@@ -89,25 +90,32 @@ def run_plain(program: Program, world: World) -> None:
     (run_plain_call if program.purpose == "call" else run_plain_step)(world)
 
 
-def _rounded(
-    program: Program, path: Path, mode: str, index: int, begin: Ambient
+def _again(
+    program: Program,
+    path: Path,
+    mode: str,
+    index: int,
+    begin: Ambient,
+    around: contextlib.AbstractContextManager[Any],
 ) -> list[dict[str, Any]]:
-    """What plain PyTorch leaves after call number `index` where it rounds otherwise; ambient state stays."""
-    now, found = Ambient.now(), []
-    for seed in SEEDS:
-        begin.restore()  # or the model would be made in the default dtype that a call has set
-        world = World(path, is_replayed=is_replayed(mode))
-        run_plain(program, world)
-        begin.restore()
-        try:
-            with OtherRounding(seed), contextlib.suppress(Exception):  # what raises says nothing
-                for number in range(index + 1):
-                    world.call(number)
-                found.append(world.portrait(with_gradients=_has_gradients(mode)))
-        finally:
-            world.close()
-            now.restore()
-    return found
+    """What plain PyTorch leaves after call number `index` inside of a context; ambient state stays.
+
+    Nothing where it raises.
+    """
+    now = Ambient.now()
+    begin.restore()  # or the model would be made in the default dtype that a call has set
+    world = World(path, is_replayed=is_replayed(mode))
+    run_plain(program, world)
+    begin.restore()
+    try:
+        with around, contextlib.suppress(Exception):  # what raises says nothing
+            for number in range(index + 1):
+                world.call(number)
+            return [world.portrait(with_gradients=_has_gradients(mode))]
+    finally:
+        world.close()
+        now.restore()
+    return []
 
 
 def _has_gradients(mode: str) -> bool:
@@ -121,7 +129,7 @@ def _call(
     oracle: World,
     *,
     is_narrow: bool,
-    others: Callable[[], list[dict[str, Any]]],
+    again: Callable[[contextlib.AbstractContextManager[Any]], list[dict[str, Any]]],
 ) -> Verdict | None:
     """One call of both; None where both are equal and can go on."""
     has_gradients = _has_gradients(mode)
@@ -143,19 +151,27 @@ def _call(
         if wanted_error is not None:
             return Verdict(mode, "equal", call=index, detail=f"both raise {type(error).__name__}")
         return _raised(mode, index, error)
+    wanted = [oracle.portrait(with_gradients=has_gradients)]
     if wanted_error is not None:
         detail = f"eager raises {type(wanted_error).__name__}: {_first_line(wanted_error)}"
-        return Verdict(mode, "failed", "no error where eager raises", index, detail)
-    return _compared(
+        # Eager's autograd refuses what a program, which keeps values of its own, computes rightly.
+        is_overwritten = "modified by an inplace operation" in str(wanted_error)
+        wanted = again(allow_mutation_on_saved_tensors()) if is_overwritten else []
+        if not wanted:
+            return Verdict(mode, "failed", "no error where eager raises", index, detail)
+    verdict = _compared(
         mode,
         index,
-        oracle.portrait(with_gradients=has_gradients),
+        wanted[0],
         subject.portrait(with_gradients=has_gradients),
         wanted_ambient,
         Ambient.now(),
         is_narrow=is_narrow,
-        others=others,
+        others=lambda: [other for seed in SEEDS for other in again(OtherRounding(seed))],
     )
+    if wanted_error is None or verdict is not None:
+        return verdict
+    return Verdict(mode, "equal", call=index, detail=f"as with kept values, where {detail}")
 
 
 def _refused(

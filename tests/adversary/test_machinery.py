@@ -161,17 +161,17 @@ def test_what_rounding_does_is_seen_from_the_same_start(
     """Also where a call has set the default dtype meanwhile: the model is not made in that one."""
     calls = (Call(), Call(Change(None, "default dtype double")))
     found: list[dict[str, Any]] = []
-    plain = judging._rounded
+    plain = judging._again
 
     def recorded(*arguments: Any) -> list[dict[str, Any]]:
-        found.extend(plain(*arguments))
-        return found
+        found.extend(again := plain(*arguments))
+        return again
 
     @torch.no_grad()
     def off_by_one_in_double(world: World, x: Any) -> Any:
         return world.w.model(x) + (torch.get_default_dtype() == torch.float64)
 
-    monkeypatch.setattr(judging, "_rounded", recorded)
+    monkeypatch.setattr(judging, "_again", recorded)
     program = Program(0, "call", (), calls)
     verdict = judged(program, tmp_path, monkeypatch, off_by_one_in_double)
     assert (verdict.outcome, verdict.call) == ("failed", 1)
@@ -190,6 +190,29 @@ def test_a_mode_that_accepts_what_eager_refuses_fails(
     assert judged(program, tmp_path, monkeypatch, raising).outcome == "equal"
     verdict = judged(program, tmp_path, monkeypatch, lambda _, x: x)
     assert verdict.kind == "no error where eager raises"
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(1.0, "equal"), (1.01, "failed")])
+def test_what_autograd_refuses_since_a_saved_value_was_written_is_compared_with_kept_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, outcome: str
+) -> None:
+    """A program keeps what it saves; only where plain PyTorch can, too, there is something to compare with."""
+    change = Change(None, "block repeated")
+    program = Program(0, "step", (Use(0, "integer buffer", "block"),), (Call(change=change),))
+
+    def keeping(world: World, x: Any) -> Any:
+        w = world.w
+        w.optimizer.zero_grad(set_to_none=True)
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            loss = w.loss_fn(w.model, x) * factor
+            loss.backward()
+        w.optimizer.step()
+        return loss.detach()
+
+    verdict = judged(program, tmp_path, monkeypatch, keeping)
+    assert verdict.outcome == outcome
+    if outcome == "equal":
+        assert verdict.detail.startswith("as with kept values, where eager raises RuntimeError")
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")  # there are models that use it

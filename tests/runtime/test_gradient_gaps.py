@@ -13,7 +13,14 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.equivalence import check_replay
-from ridgeline.runtime.gradient_gaps import EXACT, FEW, gradient_gaps, worst
+from ridgeline.runtime.gradient_gaps import (
+    EXACT,
+    FEW,
+    Moves,
+    are_directed,
+    gradient_gaps,
+    worst,
+)
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.step_difference import Outcome
 from ridgeline.runtime.world import World
@@ -155,9 +162,28 @@ def test_each_is_held_to_its_own_rounding() -> None:
     """By its name; few elements may be further apart, and what is rounding alone may be anywhere."""
     many, few = [torch.zeros(FEW)], [torch.zeros(FEW - 1)]
     both = outcome(many, few)
-    assert worst([EXACT.floor, 0.0], [0.0, 0.0], both, EXACT) == (1.0, 0)
-    assert worst([0.0, EXACT.floor], [0.0, 0.0], both, EXACT)[0] < 0.2
-    assert worst([0.8, 0.0], [0.1, 0.0], both, EXACT) == (2.0, 0)
-    assert worst([100.0, 0.6], [0.5, 0.0], both, EXACT) == (2.0, 1)
-    assert worst([math.inf, 0.0], [0.5, 0.0], both, EXACT) == (math.inf, 0)
-    assert worst([math.inf, 0.0], [math.inf, 0.0], both, EXACT) == (math.inf, 0)
+    assert worst([EXACT.floor, 0.0], Moves([0.0, 0.0]), both, EXACT) == (1.0, 0)
+    assert worst([0.0, EXACT.floor], Moves([0.0, 0.0]), both, EXACT)[0] < 0.2
+    assert worst([0.8, 0.0], Moves([0.1, 0.0]), both, EXACT) == (2.0, 0)
+    assert worst([100.0, 0.6], Moves([0.5, 0.0]), both, EXACT) == (2.0, 1)
+    assert worst([math.inf, 0.0], Moves([0.5, 0.0]), both, EXACT) == (math.inf, 0)
+    assert worst([math.inf, 0.0], Moves([math.inf, 0.0]), both, EXACT) == (math.inf, 0)
+
+
+@pytest.mark.parametrize("loss", [1.0, 1.002])
+def test_what_rounding_was_seen_to_do_leans_to_no_side(loss: float) -> None:
+    """Where the last layer saturates, all gradients are larger or smaller at once, and the loss is another."""
+    before, wanted, got, other = (
+        outcome([torch.full((FEW,), value)]) for value in (0.0, 1.0, 1.1, 0.96)
+    )
+    got, other = got._replace(loss=loss), other._replace(loss=2.0 - loss)
+    found, nothing = gradient_gaps(before, wanted, got), Moves([0.0])
+    seen = nothing.joined(before, wanted, other)
+    assert seen.gaps == [pytest.approx(0.04)]
+    assert seen.loss == pytest.approx(loss - 1.0)
+    assert are_directed(before, wanted, got, found, nothing, EXACT)
+    assert not are_directed(before, wanted, got, found, seen, EXACT)
+    worse = outcome([torch.full((FEW,), 1.2)])
+    assert are_directed(before, wanted, worse, gradient_gaps(before, wanted, worse), seen, EXACT)
+    lost = got._replace(loss=1.0 + 5.0 * (loss - 1.0) + 0.001)
+    assert are_directed(before, wanted, lost, found, seen, EXACT)

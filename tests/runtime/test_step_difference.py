@@ -26,7 +26,9 @@ from ridgeline.runtime.step_difference import (
     Noise,
     Outcome,
     differences,
+    noise_of,
     without_most_moved,
+    without_still,
 )
 from ridgeline.runtime.world import World
 
@@ -281,3 +283,40 @@ def test_no_rounding_makes_a_parameter_no_number() -> None:
     assert differences(before, wanted, wanted, rounding) == [0.0, 0.0]
     assert differences(before, wanted, got, rounding) == [0.0, math.inf]
     assert differences(before, got, got, rounding) == [0.0, 0.0]
+
+
+def leaving_a_bias(amount: float) -> Loss:
+    """Of the last bias the gradient is this number in each element."""
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        last: Any = model[6]  # type: ignore[index]
+        found = nn.functional.linear(model[:6](batch), last.weight, last.bias.detach())  # type: ignore[index]
+        return (found - batch[:, :4]).square().mean() + amount * last.bias.sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_gradient_of_nothing_may_be_next_to_nothing(optimizer: str) -> None:
+    """Adam makes whole steps of it, by which eager parameters that stay where they are would tell nothing."""
+    notes = checked(leaving_a_bias(1e-9), optimizer, 0, plain=leaving_a_bias(0.0))
+    if optimizer != "sgd":
+        assert "6.bias, so this was not compared" in notes[0]
+    with pytest.raises(EquivalenceError, match="something in the step is baked in"):
+        checked(leaving_a_bias(1e-2), optimizer, 0, plain=leaving_a_bias(0.0))
+
+
+@given(st.floats(-9.0, 0.0), st.booleans(), st.booleans())
+def test_what_stands_still_is_rounding_where_all_else_is_a_million_times_larger(
+    exponent: float, moves: bool, keeps: bool
+) -> None:
+    """It must not move in the reference, nor may the optimizer keep anything of its gradient there."""
+    zero, one = torch.zeros(4), torch.ones(4)
+    before = Outcome(1.0, [zero, zero], [[], []])
+    wanted = Outcome(1.0, [one * moves, one], [[one * 1e-9 * keeps], [one]])
+    got = wanted._replace(parameters=[one, one], state=[[one * 10.0**exponent], [one]])
+    noise = noise_of(before, wanted, [wanted])
+    found = without_still(before, wanted, got, noise)
+    is_rounding = not moves and not keeps and 10.0**exponent <= 1e-6
+    assert found.moves == [0.0, math.inf if is_rounding else 0.0, 0.0]
+    assert found.is_left_out(0) == is_rounding

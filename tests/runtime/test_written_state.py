@@ -282,7 +282,7 @@ def test_steps_in_single_precision_run_for_what_the_plan_s_own_do_not_explain(
 
     rates, notes = LearningRates(optimizer), list[str]()
     if wrong:
-        with pytest.raises(EquivalenceError, match="of the change of 11.running_var"):
+        with pytest.raises(EquivalenceError, match=r"of the change of 11\.running_var"):
             check_replay(body, batch, [batch], rates, replay, world=world, notes=notes)
     else:
         check_replay(body, batch, [batch], rates, replay, world=world, notes=notes)

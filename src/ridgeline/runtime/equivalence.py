@@ -20,7 +20,14 @@ from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.allowed_gaps import Gap, agreement_text, few, refusal_text
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.gradient_gaps import EXACT, ROUNDED, are_directed, gradient_gaps, worst
+from ridgeline.runtime.gradient_gaps import (
+    EXACT,
+    ROUNDED,
+    Moves,
+    are_directed,
+    gradient_gaps,
+    worst,
+)
 from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.perturbation import perturb_inputs
 from ridgeline.runtime.perturbed_runs import MOST_NUDGES, SHIFTS, PerturbedRuns, Start, Step
@@ -36,6 +43,7 @@ from ridgeline.runtime.step_difference import (
     loss_gap,
     noise_of,
     without_most_moved,
+    without_still,
     without_turned,
     written_apart,
 )
@@ -201,7 +209,8 @@ class _Trial(NamedTuple):
         Two runs tell little of that where single numbers next to zero decide. While what is left has no
         direction, there are more.
         """
-        noise = noise_of(before, eager, [*self.runs.nudged(before, shift), *others])
+        nudged = [*self.runs.nudged(before, shift), *others]
+        noise = without_still(before, eager, got, noise_of(before, eager, nudged))
         size = self._difference(before, eager, got, noise)
         for number in range(0 if self._casts() else MOST_NUDGES):
             is_wrong = is_directed(before, eager, got, noise, TOLERANCE)
@@ -216,20 +225,24 @@ class _Trial(NamedTuple):
         """The difference of each parameter's gradient, beside what rounding and chance do to it alone."""
         limit = ROUNDED if self._is_narrow() or self._is_rounded() else EXACT
         found = gradient_gaps(before, eager, got)
-        seen = [0.0] * len(found)
-        size, owner = worst(found, seen, eager, limit)
-        if limit is EXACT and not self._largest(are_directed(before, eager, got, found, limit)):
-            limit = ROUNDED
+        seen = Moves([0.0] * len(found))
         chances = self.runs.by_chance(
             before,
             eager,
             shift,
             num_draws=MOST_DRAWS if self._draws_its_own() else 0,
+            num_nudges=0 if self._is_rounded() else MOST_NUDGES,
             num_roundings=MOST_ROUNDINGS if self._is_rounded() else 0,
         )
-        while self._largest(size) > 1.0 and (three := next(chances, None)) is not None:
-            seen = [*map(max, seen, gradient_gaps(*three))]
-            size, owner = worst(found, seen, eager, limit)
+        while self._largest((judged := worst(found, seen, eager, limit))[0]) > 1.0:
+            directed = are_directed(before, eager, got, found, seen, limit)
+            if limit is EXACT and not self._largest(directed):
+                limit = ROUNDED
+            elif (three := next(chances, None)) is not None:
+                seen = seen.joined(*three)
+            else:
+                break
+        size, owner = judged
         of = f"the gradient of {self._trained()[owner]}" if found else "no gradient"
         return Gap(self._largest(size) * limit.floor, limit.floor, "the eager step", of)
 
@@ -369,8 +382,7 @@ class _Trial(NamedTuple):
 
     def _trained(self) -> list[str]:
         """Names of the parameters whose outcomes are compared, in their order."""
-        named = self.runs.body.model.named_parameters()
-        return [name for name, parameter in named if parameter.requires_grad]
+        return [n for n, p in self.runs.body.model.named_parameters() if p.requires_grad]
 
     def _tolerance(self) -> float:
         return NARROW_TOLERANCE if self._is_narrow() else TOLERANCE

@@ -51,6 +51,23 @@ FEW_LIMIT = GradientLimit(0.3, 12.0)
 """Of a tensor of few elements, for either."""
 
 
+class Moves(NamedTuple):
+    """What rounding and chance have been seen to do at most.
+
+    Attributes:
+        gaps: To what `gradient_gaps` compares.
+        loss: To the loss, relative.
+    """
+
+    gaps: list[float]
+    loss: float = 0.0
+
+    def joined(self, before: Outcome, wanted: Outcome, got: Outcome) -> "Moves":
+        """With what they did between two more outcomes."""
+        gaps = gradient_gaps(before, wanted, got)
+        return Moves([*map(max, self.gaps, gaps)], max(self.loss, loss_gap(wanted, got)))
+
+
 def gradient_gaps(before: Outcome, wanted: Outcome, got: Outcome) -> list[float]:
     """For each tensor of the optimizer's state, or each parameter without any, the gap over its change.
 
@@ -65,25 +82,32 @@ def gradient_gaps(before: Outcome, wanted: Outcome, got: Outcome) -> list[float]
 
 
 def are_directed(
-    before: Outcome, wanted: Outcome, got: Outcome, found: Sequence[float], limit: GradientLimit
+    before: Outcome,
+    wanted: Outcome,
+    got: Outcome,
+    found: Sequence[float],
+    seen: Moves,
+    limit: GradientLimit,
 ) -> bool:
-    """Whether a gradient beyond the floor of its limit leans to one side, as what is wrong does.
+    """Whether a gradient beyond its limit leans to one side, as what is wrong does.
+
+    Where the last layer saturates, or normalises few numbers, rounding makes all gradients larger or smaller
+    at once, and moves the loss: what it has been seen to do is not beyond.
 
     Args:
         before: See `gradient_gaps`, as for the next two.
         wanted: The reference.
         got: What is compared.
         found: What `gradient_gaps` gives for them.
+        seen: Of steps that were rounded otherwise.
         limit: Of tensors that have many elements.
     """
-    if loss_gap(wanted, got) > MOST_LOSS or not all(map(math.isfinite, found)):
+    most = max(MOST_LOSS, limit.factor * seen.loss)
+    if loss_gap(wanted, got) > most or not all(map(math.isfinite, found)):
         return True
-    beyond = [
-        one
-        for one, gap in zip(_triples(before, wanted, got), found, strict=True)
-        if gap > _limit(one.wanted, limit).floor
-    ]
-    return any(alignment(one) > MOST_ALIGNED for one in beyond)
+    ratios = _ratios(found, seen, wanted, limit)
+    triples = zip(_triples(before, wanted, got), ratios, strict=True)
+    return any(ratio > 1.0 and alignment(one) > MOST_ALIGNED for one, ratio in triples)
 
 
 def _triples(before: Outcome, wanted: Outcome, got: Outcome) -> list[Compared]:
@@ -96,26 +120,34 @@ def _limit(tensor: Tensor, limit: GradientLimit) -> GradientLimit:
 
 
 def worst(
-    found: Sequence[float], seen: Sequence[float], outcome: Outcome, limit: GradientLimit
+    found: Sequence[float], seen: Moves, outcome: Outcome, limit: GradientLimit
 ) -> tuple[float, int]:
     """The largest gap in units of what it may be, and the number of its parameter.
 
     Args:
         found: What `gradient_gaps` gives of the step in question.
-        seen: The largest of what it gives of steps that were rounded otherwise.
+        seen: Of steps that were rounded otherwise.
         outcome: Whose tensors these are.
         limit: Of tensors that have many elements.
     """
     owners = [index for index, state in enumerate(outcome.state) for _ in state or [None]]
+    ratios = _ratios(found, seen, outcome, limit)
+    largest = max(range(len(ratios)), key=ratios.__getitem__, default=None)
+    return (0.0, 0) if largest is None else (ratios[largest], owners[largest])
+
+
+def _ratios(
+    found: Sequence[float], seen: Moves, outcome: Outcome, limit: GradientLimit
+) -> list[float]:
+    """Gaps in units of what they may be; for the arguments see `worst`."""
     ratios = []
-    for gap, known, tensor in zip(found, seen, _compared(outcome), strict=True):
+    for gap, known, tensor in zip(found, seen.gaps, _compared(outcome), strict=True):
         floor, factor = _limit(tensor, limit)
         if math.isinf(gap):
             ratios.append(math.inf)
         else:
             ratios.append(gap / max(floor, factor * known) if known <= MOST_ROUNDED else 0.0)
-    largest = max(range(len(ratios)), key=ratios.__getitem__, default=None)
-    return (0.0, 0) if largest is None else (ratios[largest], owners[largest])
+    return ratios
 
 
 def _compared(outcome: Outcome) -> list[Tensor]:

@@ -228,7 +228,14 @@ class PerturbedRuns(NamedTuple):
         return self.kept.get(("moved", shift), lambda: self._narrowly_moved(before, shift))
 
     def by_chance(
-        self, before: Outcome, eager: Outcome, shift: int, *, num_draws: int, num_roundings: int
+        self,
+        before: Outcome,
+        eager: Outcome,
+        shift: int,
+        *,
+        num_draws: int,
+        num_nudges: int,
+        num_roundings: int,
     ) -> Iterator[tuple[Outcome, Outcome, Outcome]]:
         """Where steps began, and what two of them left that nothing but rounding and chance makes different.
 
@@ -237,6 +244,8 @@ class PerturbedRuns(NamedTuple):
             eager: What the step as written left.
             shift: The perturbation.
             num_draws: Steps with other random numbers.
+            num_nudges: Steps from parameters of which each element has other last bits, besides those in
+                which all have the same ones more or less.
             num_roundings: Places nearby at which the plan's precision is set beside single precision.
         """
         yield before, eager, self.again(shift)
@@ -244,6 +253,8 @@ class PerturbedRuns(NamedTuple):
             yield before, eager, self.with_other_draws(shift, number)
         for other in (*self.nudged(before, shift), *self.narrowly_moved(before, shift)):
             yield before, eager, other
+        for number in range(num_nudges):
+            yield before, eager, self.nudged_by_chance(before, shift, number)
         if num_roundings:
             yield before, eager, self.exact(shift)
         for number in range(num_roundings):

@@ -9,6 +9,7 @@ found by runs from parameters that differ in their last bit, and left out; the o
 gradients as they are, so that nothing else can hide behind them.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -157,6 +158,34 @@ def without_most_moved(wanted: Outcome, others: Sequence[Outcome], noise: Noise 
         mask = mask.view(new.shape)
         masks.append(mask if noise is None else mask | noise.masks[index])
     return Noise(masks, [] if noise is None else noise.moves, counts(masks))
+
+
+def without_still(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise) -> Noise:
+    """Noise with the parameters as well that the reference leaves alone and rounding moves.
+
+    A gradient that is exactly nothing where sums are made in one order is next to nothing in another, of
+    which Adam makes whole steps. It is known by what optimizers average: nothing in the reference, and in the
+    other outcome no more than the resolution of what the largest gradient leaves.
+
+    Cost: Waits for the device, a few times for each parameter that the reference leaves alone.
+    """
+    pairs = zip(before.parameters, wanted.parameters, strict=True)
+    still = [index for index, (old, new) in enumerate(pairs) if torch.equal(old, new)]
+    still = [i for i in still if wanted.state[i] and not any(map(torch.any, wanted.state[i]))]
+    if not still:
+        return noise
+    sizes = [map(_root_mean_square, state) for state in wanted.state]
+    largest = [max(found) for found in itertools.zip_longest(*sizes, fillvalue=0.0)]
+    moves = [*noise.moves]
+    for index in still:
+        mine = map(_root_mean_square, got.state[index])
+        if all(size <= RESOLUTION * most for size, most in zip(mine, largest, strict=False)):
+            moves[1 + index] = math.inf
+    return noise._replace(moves=moves)
+
+
+def _root_mean_square(tensor: Tensor) -> float:
+    return float(tensor.abs().double().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
 def without_turned(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise | None) -> Noise:

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -157,6 +157,36 @@ def test_a_network_whose_turns_were_cut_has_not_failed() -> None:
     assert "no turns were left, on | resnet50" in page(
         [msgspec.structs.replace(EXPERIMENT, networks=(result,))]
     )
+
+
+@pytest.mark.parametrize(
+    ("label", "form", "allow", "is_same"),
+    [
+        ("1 worker, eager, bf16, fused optimizer", "eager", ("bf16",), True),
+        ("1 worker x 2 threads, eager", "eager", (), True),
+        ("1 worker, eager, bf16, channels_last", "eager, channels-last", ("bf16",), True),
+        ("1 worker, eager, bf16, channels_last", "eager", ("bf16",), False),
+        ("1 worker, eager, fused optimizer", "eager", ("bf16",), False),
+        ("4 workers, eager, bf16, buckets 25.0 MiB", "eager", ("bf16",), False),
+        ("1 worker, graph, bf16", "eager", ("bf16",), False),
+    ],
+)
+def test_what_the_machine_does_itself_is_told(
+    label: str, form: str, allow: tuple[str, ...], is_same: bool
+) -> None:
+    """By an eager step that was tried, and timed again in the turns."""
+    execution: Any = label.split(", ")[1]
+    tried = TriedPlan(plan=label, execution=execution, before_s=1e-3, measured_s=1.2e-3)
+    row = FormRow(form=form, kind="plain", step_s=milliseconds(1.0))
+    result = msgspec.structs.replace(RESNET, tried=(tried,), forms=(row,))
+    found = summarise([result], allow).drift
+    assert (found is not None) == is_same
+    experiment = msgspec.structs.replace(EXPERIMENT, networks=(result,), allow=allow)
+    told = "an eager step, from its trial to its turns: median 20.0 %, 90th percentile 20.0 % of 1"
+    assert (told in " ".join(as_text(experiment_text(experiment), width=200).split())) == is_same
+    assert (
+        "| an eager step, from its trial to its turns | median" in page([experiment])
+    ) == is_same
 
 
 def test_summary() -> None:

@@ -1,6 +1,8 @@
 """What the rows come to: ratios, speed-ups, errors of predictions; pure functions on results."""
 
+import itertools
 import math
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -43,6 +45,8 @@ class Summary(NamedTuple):
         over_compile: Geometric mean of how many times faster than the compiler's own defaults `auto` is.
         before: Errors before any trial, by family of execution, over all tried plans.
         after: Errors of what was expected when training began, by family of the chosen plan.
+        drift: How far an eager step in its trial is from the same step in the turns, minutes later: what the
+            machine itself does to a prediction; None where none was timed twice.
         first_start: What a plan takes with empty caches beyond `FIRST_START_SHARE` times the first step of
             the compiler's own defaults; None where no network has both.
         second_start: What it takes once more beyond that step once more.
@@ -60,14 +64,15 @@ class Summary(NamedTuple):
     over_compile: float | None
     before: dict[Family, Errors]
     after: dict[Family, Errors]
+    drift: Errors | None
     first_start: Waits | None
     second_start: Waits | None
     unequal: tuple[str, ...]
     checked: int
 
 
-def summarise(results: Sequence[NetworkResult]) -> Summary:
-    """The figures of some networks."""
+def summarise(results: Sequence[NetworkResult], allow: Sequence[str] = ()) -> Summary:
+    """The figures of some networks, for which all forms were allowed the same."""
     asked = [one for one in results if one.form(AUTO) is not None]
     plain = _ratios((over_plain(one), one.network) for one in results)
     hand = _ratios((over_hand(one), one.network) for one in results)
@@ -84,6 +89,7 @@ def summarise(results: Sequence[NetworkResult]) -> Summary:
         over_compile=geometric_mean([ratio for ratio, _ in compiled]),
         before=_by_family(results, is_after=False),
         after=_by_family(results, is_after=True),
+        drift=errors_of(itertools.chain.from_iterable(_drifts(one, allow) for one in results)),
         first_start=_waits(
             (one.network, one.starts.plan_s, one.starts.compile_s, FIRST_START_SHARE)
             for one in results
@@ -195,6 +201,17 @@ def _family_errors(result: NetworkResult, family: Family, *, is_after: bool) -> 
         for plan in result.tried
         if plan.measured_s is not None and plan.family == family
     ]
+
+
+def _drifts(result: NetworkResult, allow: Sequence[str]) -> Iterator[float]:
+    """Of each eager plan of one worker that is a plain form, its trial against its turns."""
+    for plan in result.tried:
+        workers, *words = plan.plan.split(", ")
+        row = result.form("eager, channels-last" if "channels_last" in words else "eager")
+        is_plain = plan.execution == "eager" and ("bf16" in words) == ("bf16" in allow)
+        is_alone = re.match(r"1 worker\b", workers) is not None
+        if plan.measured_s and is_plain and is_alone and row is not None and row.step_s is not None:
+            yield error(plan.measured_s, row.step_s.value)
 
 
 def _waits(

@@ -44,7 +44,7 @@ def experiment_text(experiment: NetworksExperiment) -> RenderableType:
         prediction_table(results),
         title("Every tried plan", "predicted before any trial, after trials, and measured"),
         tried_table(results),
-        *(Text(one) for one in summary_lines(summarise(results))),
+        *(Text(one) for one in summary_lines(summarise(results, experiment.allow))),
         *(Text(f"! {note}", style="yellow") for note in _notes(experiment)),
     )
 
@@ -179,6 +179,11 @@ def summary_lines(summary: Summary) -> Iterator[str]:
                 f"error {when}, {family}: median {units.percent(errors.median)}, 90th percentile "
                 f"{units.percent(errors.ninetieth)} of {errors.count}"
             )
+    if summary.drift is not None:
+        yield (
+            f"an eager step, from its trial to its turns: median {units.percent(summary.drift.median)}, 90th "
+            f"percentile {units.percent(summary.drift.ninetieth)} of {summary.drift.count}"
+        )
     for what, figures in start_lines(summary):
         yield f"{what}: {figures}"
     if summary.checked:

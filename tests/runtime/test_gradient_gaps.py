@@ -16,9 +16,11 @@ from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.gradient_gaps import (
     EXACT,
     FEW,
+    ROUNDED,
     Moves,
     are_directed,
     gradient_gaps,
+    settled,
     worst,
 )
 from ridgeline.runtime.recorder import Recorder
@@ -187,3 +189,27 @@ def test_what_rounding_was_seen_to_do_leans_to_no_side(loss: float) -> None:
     assert are_directed(before, wanted, worse, gradient_gaps(before, wanted, worse), seen, EXACT)
     lost = got._replace(loss=1.0 + 5.0 * (loss - 1.0) + 0.001)
     assert are_directed(before, wanted, lost, found, seen, EXACT)
+
+
+@pytest.mark.parametrize(
+    ("turned", "chance", "is_held"),
+    [
+        (0.06, 0.1, True),
+        (0.06, 0.01, False),
+        (0.2, 0.1, False),
+    ],
+)
+def test_what_leans_to_no_side_is_held_loosely_once_chance_explains_the_rest(
+    turned: float, chance: float, is_held: bool
+) -> None:
+    """A gradient that is larger as a whole, beside one of which some elements are turned on, and others off."""
+    sides = torch.tensor([1.0, -1.0]).repeat(FEW // 2)
+    before, wanted, got, other = (
+        outcome([torch.full((FEW,), size)], [(1.0 + by * sides) * (size > 0.0)])
+        for size, by in ((0.0, 0.0), (1.0, 0.0), (1.2, turned), (1.0 + chance, 0.0))
+    )
+    chances = iter([(before, wanted, other)])
+    size, owner, limit = settled(before, wanted, got, chances, EXACT, lambda size: size)
+    assert (size <= 1.0) == is_held
+    assert limit == (ROUNDED if chance == 0.1 else EXACT)
+    assert owner == (0 if chance == 0.01 else 1)

@@ -20,14 +20,7 @@ from ridgeline.runtime.agree import largest_of_workers
 from ridgeline.runtime.allowed_gaps import Gap, agreement_text, few, refusal_text
 from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
-from ridgeline.runtime.gradient_gaps import (
-    EXACT,
-    ROUNDED,
-    Moves,
-    are_directed,
-    gradient_gaps,
-    worst,
-)
+from ridgeline.runtime.gradient_gaps import EXACT, ROUNDED, settled
 from ridgeline.runtime.kept_runs import KeptRuns
 from ridgeline.runtime.perturbation import perturb_inputs
 from ridgeline.runtime.perturbed_runs import MOST_NUDGES, SHIFTS, PerturbedRuns, Start, Step
@@ -223,9 +216,6 @@ class _Trial(NamedTuple):
 
     def _gradient_gap(self, before: Outcome, eager: Outcome, got: Outcome, shift: int) -> Gap:
         """The difference of each parameter's gradient, beside what rounding and chance do to it alone."""
-        limit = ROUNDED if self._is_narrow() or self._is_rounded() else EXACT
-        found = gradient_gaps(before, eager, got)
-        seen = Moves([0.0] * len(found))
         chances = self.runs.by_chance(
             before,
             eager,
@@ -234,16 +224,9 @@ class _Trial(NamedTuple):
             num_nudges=0 if self._is_rounded() else MOST_NUDGES,
             num_roundings=MOST_ROUNDINGS if self._is_rounded() else 0,
         )
-        while self._largest((judged := worst(found, seen, eager, limit))[0]) > 1.0:
-            directed = are_directed(before, eager, got, found, seen, limit)
-            if limit is EXACT and not self._largest(directed):
-                limit = ROUNDED
-            elif (three := next(chances, None)) is not None:
-                seen = seen.joined(*three)
-            else:
-                break
-        size, owner = judged
-        of = f"the gradient of {self._trained()[owner]}" if found else "no gradient"
+        limit = ROUNDED if self._is_narrow() or self._is_rounded() else EXACT
+        size, owner, limit = settled(before, eager, got, chances, limit, self._largest)
+        of = f"the gradient of {self._trained()[owner]}" if eager.parameters else "no gradient"
         return Gap(self._largest(size) * limit.floor, limit.floor, "the eager step", of)
 
     def _drawn_gap(

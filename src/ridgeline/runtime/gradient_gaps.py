@@ -7,7 +7,7 @@ rounding and chance do to it alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -108,6 +108,41 @@ def are_directed(
     ratios = _ratios(found, seen, wanted, limit)
     triples = zip(_triples(before, wanted, got), ratios, strict=True)
     return any(ratio > 1.0 and alignment(one) > MOST_ALIGNED for one, ratio in triples)
+
+
+def settled(
+    before: Outcome,
+    wanted: Outcome,
+    got: Outcome,
+    chances: Iterator[tuple[Outcome, Outcome, Outcome]],
+    limit: GradientLimit,
+    largest: Callable[[float], float],
+) -> tuple[float, int, GradientLimit]:
+    """Gradients beside one run after another that rounding and chance make different, until none is beyond.
+
+    Args:
+        before: See `gradient_gaps`, as for the next two.
+        wanted: The reference.
+        got: What is compared.
+        chances: Where such runs began, and what two of them left.
+        limit: Of tensors that have many elements.
+        largest: Of all workers, which go on together.
+
+    Returns:
+        What `worst` gives, and the limit that held: single precision is held loosely where nothing beyond its
+        limit leans to one side.
+    """
+    found = gradient_gaps(before, wanted, got)
+    seen = Moves([0.0] * len(found))
+    while largest((judged := worst(found, seen, wanted, limit))[0]) > 1.0:
+        directed = are_directed(before, wanted, got, found, seen, limit)
+        if limit is EXACT and not largest(directed):
+            limit = ROUNDED
+        elif (three := next(chances, None)) is not None:
+            seen = seen.joined(*three)
+        else:
+            break
+    return *judged, limit
 
 
 def _triples(before: Outcome, wanted: Outcome, got: Outcome) -> list[Compared]:

@@ -21,6 +21,12 @@ def add(key: Any, total: Tensor, value: Tensor) -> None:
     value.add_(total)
 
 
+def failing_for_a(key: Any, total: Tensor, value: Tensor) -> None:
+    if key == "a":
+        raise ValueError("no")
+    add(key, total, value)
+
+
 class Worker:
     """A connection that numbers its calls and sends them again until they are answered."""
 
@@ -46,7 +52,7 @@ def frames_of(call: Call) -> list[memoryview]:
 class Network:
     """Workers and a server, and who is told what."""
 
-    def __init__(self, num_workers: int, staleness: int | None) -> None:
+    def __init__(self, num_workers: int, staleness: int | None, updater: str = "add up") -> None:
         self.shard = Shard(num_workers, staleness)
         self.staleness = staleness
         self.workers = [Worker(rank) for rank in range(num_workers)]
@@ -54,7 +60,7 @@ class Network:
         for slot in SLOTS:
             self.deliver(self.workers[0].ask(wire.Init(slot, shape)))
         for worker in self.workers:
-            self.deliver(worker.ask(wire.SetUpdater("add up")))
+            self.deliver(worker.ask(wire.SetUpdater(updater)))
 
     def deliver(self, call: Call) -> None:
         """A call arrives, once more or for the first time; its answers may get lost later."""
@@ -204,6 +210,39 @@ def test_who_is_gone_is_not_waited_for() -> None:
         assert len(waited) == 4
         answered = [reply.answer.number for reply in network.shard.leave(2)]
         assert len(answered) == 4
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_round_that_cannot_be_worked_in_is_told_to_all(leaves: bool) -> None:
+    """Also where it is complete since a worker is gone: the server goes on, and other keys do."""
+    register_updater("fail for a", failing_for_a)
+    network = Network(3, 0, "fail for a")
+    one, other, third = network.workers
+    shape = wire.Shape("int64", (1,))
+    for slot in SLOTS:
+        for worker in (one, other):
+            network.deliver(worker.ask(wire.Push(slot, shape)))
+    pulls = {slot: one.ask(wire.Pull(slot)) for slot in SLOTS}
+    for pull in pulls.values():
+        network.deliver(pull)
+    if leaves:
+        one.answers |= {
+            r.answer.number: r for r in network.shard.leave(2) if r.to == one.sender
+        }
+    else:
+        for slot in SLOTS:
+            network.deliver(third.ask(wire.Push(slot, shape)))
+        assert "got ValueError: no" in third.answers[len(third.calls) - 1].answer.error
+    failed, held = (one.answers[pulls[slot].number] for slot in SLOTS)
+    assert failed.answer.error == (
+        "wanted a value of key 'a' with all rounds worked in, got one that failed: wanted updater 'fail for a' to "
+        "update key 'a', got ValueError: no; begin again from a checkpoint, with an optimizer that takes what "
+        "is pushed"
+    )
+    assert held.tensor == torch.tensor([11 if leaves else 111])
+    push = other.ask(wire.Push(SLOTS[0], shape))
+    network.deliver(push)
+    assert other.answers[push.number].answer.error == failed.answer.error
 
 
 REFUSED: dict[str, tuple[Body, list[memoryview], str]] = {

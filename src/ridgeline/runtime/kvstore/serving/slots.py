@@ -14,6 +14,7 @@ Source: Ho et al., "More effective distributed ML via a stale synchronous parall
 2013 (staleness); MXNet, dist_sync (rounds).
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 
@@ -40,6 +41,7 @@ class Slice:
         waiting: With s = 0, pushes of rounds that are not complete, by worker.
         since: Where workers began who came later, less the pushes that the value held of them then.
         updater: Works sums in.
+        failure: Why it could not work in a round, which is lost; nothing is read or pushed from then on.
     """
 
     def __init__(self, value: Tensor, updater: Updater | None) -> None:
@@ -49,6 +51,7 @@ class Slice:
         self.taken: dict[int, int] = {}
         self.waiting: dict[int, deque[Tensor]] = {}
         self.since: dict[int, int] = {}
+        self.failure = ""
 
     def clock(self, worker: int) -> int:
         """How far a worker is."""
@@ -233,12 +236,19 @@ class Slots:
         """A worker is gone: nobody waits for it. What it has pushed to rounds that others complete counts."""
         self.present.discard(worker)
         for slot, one in self._slices.items():
-            self._complete(slot, one)
+            with contextlib.suppress(KVStoreError):  # whoever reads or pushes next is told
+                self._complete(slot, one)
 
     def _of(self, slot: Slot) -> Slice:
         if slot not in self._slices:
             raise KVStoreError(f"wanted a key with a value, got {slot.key!r}; call init first")
-        return self._slices[slot]
+        one = self._slices[slot]
+        if one.failure:
+            raise KVStoreError(
+                f"wanted a value of key {slot.key!r} with all rounds worked in, got one that failed: "
+                f"{one.failure}; begin again from a checkpoint, with an optimizer that takes what is pushed"
+            )
+        return one
 
     def _counted(self, one: Slice) -> list[int]:
         """Who is there and pushes to a slice."""
@@ -251,8 +261,12 @@ class Slots:
         one.since[worker] = max(one.since.get(worker, 0), slowest - held)
 
     def _complete(self, slot: Slot, one: Slice) -> None:
-        """Work in all rounds to which everybody has pushed who is there and as far as that."""
-        while any(one.waiting.values()):
+        """Work in all rounds to which everybody has pushed who is there and as far as that.
+
+        Raises:
+            KVStoreError: the updater fails; kept as the failure of the slice.
+        """
+        while not one.failure and any(one.waiting.values()):
             here = self._counted(one)
             # Where all who are there begin later, so does the next round.
             done = max(one.rounds_done, min(map(one.clock, here), default=0))
@@ -260,7 +274,12 @@ class Slots:
             if not who or not all(one.waiting.get(w) for w in here if one.clock(w) <= done):
                 return
             totals = [one.waiting[worker].popleft() for worker in who]
-            apply(one.updater, slot.key, merged(totals, one.value.device, borrows=True), one.value)
+            total = merged(totals, one.value.device, borrows=True)
+            try:
+                apply(one.updater, slot.key, total, one.value)
+            except KVStoreError as error:
+                one.failure = str(error)
+                raise
             for worker in who:
                 one.rounds[worker] = one.rounds.get(worker, 0) + 1
 

@@ -226,9 +226,7 @@ def test_a_round_that_cannot_be_worked_in_is_told_to_all(leaves: bool) -> None:
     for pull in pulls.values():
         network.deliver(pull)
     if leaves:
-        one.answers |= {
-            r.answer.number: r for r in network.shard.leave(2) if r.to == one.sender
-        }
+        one.answers |= {r.answer.number: r for r in network.shard.leave(2) if r.to == one.sender}
     else:
         for slot in SLOTS:
             network.deliver(third.ask(wire.Push(slot, shape)))

@@ -135,8 +135,7 @@ def settled(
     found = gradient_gaps(before, wanted, got)
     seen = Moves([0.0] * len(found))
     while largest((judged := worst(found, seen, wanted, limit))[0]) > 1.0:
-        directed = are_directed(before, wanted, got, found, seen, limit)
-        if limit is EXACT and not largest(directed):
+        if limit is EXACT and not largest(are_directed(before, wanted, got, found, seen, limit)):
             limit = ROUNDED
         elif (three := next(chances, None)) is not None:
             seen = seen.joined(*three)

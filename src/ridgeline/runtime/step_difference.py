@@ -167,7 +167,8 @@ def without_still(before: Outcome, wanted: Outcome, got: Outcome, noise: Noise) 
     which Adam makes whole steps. It is known by what optimizers average: nothing in the reference, and in the
     other outcome no more than the resolution of what the largest gradient leaves.
 
-    Cost: Waits for the device, a few times for each parameter that the reference leaves alone.
+    Cost: Waits for the device once for each parameter, and where the reference leaves one alone, for each
+        tensor of the optimizer's state.
     """
     pairs = zip(before.parameters, wanted.parameters, strict=True)
     still = [index for index, (old, new) in enumerate(pairs) if torch.equal(old, new)]

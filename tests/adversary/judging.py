@@ -78,8 +78,8 @@ def _judged(program: Program, path: Path, subject: World, oracle: World, mode: s
         is_narrow, start_of_calls = False, Ambient.now()
         for index, call in enumerate(program.calls):
             is_narrow = is_narrow or any(word in f"{call}" for word in NARROW_WORDS)
-            again = functools.partial(_again, program, path, mode, index, start_of_calls)
-            verdict = _call(mode, index, subject, oracle, is_narrow=is_narrow, again=again)
+            plainly = functools.partial(_run_plainly, program, path, mode, index, start_of_calls)
+            verdict = _call(mode, index, subject, oracle, is_narrow=is_narrow, plainly=plainly)
             if verdict is not None:
                 return verdict
     return Verdict(mode, "equal")
@@ -90,17 +90,17 @@ def run_plain(program: Program, world: World) -> None:
     (run_plain_call if program.purpose == "call" else run_plain_step)(world)
 
 
-def _again(
+def _run_plainly(
     program: Program,
     path: Path,
     mode: str,
     index: int,
     begin: Ambient,
     around: contextlib.AbstractContextManager[Any],
-) -> list[dict[str, Any]]:
-    """What plain PyTorch leaves after call number `index` inside of a context; ambient state stays.
+) -> dict[str, Any] | None:
+    """What plain PyTorch leaves after call number `index` inside of a context, None where it raises.
 
-    Nothing where it raises.
+    Ambient state stays.
     """
     now = Ambient.now()
     begin.restore()  # or the model would be made in the default dtype that a call has set
@@ -111,11 +111,11 @@ def _again(
         with around, contextlib.suppress(Exception):  # what raises says nothing
             for number in range(index + 1):
                 world.call(number)
-            return [world.portrait(with_gradients=_has_gradients(mode))]
+            return world.portrait(with_gradients=_has_gradients(mode))
     finally:
         world.close()
         now.restore()
-    return []
+    return None
 
 
 def _has_gradients(mode: str) -> bool:
@@ -129,7 +129,7 @@ def _call(
     oracle: World,
     *,
     is_narrow: bool,
-    again: Callable[[contextlib.AbstractContextManager[Any]], list[dict[str, Any]]],
+    plainly: Callable[[contextlib.AbstractContextManager[Any]], dict[str, Any] | None],
 ) -> Verdict | None:
     """One call of both; None where both are equal and can go on."""
     has_gradients = _has_gradients(mode)
@@ -151,23 +151,25 @@ def _call(
         if wanted_error is not None:
             return Verdict(mode, "equal", call=index, detail=f"both raise {type(error).__name__}")
         return _raised(mode, index, error)
-    wanted = [oracle.portrait(with_gradients=has_gradients)]
+    wanted: dict[str, Any] | None = oracle.portrait(with_gradients=has_gradients)
     if wanted_error is not None:
         detail = f"eager raises {type(wanted_error).__name__}: {_first_line(wanted_error)}"
         # Eager's autograd refuses what a program, which keeps values of its own, computes rightly.
         is_overwritten = "modified by an inplace operation" in str(wanted_error)
-        wanted = again(allow_mutation_on_saved_tensors()) if is_overwritten else []
-        if not wanted:
+        wanted = plainly(allow_mutation_on_saved_tensors()) if is_overwritten else None
+        if wanted is None:
             return Verdict(mode, "failed", "no error where eager raises", index, detail)
     verdict = _compared(
         mode,
         index,
-        wanted[0],
+        wanted,
         subject.portrait(with_gradients=has_gradients),
         wanted_ambient,
         Ambient.now(),
         is_narrow=is_narrow,
-        others=lambda: [other for seed in SEEDS for other in again(OtherRounding(seed))],
+        others=lambda: [
+            other for seed in SEEDS if (other := plainly(OtherRounding(seed))) is not None
+        ],
     )
     if wanted_error is None or verdict is not None:
         return verdict

@@ -161,17 +161,18 @@ def test_what_rounding_does_is_seen_from_the_same_start(
     """Also where a call has set the default dtype meanwhile: the model is not made in that one."""
     calls = (Call(), Call(Change(None, "default dtype double")))
     found: list[dict[str, Any]] = []
-    plain = judging._again
+    plain = judging._run_plainly
 
-    def recorded(*arguments: Any) -> list[dict[str, Any]]:
-        found.extend(again := plain(*arguments))
-        return again
+    def recorded(*arguments: Any) -> dict[str, Any] | None:
+        left = plain(*arguments)
+        found.extend([] if left is None else [left])
+        return left
 
     @torch.no_grad()
     def off_by_one_in_double(world: World, x: Any) -> Any:
         return world.w.model(x) + (torch.get_default_dtype() == torch.float64)
 
-    monkeypatch.setattr(judging, "_again", recorded)
+    monkeypatch.setattr(judging, "_run_plainly", recorded)
     program = Program(0, "call", (), calls)
     verdict = judged(program, tmp_path, monkeypatch, off_by_one_in_double)
     assert (verdict.outcome, verdict.call) == ("failed", 1)

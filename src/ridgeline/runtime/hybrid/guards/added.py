@@ -3,7 +3,7 @@
 To it -0.0 equals 0.0, and a tuple cannot change, whatever lists, dictionaries and sets are in it. Nor does
 it compare what is missing: a key that a method looks for and does not find (so in `os.environ`), or an
 attribute in `vars(x)`, or one whose `AttributeError` code catches. And it takes for granted which hooks of
-all modules there are, and settings that choose kernels.
+all modules there are, and settings that choose kernels; torch 2.11 also which methods an object holds itself.
 """
 
 import builtins
@@ -68,6 +68,7 @@ def with_guards(compile_piece: Backend) -> Backend:
 def _required(code: Sequence[types.CodeType]) -> Iterator[Callable[[Any, Guard], None]]:
     """What is compared of every object that the compiler compares, by what code of a program does."""
     yield _require_same
+    yield _require_methods
     catches_unknown = any(map(_catches_unknown, _not_of_torch(code)))
     if catches_unknown or _has_names(code, _KEY_ERRORS):
         yield _require_keys
@@ -132,6 +133,14 @@ def _require_attributes(builder: Any, guard: Guard) -> None:
         _compare(manager, _own_names, value, f"the attributes of {guard.name}")
 
 
+def _require_methods(builder: Any, guard: Guard) -> None:
+    """A `Guard` on the methods that an object holds itself, in place of those of its class."""
+    value = _value(builder, guard)
+    if not isinstance(value, _NO_OBJECTS) and _own_methods(value):
+        manager = builder.get_guard_manager(guard)
+        _compare(manager, _own_methods, value, f"a method that {guard.name} holds")
+
+
 def _require_hooks(builder: Any, _: Guard) -> None:
     """A `Guard` on the hooks of all modules, whatever it is about."""
     root, what = builder.guard_manager.root, "a hook of all modules"
@@ -186,6 +195,16 @@ def _own_names(value: Any) -> frozenset[str]:
     """Names of what an object holds itself; a module's parameters, buffers and children, too."""
     own = vars(value)
     return frozenset(own).union(*[own.get(store) or () for store in _STORES])
+
+
+def _own_methods(value: Any) -> dict[str, tuple[Any, int]]:
+    """Name, function and owner of such methods; the object itself is the owner 0 (so none is kept alive)."""
+    own: dict[str, Any] = getattr(value, "__dict__", {})
+    return {
+        name: (method.__func__, 0 if method.__self__ is value else id(method.__self__))
+        for name, method in own.items()
+        if type(method) is types.MethodType
+    }
 
 
 def _hooks(_: Any) -> Any:

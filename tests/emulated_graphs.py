@@ -8,6 +8,7 @@ into that of later captures of the same pool, where it may lie in what the earli
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 import time
@@ -25,8 +26,11 @@ import ridgeline.runtime.graph
 import ridgeline.runtime.hybrid.calls.search  # noqa: F401
 from ridgeline.execution import MODES
 from ridgeline.reach.sparse import parts
+from ridgeline.runtime.capturing import told_of_capture
 from ridgeline.runtime.fused_limits import sharing
 from ridgeline.runtime.hybrid.calls import graph as call_graphs
+from ridgeline.runtime.hybrid.capture import lint
+from ridgeline.runtime.hybrid.model import inspection
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 """Operators for which a host waits, which no capture can hold."""
@@ -149,7 +153,7 @@ def _capture(graph: Graph, pool: list[Graph] | None = None, **_: Any) -> Iterato
     recording = _Recording(graph)
     random = torch.get_rng_state()
     try:
-        with recording:
+        with recording, told_of_capture():
             yield
     finally:
         with torch.no_grad():
@@ -185,6 +189,13 @@ class Event:
     def elapsed_time(self, later: Self) -> float:
         """Milliseconds."""
         return max(0.0, (later._moment - self._moment) * 1e3)
+
+
+def _as_if_capturing(
+    as_on_a_gpu: Any, _kind: str, seen: Any
+) -> contextlib.AbstractContextManager[None]:
+    told: contextlib.AbstractContextManager[None] = as_on_a_gpu("cuda", seen)
+    return told
 
 
 def _offered(_purpose: str, _device: str) -> tuple[str, ...]:
@@ -239,4 +250,8 @@ def emulated_graphs() -> Iterator[None]:
                 stack.enter_context(mock.patch.object(optimizer, name, fake))
         stack.enter_context(mock.patch("ridgeline.execution.offered", _offered))
         stack.enter_context(mock.patch.object(call_graphs, "_stream_of", return_value=0))
+        for watching in (lint, inspection):  # what they watch goes the way of a capture on a GPU
+            told = functools.partial(_as_if_capturing, watching.as_if_capturing)
+            stack.enter_context(mock.patch.object(watching, "as_if_capturing", told))
+        stack.enter_context(mock.patch.object(torch.cuda, "is_current_stream_capturing", bool))
         yield

@@ -23,6 +23,7 @@ from ridgeline.runtime.capturing import told_of_capture
 from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.guards.class_watch import ClassWatch
+from ridgeline.runtime.hybrid.mask_looks import spare_looks
 from ridgeline.runtime.step_findings import StepFindings
 
 _T = TypeVar("_T", bound="Form")
@@ -245,6 +246,7 @@ def make_form(
 
     Cost: Nothing is compiled before the first call.
     """
+    spare_looks()
     arguments = inductor.plain_arguments(
         owns_random=owns_random, bucket_bytes=bucket_bytes, notes=notes
     )

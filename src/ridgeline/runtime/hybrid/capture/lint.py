@@ -36,6 +36,7 @@ from ridgeline.runtime.hybrid.capture.lint_observer import Doubt, Observation, w
 from ridgeline.runtime.hybrid.capture.lint_optimizer import optimizer_findings
 from ridgeline.runtime.hybrid.capture.lint_rules import FROM_HOST, Finding, finding
 from ridgeline.runtime.hybrid.capture.python_state import changed_in_python
+from ridgeline.runtime.hybrid.mask_looks import spare_looks
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
 
@@ -214,6 +215,7 @@ def as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
     if kind != "cuda":
         yield
         return
+    spare_looks()
     asked = torch.cuda.is_current_stream_capturing
 
     def is_capturing() -> bool:

@@ -10,6 +10,7 @@ import logging
 import re
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from ridgeline.runtime.hybrid.guards.settings import operators_of, settings_of
 from ridgeline.runtime.hybrid.guards.sparse import leave_out_strides, sparse_tensors_read
 from ridgeline.runtime.hybrid.guards.static_sizes import sizes_read_as_they_are
 from ridgeline.runtime.hybrid.inductor import FAILURES
+from ridgeline.runtime.hybrid.mask_looks import spare_looks
 from ridgeline.runtime.unchecked import without_checks
 
 SETTINGS: dict[str, Any] = {
@@ -134,9 +136,11 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
         found.append(_found(graph))
         return _end
 
+    spare_looks()
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))
+    settings["reorderable_logging_functions"] = _Unordered((warnings.warn,))
     with (
         _lock,
         config.patch(settings),

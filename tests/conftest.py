@@ -21,6 +21,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 GRACE_S = 5.0
 """What is already on its way out may take this long; a test that leaves nothing waits for nothing."""
 
+GPU_LIMIT_S = 600
+"""Guards tests on GPUs against hangs, where they bring no limit of their own."""
+
 # pytest writes the current test; scikit-learn and torch's compiler set defaults when first imported.
 SET_BY_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
 
@@ -41,9 +44,13 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that compare times on a GPU come first, in a fresh process; then others on GPUs; then the rest.
 
-    What torch learns of a host without GPUs it keeps, so that tests on GPUs must not come later.
+    What torch learns of a host without GPUs it keeps, so that tests on GPUs must not come later. These get more
+    time: many run torch's compiler, which takes minutes where a dozen workers share the cores.
     """
     items.sort(key=_turn)
+    for item in items:
+        if item.get_closest_marker("gpu") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(GPU_LIMIT_S))
 
 
 def _turn(item: pytest.Item) -> int:

@@ -304,7 +304,7 @@ def test_the_sanitizer_sees_no_race(kind: str) -> None:
         [sys.executable, "-c", textwrap.dedent(RACE_CHECK), kind],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     is_race = "CSAN detected" in done.stderr or "possible data race" in done.stderr

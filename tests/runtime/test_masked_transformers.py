@@ -14,9 +14,10 @@ from torch.nn.modules import transformer
 
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
+from ridgeline.mask_looks import spare_looks, sparing
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.hybrid.mask_looks import spare_looks
 from ridgeline.runtime.step import TrainStep
+from ridgeline.tracing.capture import trace
 
 NUM_WORDS, WIDTH, LENGTH, STEPS, CHANGED = 20, 16, 7, 9, 6
 EXECUTIONS: tuple[Execution, ...] = (
@@ -24,6 +25,7 @@ EXECUTIONS: tuple[Execution, ...] = (
     "model-graph",
     "compiled",
     "compiled+graph",
+    "compiled+model-graph",
     "step-graph",
 )
 causal_mask = nn.Transformer.generate_square_subsequent_mask
@@ -92,6 +94,11 @@ ways = pytest.mark.parametrize("execution", EXECUTIONS)
 mismatched = pytest.mark.filterwarnings("ignore:Support for mismatched src_key_padding_mask")
 
 
+def words_of(index: int) -> Tensor:
+    """A batch."""
+    return torch.randint(NUM_WORDS, (4, LENGTH), generator=torch.Generator().manual_seed(index))
+
+
 def losses(name: str, execution: Execution | None) -> list[float]:
     """Of some steps, before the last of which the mask lets through what it did not."""
     torch.manual_seed(0)
@@ -114,8 +121,7 @@ def losses(name: str, execution: Execution | None) -> list[float]:
         for index in range(STEPS):
             if index == CHANGED and isinstance(mask := getattr(model, "mask", None), Tensor):
                 mask.zero_()
-            generator = torch.Generator().manual_seed(index)
-            found.append(float(run(torch.randint(NUM_WORDS, (4, LENGTH), generator=generator))))
+            found.append(float(run(words_of(index))))
     return found
 
 
@@ -162,9 +168,19 @@ def test_torchscript_reads_encoders_as_before() -> None:
     torch.testing.assert_close(scripted(x, causal_mask(4)), model(x, causal_mask(4)))
 
 
-def test_the_compiler_reads_encoders_whole() -> None:
-    """One program, where by itself it makes two and a look between them."""
+def test_the_compiler_reads_encoders_whole_inside_only() -> None:
+    """Programs of a script's own keep their look, and with it the faster attention."""
     spare_looks()
     model, words = Encoder("made"), torch.randint(NUM_WORDS, (2, LENGTH))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(words), model(words))
+    with sparing():
+        torch.testing.assert_close(compiled(words), model(words))
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        compiled(words)
+
+
+def test_traces_do_not_run() -> None:
+    """A step that looks is traced all the same, and nothing in the trace is a look."""
+    model = Encoder("held")
+    workload = trace(model, loss_of, torch.optim.SGD(model.parameters(), 0.1), words_of(0))
+    assert "_local_scalar_dense" not in {op.name.rpartition(".")[2] for op in workload.ops}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ridgeline.errors import CaptureError, RidgelineError
 from ridgeline.execution import MODES
+from ridgeline.mask_looks import sparing
 from ridgeline.reach.renewals import letting_go
 from ridgeline.reach.sparse import strides_of
 from ridgeline.reach.undo import Undo
@@ -97,7 +98,8 @@ class GraphRunner:
             tensors = step.usual(batch)
             if tensors is not None:
                 return self._replay(step, tensors, begin, batch)
-        return self._run_with_a_look(batch, begin)
+        with sparing():
+            return self._run_with_a_look(batch, begin)
 
     def _run_with_a_look(self, batch: Any, begin: int) -> Tensor:
         """A step that may be another than the last one."""
@@ -162,11 +164,9 @@ class GraphRunner:
         """One of the steps before the capture, and before the first all that must be known for it."""
         before = None
         if self._num_eager == 0:
-            known = (
-                cleared.cleared_before(self._body, batch, self._world)
-                if self._optimizer.is_inside
-                else None
-            )
+            known = None
+            if self._optimizer.is_inside:
+                known = cleared.cleared_before(self._body, batch, self._world)
             if known is None and not self._has_waited:
                 self._has_waited = True
                 if cleared.may_hold_later(self._body, batch, self._world):

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.errors import OutOfTimeError, SideEffectError, WorkloadError
+from ridgeline.mask_looks import spare_looks
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Precision
 from ridgeline.reach.side_effects import refusing_writes
@@ -130,6 +131,7 @@ def _add_variants(
 
 def _traced(step: Step, name: str, *, may_run: bool) -> Workload:
     """The workload without running the step, or else of a real one."""
+    spare_looks()
     workload, doubt, error = fake_workload(step, name, may_fail=may_run)
     if workload is not None and not (doubt and may_run and not calls_model(step.optimizer)):
         return workload

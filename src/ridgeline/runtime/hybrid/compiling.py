@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch._functorch import config as autograd_config
 
 from ridgeline.errors import CaptureError
+from ridgeline.mask_looks import spare_looks
 from ridgeline.runtime.capturing import told_of_capture
 from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.guards.class_watch import ClassWatch
-from ridgeline.runtime.hybrid.mask_looks import spare_looks
 from ridgeline.runtime.step_findings import StepFindings
 
 _T = TypeVar("_T", bound="Form")

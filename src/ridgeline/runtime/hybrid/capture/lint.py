@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, ObstacleError
+from ridgeline.mask_looks import spare_looks
 from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import Undo
@@ -36,7 +37,6 @@ from ridgeline.runtime.hybrid.capture.lint_observer import Doubt, Observation, w
 from ridgeline.runtime.hybrid.capture.lint_optimizer import optimizer_findings
 from ridgeline.runtime.hybrid.capture.lint_rules import FROM_HOST, Finding, finding
 from ridgeline.runtime.hybrid.capture.python_state import changed_in_python
-from ridgeline.runtime.hybrid.mask_looks import spare_looks
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
 

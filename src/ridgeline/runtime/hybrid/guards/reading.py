@@ -27,6 +27,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._guards import TracingContext
 
 from ridgeline.errors import CaptureError, first_line
+from ridgeline.mask_looks import reading, spare_looks
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import memory_number
 from ridgeline.runtime.hybrid.guards.added import with_guards
@@ -35,7 +36,6 @@ from ridgeline.runtime.hybrid.guards.settings import operators_of, settings_of
 from ridgeline.runtime.hybrid.guards.sparse import leave_out_strides, sparse_tensors_read
 from ridgeline.runtime.hybrid.guards.static_sizes import sizes_read_as_they_are
 from ridgeline.runtime.hybrid.inductor import FAILURES
-from ridgeline.runtime.hybrid.mask_looks import spare_looks
 from ridgeline.runtime.unchecked import without_checks
 
 SETTINGS: dict[str, Any] = {
@@ -145,6 +145,7 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
         _lock,
         config.patch(settings),
         without_checks(),
+        reading(),
         sparse_tensors_read(),
         new_leaves_read(),
         sizes_read_as_they_are(),

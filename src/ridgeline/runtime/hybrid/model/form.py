@@ -14,6 +14,7 @@ from torch._functorch import config as autograd_config
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ObstacleError
+from ridgeline.mask_looks import sparing
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.capturing import watched
 from ridgeline.runtime.casts import fresh_casts
@@ -90,7 +91,7 @@ class ModelGraphForm(Form):
         before = self._model._compiled_call_impl  # noqa: SLF001 - what `Module.compile` sets
         self._model._compiled_call_impl = self._replayed  # noqa: SLF001
         try:
-            with many_variants():
+            with many_variants(), sparing():
                 yield
         finally:
             self._model._compiled_call_impl = before  # noqa: SLF001

@@ -1,0 +1,80 @@
+"""Torch's transformers look at the values of a mask, to see if it is causal: not where no host can look.
+
+`nn.TransformerEncoder`, `nn.TransformerDecoder` and `nn.Transformer` do so in every step, unless the caller
+says `is_causal`. What they find is a hint only, which saves attention half of its work: with the mask itself,
+whatever is in it, the results are the same but for rounding. A step with a look in it cannot be captured, and
+torch's compiler parts it in two.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch.nn.modules import transformer
+
+_LOOK = transformer._detect_is_causal_mask  # noqa: SLF001 - there is no public name
+_is_spared = False
+_is_read = False
+
+
+def spare_looks() -> None:
+    """Have torch's transformers of this process look at masks only where a host can.
+
+    Not in captures, traces and what is compiled inside of `sparing` or `reading`; all else is as it was.
+
+    Done again, it changes nothing. It is never taken back: guards of what is compiled name the function.
+    """
+    transformer._detect_is_causal_mask = _detect_is_causal_mask  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def sparing() -> Iterator[None]:
+    """What torch compiles inside does not look, and is not what it compiles outside."""
+    global _is_spared  # noqa: PLW0603 - compiled code asks for it
+    before, _is_spared = _is_spared, True
+    try:
+        yield
+    finally:
+        _is_spared = before
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Code that torch's compiler reads inside does not look; guards of it hold outside as well."""
+    global _is_read  # noqa: PLW0603 - see `_is_only_read`
+    before, _is_read = _is_read, True
+    try:
+        yield
+    finally:
+        _is_read = before
+
+
+def _detect_is_causal_mask(
+    mask: Tensor | None, is_causal: bool | None = None, size: int | None = None
+) -> bool:
+    if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript reads nothing in this form of it
+        if is_causal is None and mask is not None and _is_held(mask):
+            return False
+    return _LOOK(mask, is_causal, size)
+
+
+def _is_held(mask: Tensor) -> bool:
+    """Whether a program that does not look is made of what runs."""
+    if torch.compiler.is_dynamo_compiling():
+        return _is_only_read() or _is_spared
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    if detect_fake_mode((mask,)) is not None:
+        return True
+    try:
+        return torch.cuda.is_current_stream_capturing()
+    except RuntimeError:  # a build of torch without CUDA cannot say
+        return False
+
+
+@torch.compiler.assume_constant_result
+def _is_only_read() -> bool:
+    # Torch's compiler calls this, and does not compare what it reads.
+    return _is_read

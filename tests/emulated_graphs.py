@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # These name parts of what is another in an emulation, and would keep those if they were first imported in one.
 import ridgeline.runtime.graph
 import ridgeline.runtime.hybrid.calls.search  # noqa: F401
+from ridgeline import mask_looks
 from ridgeline.execution import MODES
 from ridgeline.reach.sparse import parts
 from ridgeline.runtime.capturing import told_of_capture
@@ -191,6 +192,10 @@ class Event:
         return max(0.0, (later._moment - self._moment) * 1e3)
 
 
+def _is_captured(_mask: Any) -> bool:
+    return torch.cuda.is_current_stream_capturing()
+
+
 def _as_if_capturing(
     as_on_a_gpu: Any, _kind: str, seen: Any
 ) -> contextlib.AbstractContextManager[None]:
@@ -254,4 +259,5 @@ def emulated_graphs() -> Iterator[None]:
             told = functools.partial(_as_if_capturing, watching.as_if_capturing)
             stack.enter_context(mock.patch.object(watching, "as_if_capturing", told))
         stack.enter_context(mock.patch.object(torch.cuda, "is_current_stream_capturing", bool))
+        stack.enter_context(mock.patch.object(mask_looks, "_is_captured", _is_captured))
         yield

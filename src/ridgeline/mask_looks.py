@@ -66,12 +66,12 @@ def _is_held(mask: Tensor) -> bool:
         return _is_only_read() or _is_spared
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
-    if detect_fake_mode((mask,)) is not None:
-        return True
-    try:
-        return torch.cuda.is_current_stream_capturing()
-    except RuntimeError:  # a build of torch without CUDA cannot say
-        return False
+    return detect_fake_mode((mask,)) is not None or _is_captured(mask)
+
+
+def _is_captured(mask: Tensor) -> bool:
+    # Asked of a mask on the host, CUDA would be started where nobody else uses it.
+    return mask.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 @torch.compiler.assume_constant_result

@@ -46,7 +46,6 @@ REASONS = {
     "proxies": "1 others, the first of shape (7, 5)",
     "lazily shaped": "0.weight of type UninitializedParameter",
     "averaging": "the step keeps tensors that it makes outside of the model",
-    "masked": "aten._local_scalar_dense.default (.item(), .tolist(), bool() or an if on a tensor) in module",
     "momentum teacher": "RuntimeError: Unhandled FakeTensor Device Propagation for aten.mm.default"
     if torch.__version__ < "2.12"
     else "FakeTensorDeviceMismatchError: Expected all tensors to be on the same device",

@@ -33,6 +33,7 @@ def spare_looks() -> None:
 def sparing() -> Iterator[None]:
     """What torch compiles inside does not look, and is not what it compiles outside."""
     global _is_spared  # noqa: PLW0603 - compiled code asks for it
+    spare_looks()
     before, _is_spared = _is_spared, True
     try:
         yield
@@ -44,6 +45,7 @@ def sparing() -> Iterator[None]:
 def reading() -> Iterator[None]:
     """Code that torch's compiler reads inside does not look; guards of it hold outside as well."""
     global _is_read  # noqa: PLW0603 - see `_is_only_read`
+    spare_looks()
     before, _is_read = _is_read, True
     try:
         yield

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch._functorch import config as autograd_config
 
 from ridgeline.errors import CaptureError
-from ridgeline.mask_looks import spare_looks
 from ridgeline.runtime.capturing import told_of_capture
 from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.hybrid import inductor
@@ -246,8 +245,6 @@ def make_form(
 
     Cost: Nothing is compiled before the first call.
     """
-    if kind != "eager":
-        spare_looks()
     arguments = inductor.plain_arguments(
         owns_random=owns_random, bucket_bytes=bucket_bytes, notes=notes
     )

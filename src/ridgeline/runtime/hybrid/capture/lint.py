@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, ObstacleError
-from ridgeline.mask_looks import spare_looks
 from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import Undo
@@ -215,7 +214,6 @@ def as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
     if kind != "cuda":
         yield
         return
-    spare_looks()
     asked = torch.cuda.is_current_stream_capturing
 
     def is_capturing() -> bool:

@@ -27,7 +27,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._guards import TracingContext
 
 from ridgeline.errors import CaptureError, first_line
-from ridgeline.mask_looks import reading, spare_looks
+from ridgeline.mask_looks import reading
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.distinct_results import memory_number
 from ridgeline.runtime.hybrid.guards.added import with_guards
@@ -136,7 +136,6 @@ def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> R
         found.append(_found(graph))
         return _end
 
-    spare_looks()
     settings = {key: value for key, value in SETTINGS.items() if hasattr(config, key)}
     # What a program logs is no result of it; libraries add methods of their own to loggers.
     settings["ignore_logger_methods"] = _Unordered(filter(callable, vars(logging.Logger).values()))

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, first_line
+from ridgeline.runtime.hybrid.capture.kept import random_state_kept
 from ridgeline.runtime.hybrid.extremes import rounding_options
 from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.inductor import FAILURES, ignore_advice, require_written
@@ -41,6 +42,7 @@ batch 1, and 0.8 times for 2048 x 2048. The bound is 1 MiB of float32, what a co
 """
 
 
+@random_state_kept()  # compilers draw numbers to try kernels with, and to mark files
 def compile_program(
     program: ExportedProgram | GraphModule, inputs: Sequence[Tensor], directory: Path
 ) -> Path:
@@ -48,7 +50,8 @@ def compile_program(
 
     What the graph updates in place is updated in the tensors that a call passes. Shapes, types,
     strides and device become those of the inputs, and the number of threads that of now. A tensor that
-    hangs on the graph as an attribute becomes a constant: lift what may change to an input.
+    hangs on the graph as an attribute becomes a constant: lift what may change to an input. Random generators
+    stay where they are.
 
     Args:
         program: A graph over flat tensors, or what `torch.export` made of it.

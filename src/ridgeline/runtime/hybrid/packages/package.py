@@ -24,6 +24,7 @@ from ridgeline import codec
 from ridgeline.errors import FileFormatError, PackageError, first_line
 from ridgeline.runtime.hybrid.capture.child_trial import try_in_child
 from ridgeline.runtime.hybrid.capture.child_worker import is_trial
+from ridgeline.runtime.hybrid.capture.kept import random_state_kept
 from ridgeline.runtime.hybrid.packages.archive import (
     METADATA,
     SEAL,
@@ -93,8 +94,11 @@ class Package:
             )
 
 
+@random_state_kept()
 def load_compiled(path: Path, device: torch.device) -> Run:
     """Load what AOTInductor compiled, without looking at it: for files this process made or verified.
+
+    Random generators stay where they are.
 
     Raises:
         PackageError: the system refuses to load the code, or loading it ended a process.

@@ -19,6 +19,7 @@ from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import LearningRates
 from ridgeline.runtime.capturing import watched
 from ridgeline.runtime.equivalence import check_replay
+from ridgeline.runtime.hybrid.capture.kept import random_state_kept
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
 from ridgeline.runtime.hybrid.steps.binding import BoundStep, ReplayedStep, bind
 from ridgeline.runtime.hybrid.steps.compiling import (
@@ -232,7 +233,8 @@ class StepGraphRunner:
             self._note(OTHER_SHAPES)
             return False
         try:
-            prepared = self._compiled(batch)
+            with random_state_kept():  # the step is to draw what it would have drawn as written
+                prepared = self._compiled(batch)
             if prepared is None:
                 return False
             self._prepared.append(prepared)

@@ -89,6 +89,16 @@ def test_unknown_models() -> None:
         )
 
 
+def test_unknown_contenders() -> None:
+    """One that no chosen case has is named before anything is measured, with those that there are."""
+    with pytest.raises(TaskError) as caught:
+        run(only=("mlp",), device="cpu", contenders=("torch.compile", "compiled+graph"))
+    assert str(caught.value).startswith("wanted contenders out of eager, torch.jit.script, ")
+    assert str(caught.value).endswith(
+        ", ridgeline step-graph, got compiled+graph; name some of those"
+    )
+
+
 def test_whole_experiment(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time to compile the experiment is its eager rows, on this machine; saved, it reads back equal."""
     lines: list[str] = []

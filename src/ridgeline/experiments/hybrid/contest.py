@@ -215,11 +215,16 @@ class Contest:
         release_memory()
 
 
+def contenders_of(case: Case) -> list[Contender]:
+    """All that take part in a case of this purpose, eager first."""
+    return call_contenders(case) if case.purpose == "callable" else step_contenders(case)
+
+
 def hold(
     case: Case, *, limit_s: float, progress: Progress, names: Sequence[str] = ()
 ) -> CaseResult:
     """Hold a case with all contenders of its purpose, or with those named beside the eager one."""
-    contenders = call_contenders(case) if case.purpose == "callable" else step_contenders(case)
+    contenders = contenders_of(case)
     if names:
         contenders = [one for one in contenders if one.name in (BASE, *names)]
     return Contest(case, contenders, limit_s=limit_s, progress=progress).hold()

@@ -8,8 +8,8 @@ import torch
 
 from ridgeline.codec import VERSION
 from ridgeline.errors import TaskError
-from ridgeline.experiments.hybrid.cases import MODELS, PURPOSES, cases, left_out
-from ridgeline.experiments.hybrid.contest import hold
+from ridgeline.experiments.hybrid.cases import MODELS, PURPOSES, Case, cases, left_out
+from ridgeline.experiments.hybrid.contest import contenders_of, hold
 from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment
 from ridgeline.probe.fingerprint import devices, driver, host
 
@@ -49,7 +49,7 @@ def run(
         progress: Takes lines about what happens now.
 
     Raises:
-        TaskError: a model is unknown, or no title fits.
+        TaskError: a model is unknown, no title fits, or no chosen case has a contender of that name.
 
     Cost: Compiles, so it takes minutes and keeps the machine busy.
     """
@@ -71,6 +71,7 @@ def run(
             f"wanted a case whose purpose and title contain {titles!r}, got none among {', '.join(only)} on "
             f"{kind}; leave it out to see them all"
         )
+    _check_contenders(contenders, chosen)
     report = progress or _silent
     end = time.perf_counter() + limit
     results: list[CaseResult] = []
@@ -89,6 +90,15 @@ def run(
         cases=tuple(results),
         notes=left_out(kind, quick=quick, only=only),
     )
+
+
+def _check_contenders(names: Sequence[str], chosen: Sequence[Case]) -> None:
+    known = list(dict.fromkeys(one.name for case in chosen for one in contenders_of(case)))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise TaskError(
+            f"wanted contenders out of {', '.join(known)}, got {', '.join(unknown)}; name some of those"
+        )
 
 
 def _versions() -> dict[str, str]:

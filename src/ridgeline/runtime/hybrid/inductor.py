@@ -17,6 +17,7 @@ from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.masks import use_causal_attention
 from ridgeline.runtime.hybrid.parts import compile_in_parts
+from ridgeline.runtime.hybrid.permutations import narrow_permutations
 from ridgeline.runtime.hybrid.resizing import CACHEABLE, use_own_gradients
 from ridgeline.runtime.interception import has_functions
 
@@ -244,6 +245,7 @@ def _rewrite(graph: fx.GraphModule) -> None:
     """What the compiler would not do itself; the results stay."""
     use_own_gradients(graph)
     use_causal_attention(graph)
+    narrow_permutations(graph)
 
 
 def require_written(tensors: Sequence[Tensor]) -> None:

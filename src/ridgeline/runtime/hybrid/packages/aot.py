@@ -23,6 +23,7 @@ from ridgeline.runtime.hybrid.hooks_of_all import no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.inductor import FAILURES, ignore_advice, require_written
 from ridgeline.runtime.hybrid.packages import kept_programs
 from ridgeline.runtime.hybrid.packages.compilers import working_compiler
+from ridgeline.runtime.hybrid.permutations import narrow_permutations
 from ridgeline.runtime.hybrid.reshaping import reshaping
 
 SETTINGS: dict[str, str | int | bool] = {
@@ -70,11 +71,7 @@ def compile_program(
     os.close(handle)
     try:
         with torch.no_grad(), _compiler_warnings_ignored(), no_hooks_of_all_modules():
-            exported = (
-                program
-                if isinstance(program, ExportedProgram)
-                else torch.export.export(reshaping(program), tuple(inputs), strict=False)
-            )
+            exported = _exported(program, inputs)
             settings = {**_settings_for(exported), "cpp.cxx": (compiler,)}
             key = kept_programs.key_of(exported, settings)
             if key is None or not kept_programs.recall(key, Path(name)):
@@ -88,6 +85,14 @@ def compile_program(
             f"{message}; use another mode of execution for it"
         ) from error
     return Path(name)
+
+
+def _exported(program: ExportedProgram | GraphModule, inputs: Sequence[Tensor]) -> ExportedProgram:
+    if isinstance(program, ExportedProgram):
+        return program
+    graph = reshaping(program)
+    narrow_permutations(graph)
+    return torch.export.export(graph, tuple(inputs), strict=False)
 
 
 def _settings_for(program: ExportedProgram) -> dict[str, Any]:

@@ -32,6 +32,9 @@ def compiler_settings(program: StepProgram) -> dict[str, Any]:
     settings: dict[str, Any] = dict(inductor.plain_options())
     if program.num_random_ops > 1:
         settings["reorder_for_peak_memory"] = False
+        if torch.__version__ < "2.13":
+            # Torch 2.11 moves what draws next to what reads it; 2.13 leaves it in its place.
+            settings["reorder_for_locality"] = False
         if not _is_on_gpu(program) and torch.__version__ < "2.12":
             # In that order torch 2.11 joins what reads random numbers with what makes room for them.
             settings["max_fusion_size"] = 1

@@ -19,12 +19,13 @@ def narrow_permutations(module: fx.GraphModule) -> None:
     Source: torch/aten/src/ATen/native/TensorFactories.cpp and cuda/Randperm.cu: the numbers that are drawn
     follow from the length alone, whatever the type of the permutation.
     """
-    found = [node for draw in _DRAWS for node in _calls(module.graph, draw) if _is_wide(node)]
+    found = [node for node in module.graph.nodes if node.target in _DRAWS and _is_wide(node)]
     for node in found:
         with module.graph.inserting_after(node):
             wide = module.graph.call_function(_WIDEN, (node,), {"dtype": torch.int64})
         wide.meta = dict(node.meta)
-        node.replace_all_uses_with(wide, delete_user_cb=lambda user, wide=wide: user is not wide)
+        node.replace_all_uses_with(wide)
+        wide.args = (node,)  # it is one of those whose uses were replaced
         node.kwargs = {**node.kwargs, "dtype": torch.int32}
         node.meta = {
             key: value.to(torch.int32) if isinstance(value, Tensor) else value
@@ -32,10 +33,6 @@ def narrow_permutations(module: fx.GraphModule) -> None:
         }
     if found:
         module.recompile()
-
-
-def _calls(graph: fx.Graph, target: object) -> list[fx.Node]:
-    return [*graph.find_nodes(op="call_function", target=target)]  # type: ignore[arg-type]
 
 
 def _is_wide(node: fx.Node) -> bool:

@@ -9,8 +9,9 @@
     python benchmarks/networks.py --write-docs FILE...          # docs/accuracy.md from results
 
 Each task on a network (first starts, the plan, the turns, the check against the plain loop) is a process of
-its own, so that a crash costs one row. The result is written whenever a network is done; with --continue a
-later call goes on where this one ended. `ridgeline bench networks` is this with less to choose.
+its own, so that a crash costs one row. The result is written whenever a task is done, so that an end before
+the last keeps what was measured; with --continue a later call goes on with the networks that are not done.
+`ridgeline bench networks` is this with less to choose.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def write_docs(files: list[Path], target: Path = PAGE) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Run the experiment; print its tables, write its result after each network."""
+    """Run the experiment; print its tables, write its result after each task."""
     settings = settings_for(
         arguments.device,
         scale=arguments.scale,

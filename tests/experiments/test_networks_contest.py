@@ -250,6 +250,31 @@ def test_the_experiment_asks_children(profile: Path) -> None:
     assert reasons == {"vae": "not begun within -1 s", "small_mlp": ""}
 
 
+def test_an_end_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of the network in hand, which a later call begins anew."""
+    starts = {"compile": 7.0, "plan": 9.0}
+
+    def ask(self: Children, request: Request, *rest: Any, **more: Any) -> Reply:
+        if request.task not in starts:
+            raise KeyboardInterrupt
+        return Reply(Answer(first_s=starts[request.task]), "")
+
+    published: list[NetworksExperiment] = []
+    settings = settings_for(
+        "cpu", is_warm=True, tasks=("compile", "plan", "contest", "check"), machine="none"
+    )
+    monkeypatch.setattr(Children, "ask", ask)
+    with pytest.raises(KeyboardInterrupt):
+        run(names=["vae"], settings=settings, publish=published.append)
+    [row] = published[-1].networks
+    assert (row.starts.compile_s, row.starts.plan_s) == (7.0, 9.0)
+    assert row.reason == "ended before it was done: contest, check"
+    starts |= {"contest": 2.0, "check": 1.0}
+    found = run(names=["vae"], settings=settings, earlier=published[-1])
+    [row] = found.networks
+    assert (row.starts.plan_again_s, row.reason) == (2.0, "")
+
+
 def test_more_networks_at_a_time_than_gpus_are_refused() -> None:
     """At once, before anything is measured."""
     with pytest.raises(TaskError, match=r"wanted a GPU for each of 9 networks .* run fewer"):

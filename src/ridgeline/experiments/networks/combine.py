@@ -10,13 +10,16 @@ from ridgeline.experiments.networks.request import Answer, Task
 from ridgeline.experiments.networks.result import AUTO, NO_TURNS, FormRow, NetworkResult, Starts
 
 
-def combined(network: Network, replies: Mapping[Task, Reply], seconds: float) -> NetworkResult:
+def combined(
+    network: Network, replies: Mapping[Task, Reply], seconds: float, reason: str = ""
+) -> NetworkResult:
     """One network's result.
 
     Args:
         network: Which.
         replies: What each task that was asked for came to.
         seconds: What all of them took.
+        reason: Why it was not run, or not to its end; empty: it was.
     """
     answers = {task: reply.answer for task, reply in replies.items()}
     contest, plan = answers.get("contest", Answer()), answers.get("plan", Answer())
@@ -33,6 +36,7 @@ def combined(network: Network, replies: Mapping[Task, Reply], seconds: float) ->
         check=check.check,
         seconds=seconds,
         notes=_notes(replies),
+        reason=reason,
     )
 
 

@@ -5,6 +5,7 @@ import os
 import queue
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -56,7 +57,7 @@ def run(
         sources: Files with networks of the user's, as `catalog` takes them.
         settings: How; None: as is usual on this machine.
         earlier: A result to go on with: networks that were run in it are not run again.
-        publish: Called with all that is known whenever a network is done.
+        publish: Called with all that is known whenever a task on a network is done.
         progress: Takes lines about what happens now.
 
     Raises:
@@ -102,6 +103,7 @@ class _Fleet:
         self._begin = time.perf_counter()
         self._children = Children()
         self._is_over = False
+        self._lock = threading.Lock()
 
     def examine_all(self, networks: Sequence[Network], slots: Sequence[Slot], folder: Path) -> None:
         """Every network, with a result for those that no time is left for."""
@@ -110,12 +112,12 @@ class _Fleet:
             free.put(slot)
         base = folder / "machine"
 
-        def examine(network: Network) -> NetworkResult:
+        def examine(network: Network) -> None:
             slot = free.get()
             try:
                 if slot.cores:
                     os.sched_setaffinity(0, slot.cores)  # of this thread, and what it starts
-                return self._examine(network, slot, folder / network.name, base)
+                self._examine(network, slot, folder / network.name, base)
             finally:
                 free.put(slot)
 
@@ -124,7 +126,7 @@ class _Fleet:
                 if networks and not (self._settings.is_warm or self._settings.machine):
                     pool.submit(self._measure, slots[0], base).result()
                 for future in as_completed([pool.submit(examine, one) for one in networks]):
-                    self._keep(future.result())
+                    future.result()
             except (
                 BaseException
             ):  # an interrupt too: what is on its way is ended, or the pool waits for it
@@ -135,12 +137,12 @@ class _Fleet:
 
     def _keep(self, result: NetworkResult) -> None:
         """Publish a result with those before it, in the order of the catalog; the user's own come last."""
-        self._results[result.network] = result
-        names = [*catalog(), *self._results]
-        ordered = sorted(self._results.values(), key=lambda one: names.index(one.network))
-        self.experiment = msgspec.structs.replace(self.experiment, networks=tuple(ordered))
-        self._publish(self.experiment)
-        self._progress(network_line(result))
+        with self._lock:
+            self._results[result.network] = result
+            names = [*catalog(), *self._results]
+            ordered = sorted(self._results.values(), key=lambda one: names.index(one.network))
+            self.experiment = msgspec.structs.replace(self.experiment, networks=tuple(ordered))
+            self._publish(self.experiment)
 
     def _measure(self, slot: Slot, base: Path) -> None:
         """Measure the machine once; every network begins with a copy of this profile."""
@@ -154,12 +156,14 @@ class _Fleet:
             self.experiment, machine_s=reply.answer.first_s, notes=reason
         )
 
-    def _examine(self, network: Network, slot: Slot, folder: Path, base: Path) -> NetworkResult:
+    def _examine(self, network: Network, slot: Slot, folder: Path, base: Path) -> None:
+        """Publish what there is after each task: who ends the experiment keeps what was measured."""
         reason = self._reason_to_skip(network)
         if reason:
-            return NetworkResult(
-                network=network.name, kind=network.kind, title=network.title, reason=reason
-            )
+            result = combined(network, {}, 0.0, reason)
+            self._keep(result)
+            self._progress(network_line(result))
+            return
         folder.mkdir()
         if (base / "cache").is_dir():
             shutil.copytree(base / "cache", folder / "cache")
@@ -171,8 +175,16 @@ class _Fleet:
             replies[task] = self._ask(task, network.name, slot, folder, by_hand)
             if task == "compile" and not replies[task].reason:
                 by_hand = best_by_hand(replies[task].answer)
+            missing = [one for one in self._settings.tasks if one not in replies]
+            if self._is_over:
+                missing.insert(0, task)
+            reason = f"ended before it was done: {', '.join(missing)}" if missing else ""
+            result = combined(network, replies, time.perf_counter() - begin, reason)
+            self._keep(result)
+            if self._is_over:
+                break
         shutil.rmtree(folder, ignore_errors=True)
-        return combined(network, replies, time.perf_counter() - begin)
+        self._progress(network_line(result))
 
     def _reason_to_skip(self, network: Network) -> str:
         if network.missing:

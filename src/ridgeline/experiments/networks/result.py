@@ -159,7 +159,7 @@ class NetworkResult(Value, frozen=True, kw_only=True):
     """What all of it took."""
     notes: tuple[str, ...] = ()
     reason: str = ""
-    """Why it was not run at all."""
+    """Why it was not run at all, or not to its end: tables leave it out, but for this."""
 
     def form(self, name: str) -> FormRow | None:
         """The row of a form, if there is one."""
@@ -177,7 +177,7 @@ class NetworkResult(Value, frozen=True, kw_only=True):
 
 
 class NetworksExperiment(Noun, frozen=True, kw_only=True):
-    """The experiment on one machine; saved as JSON after each network.
+    """The experiment on one machine; saved as JSON after each task on a network.
 
     Attributes:
         date: Of the run, as YYYY-MM-DD.

@@ -21,6 +21,7 @@ from ridgeline.errors import CaptureError, EquivalenceError, PlanError, Ridgelin
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
+from ridgeline.planner.exchanges import may_encode
 from ridgeline.planner.expectation import expected
 from ridgeline.planner.knobs import NO_PRECISION
 from ridgeline.probe.measure import measure
@@ -213,22 +214,21 @@ class TrainStep(Closing):
 
         Cost: Measures and traces, if that has not happened yet.
         """
-        step = self._ready()
+        plan = self._ready().plan
         if self.ranking is not None:
             return self.ranking.best.timeline
-        self._describe()
+        workload = self._describe()
         if self.machine is None:  # measured where its saved profile has gaps
             self.machine = measure(
-                workload=self.workload,
+                workload=workload,
                 settings=(self.world.setting,),
+                codecs=may_encode((), plan),
                 here=True,
                 process_group=self.world.process_group,
             )
-        assert self.workload is not None
-        plan = step.plan
         if not plan.threads:  # those that torch has here, not a share of the cores
             plan = msgspec.structs.replace(plan, threads=self.world.threads)
-        return simulate(self.machine, self.workload, plan, world_size=self.world.size)
+        return simulate(self.machine, workload, plan, world_size=self.world.size)
 
     def expected(self) -> Timeline:
         """What was expected when training began: the prediction, corrected by the trial of the plan in force.

@@ -105,6 +105,29 @@ def test_a_remembered_plan_that_became_slow_is_chosen_anew(
     assert (len(lines) == 2) is is_kept
 
 
+@pytest.mark.parametrize("allow", [(), ("compression",)])
+def test_encoding_is_timed_where_it_is_allowed(
+    allow: tuple[str, ...], lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds, in which nothing is learned of plans that send gradients as they are."""
+    asked: list[bool] = []
+    known = profiling.measure()
+
+    def measure(*_: Any, codecs: bool, **__: Any) -> Any:
+        asked.append(codecs)
+        return known
+
+    def missing_seconds(*_: Any, codecs: bool, **__: Any) -> float:
+        asked.append(codecs)
+        return 0.0
+
+    monkeypatch.setattr(profiling, "measure", measure)
+    monkeypatch.setattr(profiling, "missing_seconds", missing_seconds)
+    with start(lines, allow=allow):
+        assert asked
+        assert {*asked} == {bool(allow)}
+
+
 def test_few_seconds_leave_the_machine_unmeasured(
     lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

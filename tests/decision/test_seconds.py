@@ -158,7 +158,7 @@ def test_a_stale_profile_is_not_measured_again_without_time(
     """That would take as long as measuring all of it for the first time."""
     refreshed: list[bool] = []
     old = msgspec.structs.replace(machine, measured_at=OLD)
-    monkeypatch.setattr(profiling, "missing_seconds", lambda *_, refresh, limit_s: 1e3 * refresh)
+    monkeypatch.setattr(profiling, "missing_seconds", lambda *_, refresh, **__: 1e3 * refresh)
     monkeypatch.setattr(profiling, "measure", lambda **how: refreshed.append(how["refresh"]) or old)
     start(lines, seconds=100.0).close()
     assert refreshed == [False]

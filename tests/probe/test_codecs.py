@@ -62,3 +62,4 @@ def test_a_profile_without_codecs_has_them_measured() -> None:
     known = merge(machine, Findings(codecs=(timing,)))
     assert known.codecs == (timing,)
     assert requests(known, wanted, quick=True, workload=None) == ()
+    assert requests(machine, wanted, quick=True, workload=None, codecs=False) == ()

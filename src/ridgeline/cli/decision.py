@@ -152,7 +152,9 @@ def decide_in_group(
     factor = float(share_text(repr(compile_times.load(directory).factor(task.name)), world))
 
     def profile(refresh: bool) -> Machine:
-        machine = measured(workload, world.setting, heartbeat, refresh=refresh)
+        machine = measured(
+            workload, world.setting, heartbeat, codecs=wishes.may_encode, refresh=refresh
+        )
         phases = partial(phases_in_group, task, world, seed=seed)
         return held_against_task(machine, workload, world.setting, phases, heartbeat)
 
@@ -203,7 +205,7 @@ def _measured(
     machine = known
     for count, workload in workloads.items():
         setting = _setting(machine, workload, count, wishes)
-        machine = measured(workload, setting, heartbeat, refresh=refresh)
+        machine = measured(workload, setting, heartbeat, codecs=wishes.may_encode, refresh=refresh)
         refresh = False  # what was measured for the first is kept for the others
     return machine
 

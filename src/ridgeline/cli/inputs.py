@@ -171,19 +171,35 @@ def describe(
 
 
 def measured(
-    workload: Workload, setting: Setting, heartbeat: Heartbeat, *, refresh: bool = False
+    workload: Workload,
+    setting: Setting,
+    heartbeat: Heartbeat,
+    *,
+    codecs: bool = True,
+    refresh: bool = False,
 ) -> Machine:
     """This machine, measured as far as its saved profile lacks what a step needs, with signs of life.
+
+    Args:
+        workload: The step.
+        setting: How devices will be shared.
+        heartbeat: Tells what is under way.
+        codecs: Whether the step may send less.
+        refresh: Measure again what is known.
 
     Raises:
         LaunchError: a measuring process failed.
     """
     from ridgeline.probe.measure import measure, missing_seconds
 
-    missing_s = missing_seconds(workload, (setting,), refresh=refresh)
+    missing_s = missing_seconds(workload, (setting,), codecs=codecs, refresh=refresh)
     with heartbeat.during("measuring", missing_s):
         return measure(
-            workload=workload, settings=(setting,), refresh=refresh, progress=heartbeat.tell
+            workload=workload,
+            settings=(setting,),
+            codecs=codecs,
+            refresh=refresh,
+            progress=heartbeat.tell,
         )
 
 

@@ -7,6 +7,7 @@ from ridgeline.cli.inputs import MEMORY_FORMATS, precisions_of
 from ridgeline.errors import PlanError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
+from ridgeline.planner.exchanges import may_encode
 
 TRIES = 3
 """Candidates tried for real; with them a wrong prediction costs a trial, not a training run."""
@@ -51,6 +52,11 @@ class Wishes:
     def precisions(self) -> tuple[str, ...]:
         """Precisions that the step may run in besides the model's own."""
         return precisions_of(self.allow) if self.plan is None else (self.plan.precision,)
+
+    @property
+    def may_encode(self) -> bool:
+        """Whether gradients may be sent in fewer bits."""
+        return may_encode(self.allow, self.plan)
 
     @property
     def memory_formats(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from ridgeline.machine import Machine
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, deferred_compiling, staleness
+from ridgeline.planner.exchanges import may_encode
 from ridgeline.probe.measure import known_machine
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import (
@@ -237,6 +238,7 @@ class PlanChoice:
             seconds=self.seconds,
             left=self._left,
             described=self._described,
+            codecs=may_encode(self.allow),
             time_phases=self._phase_seconds,
             heartbeat=self._heartbeat,
             note=self._note,

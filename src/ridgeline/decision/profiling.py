@@ -39,6 +39,7 @@ class Profiling:
         seconds: That the choice may take; None for no limit.
         left: How many of them are left; infinite without a limit.
         described: The traced step.
+        codecs: Whether plans may send less, so that encoding gradients is timed as well.
         time_phases: Times a step of an eager plan in so many seconds, see `whole_step.phase_seconds`.
         heartbeat: Tells what is under way.
         note: Keeps what went otherwise than planned.
@@ -48,6 +49,7 @@ class Profiling:
     seconds: float | None
     left: Callable[[], float]
     described: Callable[[], Workload]
+    codecs: bool
     time_phases: Callable[[Plan, float], Mapping[str, float]]
     heartbeat: Heartbeat
     note: Callable[[Sequence[str]], None]
@@ -78,7 +80,9 @@ class Profiling:
         limit_s = math.inf
         if self.seconds is not None:
             limit_s = min(MOST_MEASURING_SHARE * self.seconds, self.left())
-        missing_s = missing_seconds(workload, (setting,), refresh=refresh, limit_s=limit_s)
+        missing_s = missing_seconds(
+            workload, (setting,), codecs=self.codecs, refresh=refresh, limit_s=limit_s
+        )
         wanted_s = float(share_text(repr(missing_s), self.world))
         if wanted_s > limit_s:
             why = (
@@ -92,6 +96,7 @@ class Profiling:
                 machine = measure(
                     workload=workload,
                     settings=(setting,),
+                    codecs=self.codecs,
                     refresh=refresh,
                     progress=self.heartbeat.tell,
                     here=True,

@@ -59,6 +59,16 @@ def exchanges(
     return found[:1] if workers == 1 else found
 
 
+def may_encode(allow: Collection[str], plan: Plan | None = None) -> bool:
+    """Whether gradients may be encoded, so that what this takes has to be known.
+
+    Args:
+        allow: Changes of the maths that may be made, where a plan is searched.
+        plan: The plan that is given; None: it is searched.
+    """
+    return PERMISSION in allow if plan is None else bool(COMPRESSIONS[plan.sync.compression].codec)
+
+
 def uncompared(
     fixed: Mapping[str, Any], device: str, workers: int, tried: Collection[str] = ()
 ) -> list[str]:

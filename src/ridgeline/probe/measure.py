@@ -45,6 +45,7 @@ def measure(
     *,
     workload: Workload | None = None,
     settings: Sequence[Setting] | None = None,
+    codecs: bool = True,
     refresh: bool = False,
     progress: Progress | None = None,
     here: bool = False,
@@ -65,6 +66,8 @@ def measure(
         workload: Also time its distinct operators, about 4 s for each setting.
         settings: How devices will be shared. None: on GPUs 1, 2, 4 ... of them; on the CPU one worker
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
+        codecs: Also time what encodes gradients, about 4 s for each setting of several workers on CPUs; only
+            plans that send less need it.
         refresh: Measure again whatever the cache says.
         progress: Called with one line before each part.
         here: The step will run in this very process, and not in one that Ridgeline starts for it.
@@ -86,12 +89,14 @@ def measure(
     blank = _blank()
     peers = Peers.of(process_group)
     if peers.size > 1:
-        return _measure_in_place(blank, peers, quick, workload, settings, refresh, say, limit_s)
+        return _measure_in_place(
+            blank, peers, quick, workload, settings, codecs, refresh, say, limit_s
+        )
     wanted = tuple(settings) if settings is not None else default_settings(blank)
     _check(blank, wanted)
     machine = _cached(blank, quick, refresh)
     end, over = (time.monotonic() + share * limit_s for share in (1.0, MOST_OVER_ESTIMATE))
-    for asked in requests(machine, wanted, quick=quick, workload=workload):
+    for asked in requests(machine, wanted, quick=quick, workload=workload, codecs=codecs):
         request, left_out = fitted(asked, end - time.monotonic())
         say(_describe(request))
         machine = merge(machine, Findings(warnings=(*_busy(machine), *left_out)))
@@ -151,6 +156,7 @@ def missing_seconds(
     workload: Workload | None,
     settings: Sequence[Setting],
     *,
+    codecs: bool = True,
     refresh: bool = False,
     limit_s: float = math.inf,
 ) -> float:
@@ -159,11 +165,12 @@ def missing_seconds(
     Args:
         workload: See `measure`.
         settings: See `measure`.
+        codecs: See `measure`.
         refresh: See `measure`.
         limit_s: See `measure`; more than that is told where not even the least fits.
     """
     known = _blank() if refresh else known_machine().machine
-    missing = requests(known, settings, quick=True, workload=workload)
+    missing = requests(known, settings, quick=True, workload=workload, codecs=codecs)
     return sum(expected_s(fitted(request, limit_s).request) for request in missing)
 
 
@@ -277,6 +284,7 @@ def _measure_in_place(
     quick: bool,
     workload: Workload | None,
     settings: Sequence[Setting] | None,
+    codecs: bool,
     refresh: bool,
     say: Progress,
     limit_s: float,
@@ -297,7 +305,7 @@ def _measure_in_place(
         machine = msgspec.structs.replace(machine, collectives=(), overlaps=())
     over = time.monotonic() + MOST_OVER_ESTIMATE * limit_s
     machine = _share(machine, peers)  # caches may differ between hosts, but all must measure alike
-    for asked in requests(machine, wanted, quick=quick, workload=workload):
+    for asked in requests(machine, wanted, quick=quick, workload=workload, codecs=codecs):
         request, left_out = fitted(asked, limit_s)  # by the clock alone workers would differ
         machine = merge(machine, Findings(warnings=left_out))
         is_first = peers.rank == 0

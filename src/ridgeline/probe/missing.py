@@ -16,9 +16,22 @@ MOST_CHECKS = 200
 
 
 def requests(
-    machine: Machine, wanted: Sequence[Setting], *, quick: bool, workload: Workload | None
+    machine: Machine,
+    wanted: Sequence[Setting],
+    *,
+    quick: bool,
+    workload: Workload | None,
+    codecs: bool = True,
 ) -> tuple[Request, ...]:
-    """What is missing in `machine` for `wanted` and `workload`, one request for each kind of device."""
+    """What is missing in `machine` for `wanted` and `workload`, one request for each kind of device.
+
+    Args:
+        machine: What is known.
+        wanted: See `measure`.
+        quick: See `measure`.
+        workload: See `measure`.
+        codecs: See `measure`.
+    """
     found = []
     for device in ("cpu", "cuda"):
         mine = [setting for setting in wanted if setting.device == device]
@@ -33,7 +46,7 @@ def requests(
                 [entry.setting for entry in machine.collectives],
             ),
             codecs=_without(
-                [setting for setting in mine if setting.workers > 1 and device == "cpu"],
+                [one for one in mine if codecs and one.workers > 1 and device == "cpu"],
                 [entry.setting for entry in machine.codecs],
             ),
             timings=tuple(s for s in rated if workload and _has_untimed(machine, s, workload)),

@@ -66,15 +66,13 @@ def measure(
         workload: Also time its distinct operators, about 4 s for each setting.
         settings: How devices will be shared. None: on GPUs 1, 2, 4 ... of them; on the CPU one worker
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
-        codecs: Also time what encodes gradients, about 4 s for each setting of several workers on CPUs; only
-            plans that send less need it.
+        codecs: Also time what encodes gradients (CPUs; 4 s a setting): only plans that send less need it.
         refresh: Measure again whatever the cache says.
         progress: Called with one line before each part.
         here: The step will run in this very process, and not in one that Ridgeline starts for it.
         limit_s: Seconds that it may take. Where they are short, operators get fewer samples, and none in
-            other precisions and memory formats (`fitting`). Processes that still measure after half as long
-            again are ended; what they had found is kept, and a warning says what is missing. Does not end
-            what a process group measures in place.
+            other precisions and memory formats (`fitting`). Processes that take half as long again are ended;
+            what they found is kept, and a warning says what is missing. A process group's are not ended.
         process_group: Its workers measure, and all of them call this; None for those of the whole job.
         group: From `stand_by`; used, and ended, by the first measurement in processes of its own.
 

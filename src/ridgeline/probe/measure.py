@@ -72,7 +72,7 @@ def measure(
         here: The step will run in this very process, and not in one that Ridgeline starts for it.
         limit_s: Seconds that it may take. Where they are short, operators get fewer samples, and none in
             other precisions and memory formats (`fitting`). Processes that take half as long again are ended;
-            what they found is kept, and a warning says what is missing. A process group's are not ended.
+            what they found is kept, and a warning says what is missing. Process groups are not ended.
         process_group: Its workers measure, and all of them call this; None for those of the whole job.
         group: From `stand_by`; used, and ended, by the first measurement in processes of its own.
 

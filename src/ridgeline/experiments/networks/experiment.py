@@ -127,9 +127,8 @@ class _Fleet:
                     pool.submit(self._measure, slots[0], base).result()
                 for future in as_completed([pool.submit(examine, one) for one in networks]):
                     future.result()
-            except (
-                BaseException
-            ):  # an interrupt too: what is on its way is ended, or the pool waits for it
+            except BaseException:
+                # An interrupt too: what is on its way is ended, or the pool waits for it.
                 self._is_over = True
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._children.end()
@@ -158,9 +157,8 @@ class _Fleet:
 
     def _examine(self, network: Network, slot: Slot, folder: Path, base: Path) -> None:
         """Publish what there is after each task: who ends the experiment keeps what was measured."""
-        reason = self._reason_to_skip(network)
-        if reason:
-            result = combined(network, {}, 0.0, reason)
+        result = combined(network, {}, 0.0, self._reason_to_skip(network))
+        if result.reason:
             self._keep(result)
             self._progress(network_line(result))
             return
@@ -170,15 +168,14 @@ class _Fleet:
         begin = time.perf_counter()
         replies: dict[Task, Reply] = {}
         by_hand: tuple[str, ...] | None = None
-        for task in self._settings.tasks:
+        tasks = self._settings.tasks
+        for done, task in enumerate(tasks, start=1):
             self._progress(f"{network.name}: {task}")
             replies[task] = self._ask(task, network.name, slot, folder, by_hand)
             if task == "compile" and not replies[task].reason:
                 by_hand = best_by_hand(replies[task].answer)
-            missing = [one for one in self._settings.tasks if one not in replies]
-            if self._is_over:
-                missing.insert(0, task)
-            reason = f"ended before it was done: {', '.join(missing)}" if missing else ""
+            left = tasks[done - 1 :] if self._is_over else tasks[done:]  # one cut short is not done
+            reason = f"ended before it was done: {', '.join(left)}" if left else ""
             result = combined(network, replies, time.perf_counter() - begin, reason)
             self._keep(result)
             if self._is_over:

@@ -255,7 +255,7 @@ def test_nothing_given_is_an_error(tmp_path) -> None:
         report(tmp_path / "r.html")
     assert str(caught.value) == (
         f"wanted at least one value to report on, got none for {tmp_path / 'r.html'}; "
-        "give report a machine, workload, ranking, timeline, verdict or history"
+        "give report a machine, workload, ranking, timeline, verdict, history or scaling"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""`ridgeline`: measure, trace, plan, simulate, train, verify, report, bench, kvserver.
+"""`ridgeline`: measure, trace, plan, simulate, train, verify, scaling, report, bench, kvserver.
 
 Exit status: 0 fine, 1 something the user can mend, 2 wrong usage, 3 prediction and measurement differ
 by more than the tolerance.
@@ -28,6 +28,7 @@ VERBS = {
     "simulate": "predict a training step, also on other machines",
     "train": "measure, trace, choose, train, verify and report",
     "verify": "compare a predicted with a measured timeline",
+    "scaling": "compare runs by their number of workers, with laws through them",
     "report": "write the report of a run again",
     "bench": "run an experiment, ours beside what others offer",
     "kvserver": "serve a part of an asynchronous key-value store",

@@ -3,12 +3,8 @@
 Roofline, Amdahl and his successors, pipelining, and the cost of collective operations.
 """
 
-from ridgeline.laws.amdahl import AmdahlFit as AmdahlFit
-from ridgeline.laws.amdahl import USLFit as USLFit
 from ridgeline.laws.amdahl import amdahl as amdahl
 from ridgeline.laws.amdahl import amdahl_limit as amdahl_limit
-from ridgeline.laws.amdahl import fit_amdahl as fit_amdahl
-from ridgeline.laws.amdahl import fit_usl as fit_usl
 from ridgeline.laws.amdahl import gustafson as gustafson
 from ridgeline.laws.amdahl import karp_flatt as karp_flatt
 from ridgeline.laws.amdahl import usl as usl
@@ -20,18 +16,27 @@ from ridgeline.laws.collectives import parameter_server_seconds as parameter_ser
 from ridgeline.laws.collectives import reduce_scatter_seconds as reduce_scatter_seconds
 from ridgeline.laws.collectives import ring_all_reduce_seconds as ring_all_reduce_seconds
 from ridgeline.laws.collectives import tree_all_reduce_seconds as tree_all_reduce_seconds
+from ridgeline.laws.fits import AmdahlFit as AmdahlFit
+from ridgeline.laws.fits import GustafsonFit as GustafsonFit
+from ridgeline.laws.fits import USLFit as USLFit
+from ridgeline.laws.fits import fit_amdahl as fit_amdahl
+from ridgeline.laws.fits import fit_gustafson as fit_gustafson
+from ridgeline.laws.fits import fit_usl as fit_usl
 from ridgeline.laws.pipelining import pipeline_bubble as pipeline_bubble
 from ridgeline.laws.pipelining import pipeline_seconds as pipeline_seconds
 from ridgeline.laws.pipelining import pipelined_parallel_fraction as pipelined_parallel_fraction
 from ridgeline.laws.pipelining import pipelined_seconds as pipelined_seconds
 from ridgeline.laws.pipelining import pipelined_speedup as pipelined_speedup
 from ridgeline.laws.pipelining import prefetched_step_seconds as prefetched_step_seconds
+from ridgeline.laws.resampling import interval as interval
+from ridgeline.laws.resampling import resampled as resampled
 from ridgeline.laws.roofline import ridge_point as ridge_point
 from ridgeline.laws.roofline import roofline as roofline
 from ridgeline.laws.roofline import roofline_seconds as roofline_seconds
 
 __all__ = (
     "AmdahlFit",
+    "GustafsonFit",
     "USLFit",
     "all_gather_seconds",
     "amdahl",
@@ -39,8 +44,10 @@ __all__ = (
     "broadcast_seconds",
     "bus_bandwidth_factor",
     "fit_amdahl",
+    "fit_gustafson",
     "fit_usl",
     "gustafson",
+    "interval",
     "karp_flatt",
     "parameter_server_seconds",
     "pipeline_bubble",
@@ -50,6 +57,7 @@ __all__ = (
     "pipelined_speedup",
     "prefetched_step_seconds",
     "reduce_scatter_seconds",
+    "resampled",
     "ridge_point",
     "ring_all_reduce_seconds",
     "roofline",

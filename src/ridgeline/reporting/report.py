@@ -1,7 +1,7 @@
 """`report`: everything known about a run as one HTML file that needs no network.
 
 Order of the page: the verdict, the distance from the physical limit, both timelines, the roofline,
-the plans, training, time per frame, memory, the machine, and the data. A part that was not given
+the plans, training, scaling, time per frame, memory, the machine, and the data. A part that was not given
 leaves its sections out.
 """
 
@@ -31,6 +31,7 @@ from ridgeline.reporting.page_machine import (
 )
 from ridgeline.reporting.page_plan import plan_section
 from ridgeline.reporting.page_result import verdict_section, waterfall_section
+from ridgeline.reporting.page_scaling import scaling_section
 from ridgeline.reporting.page_step import (
     frames_section,
     memory_section,
@@ -40,6 +41,7 @@ from ridgeline.reporting.page_step import (
 from ridgeline.simulator.costs import nearest_setting
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
+from ridgeline.verdict.scaling import Scaling
 from ridgeline.workload import Workload
 
 TRACE_NAME = "trace.json.gz"
@@ -52,6 +54,7 @@ _NAVIGATION = {
     "roofline": "Roofline",
     "plan": "Plan",
     "training": "Training",
+    "scaling": "Scaling",
     "frames": "Frames",
     "memory": "Memory",
     "machine": "Machine",
@@ -79,6 +82,7 @@ def report(
     measured: Timeline | None = None,
     verdict: Verdict | None = None,
     history: History | None = None,
+    scaling: Scaling | None = None,
 ) -> Path:
     """Write the report of a run to `path` and return the path.
 
@@ -95,6 +99,7 @@ def report(
         measured: Timeline of the run.
         verdict: Comparison of both.
         history: The course of the training.
+        scaling: Runs with several numbers of workers, and the laws through them.
 
     Raises:
         RidgelineError: nothing was given.
@@ -111,11 +116,12 @@ def report(
         "workload": workload,
         "machine": machine,
         "history": history,
+        "scaling": scaling,
     }
     if not any(noun is not None for noun in nouns.values()):
         raise RidgelineError(
             f"wanted at least one value to report on, got none for {path}; "
-            "give report a machine, workload, ranking, timeline, verdict or history"
+            "give report a machine, workload, ranking, timeline, verdict, history or scaling"
         )
     target = Path(path)
     setting = setting_of(machine, workload, ranking, measured or predicted)
@@ -129,6 +135,7 @@ def report(
         "roofline": roofline_section(machine, setting, groups),
         "plan": plan_section(ranking),
         "training": training_section(history),
+        "scaling": scaling_section(scaling),
         "frames": frames_section(judged, measured, tolerance),
         "memory": memory_section(workload, machine),
         "machine": machine_section(machine, setting),
@@ -180,6 +187,7 @@ def _title(nouns: dict[str, Noun | None]) -> str:
         ("predicted", "title"),
         ("workload", "name"),
         ("history", "task"),
+        ("scaling", "title"),
     ):
         noun = nouns[name]
         if noun is not None:

@@ -1,0 +1,89 @@
+"""`ridgeline scaling`: what runs with several numbers of workers show together."""
+
+import argparse
+from pathlib import Path
+
+from ridgeline.cli import run_directory
+from ridgeline.cli.command import FINE, Output
+from ridgeline.cli.inputs import positive
+from ridgeline.errors import FileFormatError
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan
+from ridgeline.reporting.report import report
+from ridgeline.reporting.text_scaling import scaling_of_runs_text
+from ridgeline.timeline import Timeline
+from ridgeline.verdict.scaling import MeasuredRun, scaling
+from ridgeline.workload import Workload
+
+
+class Command:
+    """Compare runs of one task with several numbers of workers, and fit the laws of scaling to them.
+
+    Speed-up, efficiency and serial part of each run beside its prediction; Amdahl's law where the workers
+    share one batch, Gustafson's where each has its own, and the universal scalability law from three
+    numbers of workers on, each coefficient with an interval.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        parser.add_argument(
+            "run_dirs",
+            type=Path,
+            nargs="+",
+            metavar="RUN_DIR",
+            help="directories that train wrote, of at least two numbers of workers",
+        )
+        parser.add_argument(
+            "--devices",
+            type=_counts,
+            default=(),
+            metavar="N,...",
+            help="numbers of workers of which the laws say something, too",
+        )
+        parser.add_argument(
+            "-o", "--output", type=Path, metavar="FILE", help="also write the result here, as JSON"
+        )
+
+        parser.add_argument(
+            "--report", type=Path, metavar="FILE", help="also draw it, on an HTML page of its own"
+        )
+
+    def run(self, args: argparse.Namespace, output: Output) -> int:
+        """Load the runs, fit, show."""
+        found = scaling([_load(path) for path in args.run_dirs], args.devices)
+        if args.output is not None:
+            output.progress(f"written to {found.save(args.output)}")
+        if args.report is not None:
+            output.progress(f"written to {report(args.report, scaling=found)}")
+        output.result(found, scaling_of_runs_text(found))
+        return FINE
+
+
+def _load(path: Path) -> MeasuredRun:
+    """The run in a directory.
+
+    Raises:
+        FileFormatError: it lacks the file of the step or of what was measured, or one is damaged.
+    """
+    needed = (run_directory.WORKLOAD, run_directory.MEASURED)
+    missing = [name for name in needed if not (path / name).is_file()]
+    if missing:
+        raise FileFormatError(
+            f"wanted the directory of a finished run, got no {' and no '.join(missing)} in {path}; train "
+            "there first, or name another"
+        )
+    predicted, plan, machine = (
+        path / name for name in (run_directory.PREDICTED, run_directory.PLAN, run_directory.MACHINE)
+    )
+    return MeasuredRun(
+        name=str(path),
+        workload=Workload.load(path / run_directory.WORKLOAD),
+        measured=Timeline.load(path / run_directory.MEASURED),
+        predicted=Timeline.load(predicted) if predicted.is_file() else None,
+        plan=Plan.load(plan) if plan.is_file() else None,
+        fingerprint=Machine.load(machine).fingerprint if machine.is_file() else "",
+    )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(positive(part) for part in text.split(","))

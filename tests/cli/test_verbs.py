@@ -162,6 +162,23 @@ def test_plan_explains_a_knob(run, task_file, machine_file) -> None:
     assert "got 'colour'; name one of them" in wrong.err
 
 
+def test_simulate_on_another_machine(run, task_file, machine_file, tmp_path) -> None:
+    """Its profile is a what-if of its own; with parts beside it nobody knows what is meant."""
+    words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q", "--what-if")
+    ran = run(*words, machine_file)
+    assert (ran.status, ran.err) == (0, "")
+    assert "1.00 x (1.00 to 1.00) as fast" in ran.out
+    value = json.loads(run(*words, "communication=free", "--json").out)["what_if"]
+    assert value["factors"] == value["lever"]["factors"] == {"collectives": 1e9}
+    assert value["lever"]["step_s"] == pytest.approx(1e-9 * value["timeline"]["steps_ns"][0])
+    ran = run(*words, machine_file, "--what-if", "links=2x")
+    assert ran.status == 1
+    assert ran.err == (
+        f"ridgeline: wanted parts, or the profile of one other machine, got {machine_file}, links=2x in the "
+        "what-if; ask about each by itself\n"
+    )
+
+
 def test_simulate_predicts_step_and_scaling(run, task_file, machine_file) -> None:
     """The prediction comes with its waterfall and with every number of workers up to the wanted."""
     words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q")
@@ -170,7 +187,10 @@ def test_simulate_predicts_step_and_scaling(run, task_file, machine_file) -> Non
     for heading in ("Plan", "Where the step goes", "Predicted", "Scaling"):
         assert heading in ran.out
     value = json.loads(run(*words, "--json").out)
-    assert set(value) == {"plan", "timeline", "waterfall", "scaling"}
+    assert set(value) == {"plan", "timeline", "waterfall", "scaling", "levers"}
+    assert [lever["factors"] for lever in value["levers"]] == [
+        {part: 2.0} for part in ("compute", "memory", "launch", "communication")
+    ]
     step = value["timeline"]["steps_ns"][0]
     assert sum(part["ns"] for part in value["waterfall"]) == step
     assert [point["workers"] for point in value["scaling"]] == [1, 2]

@@ -1,6 +1,7 @@
 """`ridgeline simulate`: how a training step would go, here or on another machine."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,23 +15,26 @@ from ridgeline.cli.inputs import (
     describe,
     positive,
 )
+from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.reporting.text import plan_text, scaling_text, title
+from ridgeline.reporting.text_levers import gain_text, levers_text
 from ridgeline.reporting.text_step import timeline_text, waterfall_text
+from ridgeline.simulator.levers import Lever, elsewhere, levers
 from ridgeline.simulator.step import scaling_curve, simulate
 from ridgeline.simulator.what_if import parse_what_if, what_if
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
-from ridgeline.workload import Workload
 
 
 class Command:
-    """Predict a training step: its timeline, where its time goes, and how it scales.
+    """Predict a training step: its timeline, where its time goes, what would make it faster, how it scales.
 
     The plan is the best one for the given number of workers. With --what-if the same step is also
-    predicted on a machine with faster parts.
+    predicted on a machine with faster parts, or on another one. Gains have intervals: what nine in ten
+    machines give that are drawn from the measured spread.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -47,14 +51,16 @@ class Command:
             "--what-if",
             action="append",
             metavar="PART=FACTORx,...",
-            help="parts that are faster, by 1e-6 to 1e9: compute, memory, dispatch, links, collectives; "
-            "e.g. links=2x",
+            help="parts that are faster, by 1e-6 to 1e9 or free: compute, memory, dispatch (or launch), "
+            "links, collectives (or communication); e.g. compute=2x,launch=free. Or the profile of another "
+            "machine, FILE.json",
         )
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, predict, show."""
         question = ",".join(args.what_if or ())
-        factors = parse_what_if(question) if args.what_if is not None else {}
+        other = _profile(args.what_if or ())
+        factors = parse_what_if(question) if args.what_if is not None and other is None else {}
         machine, workloads = describe(args, output, wished=args.devices)
         workers = max(workloads)
         workload = workloads[workers]
@@ -70,16 +76,41 @@ class Command:
         }
         shown = _shown(plan, timeline, split)
         shown += [Text(f"! {note}", style="yellow") for note in workload.notes]
-        if factors:
-            faster = _faster(machine, factors, workload, plan)
-            value["what_if"] = {"factors": factors, "timeline": faster}
+        if args.what_if is not None:
+            faster = other or what_if(machine, factors, workload)
+            then = simulate(faster, workload, plan)
+            lever = (
+                levers(machine, workload, plan, [factors])[0]
+                if other is None
+                else elsewhere(machine, other, workload, plan)
+            )
+            value["what_if"] = {"factors": factors, "timeline": then, "lever": lever}
             headings = ("Predicted", f"Predicted with {question}")
-            shown.append(_gain(question, timeline, faster))
-            shown.append(timeline_text([timeline, faster], headings=headings))
+            shown.append(_gain(question, timeline, lever))
+            shown.append(timeline_text([timeline, then], headings=headings))
         else:
             shown.append(timeline_text([timeline]))
+        value["levers"] = levers(machine, workload, plan)
+        shown.append(levers_text(value["levers"]))
         output.result(value, *shown, scaling_text(points))
         return FINE
+
+
+def _profile(questions: Sequence[str]) -> Machine | None:
+    """Another machine, where its profile is what is asked about; None where parts are.
+
+    Raises:
+        MachineError: a profile and something else.
+    """
+    profiles = [question for question in questions if question.endswith(".json")]
+    if not profiles:
+        return None
+    if len(questions) > 1:
+        raise MachineError(
+            f"wanted parts, or the profile of one other machine, got {', '.join(questions)} in the what-if; "
+            "ask about each by itself"
+        )
+    return Machine.load(profiles[0])
 
 
 def _shown(plan: Plan, timeline: Timeline, split: Verdict) -> list[RenderableType]:
@@ -88,14 +119,6 @@ def _shown(plan: Plan, timeline: Timeline, split: Verdict) -> list[RenderableTyp
     return shown
 
 
-def _faster(
-    machine: Machine, factors: dict[str, float], workload: Workload, plan: Plan
-) -> Timeline:
-    """The same step on the machine with faster parts."""
-    return simulate(what_if(machine, factors, workload), workload, plan)
-
-
-def _gain(text: str, timeline: Timeline, faster: Timeline) -> RenderableType:
-    ratio = timeline.step_ns / faster.step_ns if faster.step_ns else 1.0
-    before, after = (units.nanoseconds(t.step_ns) for t in (timeline, faster))
-    return title(f"What if {text}", f"{before} becomes {after}, {ratio:.2f} x as fast")
+def _gain(text: str, timeline: Timeline, lever: Lever) -> RenderableType:
+    before, after = units.nanoseconds(timeline.step_ns), units.seconds(lever.step_s)
+    return title(f"What if {text}", f"{before} becomes {after}, {gain_text(lever)} as fast")

@@ -19,12 +19,19 @@ from ridgeline.simulator.costs import COMPUTE_FAMILIES, op_seconds
 from ridgeline.workload import Workload
 
 PARTS = ("compute", "memory", "dispatch", "links", "collectives")
+ALIASES = {"launch": "dispatch", "communication": "collectives"}
+"""Other words for parts, as people ask."""
+WORDS = ", ".join((*PARTS, *ALIASES))
+FREE = "free"
+"""In the place of a factor: the largest."""
 LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e9
 """Beyond these the numbers of a machine say nothing any more, and end in infinite times."""
 
 
 def parse_what_if(text: str) -> dict[str, float]:
-    """The factors in a text such as `links=2x,compute=1.5x`.
+    """The factors in a text such as `links=2x,compute=1.5x,communication=free`.
+
+    `launch` is another word for `dispatch`, `communication` for `collectives`, and `free` is 1e9.
 
     Raises:
         MachineError: an unknown part, a factor that is no number between 1e-6 and 1e9, or a part twice.
@@ -32,18 +39,24 @@ def parse_what_if(text: str) -> dict[str, float]:
     Example:
         >>> parse_what_if("links=2x,compute=1.5")
         {'links': 2.0, 'compute': 1.5}
+        >>> parse_what_if("launch=free")
+        {'dispatch': 1000000000.0}
     """
     factors: dict[str, float] = {}
     for item in text.split(","):
-        part, _, factor = item.strip().partition("=")
+        word, _, factor = item.strip().partition("=")
+        part = ALIASES.get(word, word)
         try:
-            value = float(factor.strip().removesuffix("x"))
+            value = (
+                MOST_FACTOR if factor.strip() == FREE else float(factor.strip().removesuffix("x"))
+            )
         except ValueError:
             value = 0.0
         if not _is_meant(part, value):
             raise MachineError(
-                f"wanted PART=FACTORx with a part of {', '.join(PARTS)} and a factor from {LEAST_FACTOR:g} "
-                f"to {MOST_FACTOR:g}, got {item.strip()!r} in the what-if; for example links=2x"
+                f"wanted PART=FACTORx with a part of {WORDS} and a factor from "
+                f"{LEAST_FACTOR:g} to {MOST_FACTOR:g} or {FREE}, got {item.strip()!r} in the "
+                "what-if; for example links=2x"
             )
         if part in factors:
             raise MachineError(
@@ -64,19 +77,26 @@ def what_if(
 
     Args:
         machine: The measured machine.
-        factors: Part to factor; 2.0 is twice as fast.
+        factors: Part, or its other word, to factor; 2.0 is twice as fast.
         workload: Whose operators the timings belong to.
 
     Raises:
-        MachineError: an unknown part, or a factor that is no number between 1e-6 and 1e9.
+        MachineError: an unknown part, one twice, or a factor that is no number between 1e-6 and 1e9.
         LawError: a part of the machine is so slow already that its factor leaves no rate.
     """
-    for part, factor in factors.items():
+    given, factors = factors, dict[str, float]()
+    for word, factor in given.items():
+        part = ALIASES.get(word, word)
         if not _is_meant(part, factor):
             raise MachineError(
-                f"wanted a part of {', '.join(PARTS)} and a factor from {LEAST_FACTOR:g} to {MOST_FACTOR:g}, "
-                f"got {part}={factor:g} in the what-if; for example links=2x"
+                f"wanted a part of {WORDS} and a factor from {LEAST_FACTOR:g} to {MOST_FACTOR:g}, "
+                f"got {word}={factor:g} in the what-if; for example links=2x"
             )
+        if part in factors:
+            raise MachineError(
+                f"wanted each part once, got {part} twice in the what-if {dict(given)}; give one factor"
+            )
+        factors[part] = factor
     links = factors.get("links", 1.0)
     collectives = links * factors.get("collectives", 1.0)
     text = ",".join(f"{part}={factor:g}x" for part, factor in factors.items())
@@ -146,7 +166,10 @@ def _faster_timings(
         if place not in bounds:
             bounds[place] = op_seconds(machine, op, entry.setting).bound
         factor = rates[bounds[place]]
-        faster.append(msgspec.structs.replace(entry, seconds=_scaled(entry.seconds, 1 / factor)))
+        issue = entry.issue and _scaled(entry.issue, 1 / rates["dispatch"])
+        faster.append(
+            msgspec.structs.replace(entry, seconds=_scaled(entry.seconds, 1 / factor), issue=issue)
+        )
     return tuple(faster)
 
 

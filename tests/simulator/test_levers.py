@@ -1,0 +1,117 @@
+"""Levers: gains are those of two predictions, and intervals follow the machine's spread."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.errors import MachineError
+from ridgeline.machine import Machine, Quantity
+from ridgeline.plan import Plan
+from ridgeline.reporting.text import as_text
+from ridgeline.reporting.text_levers import gain_text, levers_text
+from ridgeline.simulator.levers import Lever, elsewhere, levers
+from ridgeline.simulator.step import simulate
+from ridgeline.simulator.what_if import PARTS, what_if
+from strategies import make_machine, make_workload
+
+TWO = Plan(workers=2, threads=1)
+
+
+def spread(machine: Machine, width: float) -> Machine:
+    """The machine with quartiles of every ceiling so far from its median."""
+
+    def wide(one: Quantity) -> Quantity:
+        ends = {"low": one.value * (1 - width), "high": one.value * (1 + width)}
+        return msgspec.structs.replace(one, **ends)
+
+    ceilings = tuple(msgspec.structs.replace(c, rate=wide(c.rate)) for c in machine.ceilings)
+    return msgspec.structs.replace(machine, ceilings=ceilings)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(PARTS), st.floats(0.1, 100.0), st.sampled_from([1, 2]))
+def test_a_gain_is_the_ratio_of_two_predictions(part: str, factor: float, workers: int) -> None:
+    """On a machine without spread nothing is uncertain: the interval is that ratio."""
+    machine, workload = make_machine(dispatch_s=1e-4, latency_s=1e-4), make_workload()
+    plan = Plan(workers=workers, threads=2 // workers)
+    (found,) = levers(machine, workload, plan, [{part: factor}])
+    now = simulate(machine, workload, plan).step_ns
+    then = simulate(what_if(machine, {part: factor}, workload), workload, plan).step_ns
+    assert found.step_s == pytest.approx(1e-9 * then)
+    assert found.gain == pytest.approx(now / then)
+    assert (found.low, found.high) == (pytest.approx(found.gain), pytest.approx(found.gain))
+
+
+def test_a_wider_spread_is_a_wider_interval() -> None:
+    """The interval holds the gain, grows with the spread, and comes out again with the same seed."""
+    machine, workload = make_machine(dispatch_s=1e-3), make_workload()
+    widths = []
+    for width in (0.01, 0.1):
+        (found,) = levers(spread(machine, width), workload, Plan(), [{"compute": 2.0}])
+        assert found.low < found.gain < found.high
+        widths.append(found.high - found.low)
+        assert (found,) == levers(spread(machine, width), workload, Plan(), [{"compute": 2.0}])
+    assert widths[1] > 3 * widths[0]
+
+
+def test_what_slows_both_says_nothing_of_the_gain() -> None:
+    """Of a step that only computes, twice the computing is twice as fast, however fast that is."""
+    machine = spread(make_machine(dispatch_s=0.0), 0.2)
+    (found,) = levers(machine, make_workload(), Plan(), [{"compute": 2.0}])
+    assert (found.low, found.high) == (pytest.approx(2.0, rel=1e-6), pytest.approx(2.0, rel=1e-6))
+
+
+def test_free_parts_leave_the_others() -> None:
+    """Without communication a step of two workers is that of one alone."""
+    machine, workload = make_machine(latency_s=1e-3), make_workload()
+    (found,) = levers(machine, workload, TWO, [{"communication": 1e9}])
+    alone = simulate(machine, workload, TWO).total_ns("wait")
+    assert found.step_s == pytest.approx(
+        1e-9 * (simulate(machine, workload, TWO).step_ns - alone), rel=1e-3
+    )
+
+
+def test_another_machine() -> None:
+    """The same one gains nothing; one with twice the rates is twice as fast."""
+    machine, workload = make_machine(dispatch_s=0.0), make_workload()
+    assert elsewhere(machine, machine, workload, Plan()).gain == pytest.approx(1.0)
+    other = what_if(machine, {"compute": 2.0}, workload)
+    assert elsewhere(machine, other, workload, Plan()).gain == pytest.approx(2.0)
+
+
+def test_a_host_that_issues_faster() -> None:
+    """What each operator's issue was timed at follows `launch`, as the rest of dispatch does."""
+    workload = make_workload()
+    machine = make_machine(timings={op.key: 1e-3 for op in workload.ops})
+    issue = Quantity.measured([2e-5], "s")
+    timings = tuple(msgspec.structs.replace(t, issue=issue) for t in machine.timings)
+    machine = msgspec.structs.replace(machine, timings=timings)
+    faster = what_if(machine, {"launch": 4.0}, workload)
+    assert {timing.issue.value for timing in faster.timings} == {5e-6}
+    assert {timing.issue.source for timing in faster.timings} == {"assumed"}
+
+
+def test_one_part_by_two_words_is_refused() -> None:
+    """They would multiply or replace each other; neither is meant."""
+    with pytest.raises(
+        MachineError, match="wanted each part once, got dispatch twice in the what-if"
+    ):
+        what_if(make_machine(), {"launch": 2.0, "dispatch": 3.0})
+
+
+def test_levers_as_text() -> None:
+    """The largest gain first, and whether any is beyond its spread."""
+
+    def lever(part: str, gain: float, low: float) -> Lever:
+        return Lever(factors={part: 2.0}, step_s=1e-3 / gain, gain=gain, low=low, high=gain + 0.1)
+
+    text = as_text(levers_text([lever("memory", 1.05, 1.0), lever("compute", 1.5, 1.4)]))
+    assert "compute helps most" in text
+    assert text.index("compute 2 x") < text.index("memory 2 x")
+    assert "1.40 .. 1.60" in text
+    text = as_text(levers_text([lever("memory", 1.05, 1.0)]))
+    assert "no part alone helps by more than its spread" in text
+    text = as_text(levers_text([lever("memory", 1.2, 1.1), lever("compute", 1.5, 1.4)]))
+    assert "compute, then memory help" in text
+    assert gain_text(lever("compute", 1.5, 1.4)) == "1.50 x (1.40 to 1.60)"

@@ -118,11 +118,7 @@ def report(
         "history": history,
         "scaling": scaling,
     }
-    if not any(noun is not None for noun in nouns.values()):
-        raise RidgelineError(
-            f"wanted at least one value to report on, got none for {path}; "
-            "give report a machine, workload, ranking, timeline, verdict, history or scaling"
-        )
+    _check_any(nouns, path)
     target = Path(path)
     setting = setting_of(machine, workload, ranking, measured or predicted)
     groups = _groups(workload, machine, setting, predicted)
@@ -145,6 +141,15 @@ def report(
     page = _page(_title(nouns), _subtitle(machine, workload, measured or predicted), drawn)
     write_atomically(target, page.encode("utf-8"))
     return target
+
+
+def _check_any(nouns: dict[str, Noun | None], path: str | Path) -> None:
+    """Refuse to write an empty page."""
+    if not any(noun is not None for noun in nouns.values()):
+        raise RidgelineError(
+            f"wanted at least one value to report on, got none for {path}; "
+            "give report a machine, workload, ranking, timeline, verdict, history or scaling"
+        )
 
 
 def setting_of(

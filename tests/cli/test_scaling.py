@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from ridgeline import laws
 from ridgeline.codec import decode
 from ridgeline.timeline import Span, Timeline
-from ridgeline.verdict.scaling import Scaling
+from ridgeline.verdict.scaling_nouns import Scaling
 from strategies import make_workload
 
 

@@ -15,7 +15,8 @@ from ridgeline.reporting.chart_scaling import scaling_figure
 from ridgeline.reporting.page_scaling import scaling_reading
 from ridgeline.reporting.report import report
 from ridgeline.timeline import Span, Timeline
-from ridgeline.verdict.scaling import MeasuredRun, Scaling, scaling
+from ridgeline.verdict.scaling import scaling
+from ridgeline.verdict.scaling_nouns import MeasuredRun, Scaling
 from strategies import make_workload
 
 

@@ -12,7 +12,8 @@ from ridgeline.codec import decode, encode
 from ridgeline.errors import LawError
 from ridgeline.plan import Plan
 from ridgeline.timeline import Span, Timeline
-from ridgeline.verdict.scaling import Law, MeasuredRun, Scaling, scaling
+from ridgeline.verdict.scaling import scaling
+from ridgeline.verdict.scaling_nouns import Law, MeasuredRun, Scaling
 from strategies import make_workload
 
 COUNTS = (1, 2, 4, 8, 16, 32)
@@ -125,6 +126,25 @@ def test_a_break_in_the_curve_is_named() -> None:
     notes = scaling(runs).notes
     (note,) = [note for note in notes if note.startswith("run8: ")]
     assert re.match(r"run8: usl misses 8 workers by \d\d\.\d %; where a curve breaks, ", note)
+
+
+def test_workers_that_do_less_are_named() -> None:
+    """Two workers on the cores of one: no serial part explains it, and it is not a break in a curve."""
+    runs = [
+        run._replace(plan=Plan(workers=run.measured.workers, threads=2 // run.measured.workers))
+        for run in (run_of(1, 64, 0.137), run_of(2, 32, 0.220))
+    ]
+    found = scaling(runs)
+    shared, less = found.notes
+    assert shared == (
+        "all runs share 2 cores, more workers with fewer threads each: this is how that sharing scales, not "
+        "more hardware"
+    )
+    assert less == (
+        "run2: 2 workers do less than 1 worker (291 for 467 samples/s): what they share or exchange costs more "
+        "than they add, which is no serial part"
+    )
+    assert law(found, "amdahl").coefficients["serial_fraction"].value == 1.0
 
 
 def test_few_points_say_little_of_more_workers() -> None:

@@ -12,7 +12,8 @@ from ridgeline.plan import Plan
 from ridgeline.reporting.report import report
 from ridgeline.reporting.text_scaling import scaling_of_runs_text
 from ridgeline.timeline import Timeline
-from ridgeline.verdict.scaling import MeasuredRun, scaling
+from ridgeline.verdict.scaling import scaling
+from ridgeline.verdict.scaling_nouns import MeasuredRun
 from ridgeline.workload import Workload
 
 

@@ -11,6 +11,8 @@ from ridgeline.laws.arguments import check
 
 SHARE = 0.9
 """Of the resampled values that an interval covers."""
+QUARTILES_IN_DEVIATIONS = 1.349
+"""How many standard deviations the quartiles of a normal distribution are apart."""
 LEAST_TO_EXTRAPOLATE = 6
 """Different numbers of workers. With fewer, a law that fits them all says little of larger numbers: fitted to
 1, 2 and 4 GPUs it missed 8 by up to 26 % (TensorFlow benchmarks, VGG-16). Source of the number: the advice on

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ridgeline.reporting.figure import Figure, axis, layout, line
-from ridgeline.verdict.scaling import Law, Scaling
+from ridgeline.verdict.scaling_nouns import Law, Scaling
 
 _COLOURS = {"amdahl": "@forward", "gustafson": "@forward", "usl": "@optimizer"}
 _STEPS = 60

@@ -5,7 +5,7 @@ from ridgeline.reporting.chart_scaling import scaling_figure
 from ridgeline.reporting.html import Content, Markup, table, tag
 from ridgeline.reporting.sections import as_sentence, chart, section
 from ridgeline.reporting.text_scaling import REGIMES, coefficient_lines
-from ridgeline.verdict.scaling import Scaling
+from ridgeline.verdict.scaling_nouns import Scaling
 
 
 def scaling_section(scaling: Scaling | None) -> Markup | None:

@@ -41,7 +41,7 @@ from ridgeline.reporting.page_step import (
 from ridgeline.simulator.costs import nearest_setting
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
-from ridgeline.verdict.scaling import Scaling
+from ridgeline.verdict.scaling_nouns import Scaling
 from ridgeline.workload import Workload
 
 TRACE_NAME = "trace.json.gz"

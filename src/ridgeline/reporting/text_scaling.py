@@ -5,7 +5,7 @@ from rich.text import Text
 
 from ridgeline import units
 from ridgeline.reporting.text import bar, table, title
-from ridgeline.verdict.scaling import Estimate, Law, Scaling
+from ridgeline.verdict.scaling_nouns import Estimate, Law, Scaling
 
 REGIMES = {"strong": "strong: the workers share one batch", "weak": "weak: each has its own batch"}
 _REVEALED = {"strong": "Karp-Flatt", "weak": "Gustafson"}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.codec import Value
-from ridgeline.laws.resampling import interval
+from ridgeline.laws.resampling import QUARTILES_IN_DEVIATIONS, interval
 from ridgeline.machine import Ceiling, Machine, Quantity
 from ridgeline.plan import Plan
 from ridgeline.simulator.step import simulate
@@ -18,8 +18,6 @@ from ridgeline.workload import Workload
 DRAWS = 20
 """Machines that are drawn for an interval; of each, the step is predicted as it is and with the lever."""
 DOUBLED = ("compute", "memory", "launch", "communication")
-QUARTILES_IN_DEVIATIONS = 1.349
-"""How many standard deviations the quartiles of a normal distribution are apart."""
 
 
 class Lever(Value, frozen=True, kw_only=True):

@@ -2,124 +2,30 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Sequence
 
-from ridgeline import laws, units
-from ridgeline.codec import Noun, Value
+from ridgeline import laws
 from ridgeline.errors import LawError
-from ridgeline.laws.resampling import LEAST_TO_EXTRAPOLATE, Fit
-from ridgeline.plan import Plan
-from ridgeline.timeline import Timeline
-from ridgeline.workload import Workload
+from ridgeline.laws.resampling import QUARTILES_IN_DEVIATIONS, Fit
+from ridgeline.verdict.scaling_notes import differences, notes_on
+from ridgeline.verdict.scaling_nouns import (
+    Estimate,
+    Kind,
+    Law,
+    LawName,
+    LawPoint,
+    MeasuredPoint,
+    MeasuredRun,
+    Scaling,
+)
 
-OFF_CURVE = 0.1
-"""A point that the nearest law misses by more lies off a smooth curve."""
-QUARTILES_IN_DEVIATIONS = 1.349
-"""How many standard deviations the quartiles of a normal distribution are apart."""
 LEAST_FOR_USL = 3
 
-Kind = Literal["strong", "weak"]
-LawName = Literal["amdahl", "gustafson", "usl"]
 FITS: dict[LawName, Callable[[Sequence[float], Sequence[float]], Fit]] = {
     "amdahl": laws.fit_amdahl,
     "gustafson": laws.fit_gustafson,
     "usl": laws.fit_usl,
 }
-
-
-class MeasuredRun(NamedTuple):
-    """One run: its name, the step of one worker, as measured and predicted, how and where it was run."""
-
-    name: str
-    workload: Workload
-    measured: Timeline
-    predicted: Timeline | None = None
-    plan: Plan | None = None
-    fingerprint: str = ""
-    """Of the machine; empty where nothing tells."""
-
-
-class Estimate(Value, frozen=True, kw_only=True):
-    """A fitted number and the interval that covers 90 % of resampled ones; None where nothing tells.
-
-    A limit or a peak may be infinite, for which JSON has no number: then `value` or `high` is None.
-    """
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-
-class MeasuredPoint(Value, frozen=True, kw_only=True):
-    """A run in a scaling curve.
-
-    `speedup` compares samples per second with those of the smallest number of workers, per worker of it;
-    `serial_fraction` is what that speed-up reveals, by Karp and Flatt where all workers share one batch, by
-    Gustafson where each has its own. `low_s` and `high_s` are the quartiles of the measured steps.
-    """
-
-    run: str
-    workers: int
-    samples: int
-    """Of each worker and step."""
-    num_steps: int
-    step_s: float
-    low_s: float
-    high_s: float
-    samples_per_s: float
-    speedup: float
-    efficiency: float
-    serial_fraction: float | None = None
-    predicted_s: float | None = None
-
-    @property
-    def error(self) -> float | None:
-        """Predicted over measured step, minus 1."""
-        return None if self.predicted_s is None else self.predicted_s / self.step_s - 1.0
-
-
-class LawPoint(Value, frozen=True, kw_only=True):
-    """Samples per second of a number of workers, by a law."""
-
-    workers: int
-    samples_per_s: Estimate
-
-
-class Law(Value, frozen=True, kw_only=True):
-    """A law through the points, and what it says of other numbers of workers.
-
-    `rate` are samples per second of one worker, `misses` law over measured point, minus 1, in their order.
-    """
-
-    name: LawName
-    coefficients: dict[str, Estimate]
-    rate: Estimate
-    misses: tuple[float, ...]
-    points: tuple[LawPoint, ...] = ()
-    note: str = ""
-
-    def throughput(self, workers: float) -> float:
-        """Samples per second of so many workers."""
-        rate = self.rate.value or 0.0
-        found = {name: one.value or 0.0 for name, one in self.coefficients.items()}
-        if self.name == "gustafson":
-            return rate * laws.gustafson(found["serial_fraction"], workers)
-        sigma = found["serial_fraction" if self.name == "amdahl" else "sigma"]
-        return laws.usl(workers, sigma=sigma, kappa=found.get("kappa", 0.0), rate=rate)
-
-
-class Scaling(Noun, frozen=True, kw_only=True):
-    """How a training step scales with workers: runs, laws through them, and what is odd about them."""
-
-    kind: ClassVar[str] = "scaling"
-
-    title: str
-    regime: Kind
-    """`strong`: the workers share one batch, however many they are; `weak`: each has as much as before."""
-    points: tuple[MeasuredPoint, ...]
-    laws: tuple[Law, ...]
-    notes: tuple[str, ...] = ()
 
 
 def scaling(runs: Sequence[MeasuredRun], devices: Sequence[int] = ()) -> Scaling:
@@ -146,7 +52,7 @@ def scaling(runs: Sequence[MeasuredRun], devices: Sequence[int] = ()) -> Scaling
         regime=kind,
         points=points,
         laws=found,
-        notes=(*_differences(ordered), *_notes(points, found, devices)),
+        notes=(*differences(ordered), *notes_on(points, found, devices)),
     )
 
 
@@ -262,39 +168,3 @@ def _estimate(value: float, drawn: Sequence[float]) -> Estimate:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _differences(runs: Sequence[MeasuredRun]) -> Iterator[str]:
-    """What differs between runs besides their number of workers."""
-    plans = [run.plan for run in runs if run.plan is not None]
-    ways = sorted({f"{plan.execution} in {plan.precision}" for plan in plans})
-    if len(ways) > 1:
-        yield f"the runs differ in more than their workers: they were executed as {', '.join(ways)}"
-    places = sorted({run.fingerprint for run in runs if run.fingerprint})
-    if len(places) > 1:
-        yield f"the runs are of {len(places)} machines or versions: {'; '.join(places)}"
-
-
-def _notes(
-    points: Sequence[MeasuredPoint], found: Sequence[Law], devices: Sequence[int]
-) -> Iterator[str]:
-    counts = sorted({point.workers for point in points})
-    if counts[0] > 1:
-        yield (
-            f"no run has 1 worker: speed-ups are those over {counts[0]} workers, each taken as one of "
-            f"{counts[0]} that lose nothing"
-        )
-    nearest = min(found, key=lambda law: max(map(abs, law.misses)))
-    for point, miss in zip(points, nearest.misses, strict=True):
-        if abs(miss) > OFF_CURVE:
-            yield (
-                f"{point.run}: {nearest.name} misses {point.workers} workers by {units.percent(abs(miss))}; "
-                "where a curve breaks, workers meet another link, or another plan was run"
-            )
-    beyond = [count for count in devices if count > counts[-1]]
-    if beyond and len(counts) < LEAST_TO_EXTRAPOLATE:
-        yield (
-            f"laws say little of {', '.join(map(str, beyond))} workers: they are fitted to {len(counts)} "
-            f"numbers of workers up to {counts[-1]}, wanted {LEAST_TO_EXTRAPOLATE}; `ridgeline simulate` "
-            "predicts from what the links do"
-        )

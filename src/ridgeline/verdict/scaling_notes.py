@@ -1,0 +1,71 @@
+"""What is odd about runs that are compared, and about the laws through them."""
+
+from collections.abc import Iterator, Sequence
+
+from ridgeline import units
+from ridgeline.laws.resampling import LEAST_TO_EXTRAPOLATE
+from ridgeline.verdict.scaling_nouns import Law, MeasuredPoint, MeasuredRun
+
+OFF_CURVE = 0.1
+"""A point that the nearest law misses by more lies off a smooth curve."""
+
+
+def differences(runs: Sequence[MeasuredRun]) -> Iterator[str]:
+    """What differs between runs besides their number of workers."""
+    plans = [run.plan for run in runs if run.plan is not None]
+    ways = sorted({f"{plan.execution} in {plan.precision}" for plan in plans})
+    if len(ways) > 1:
+        yield f"the runs differ in more than their workers: they were executed as {', '.join(ways)}"
+    cores = {plan.workers * plan.threads for plan in plans if plan.threads}
+    if len(plans) == len(runs) and all(plan.threads for plan in plans) and len(cores) == 1:
+        yield (
+            f"all runs share {cores.pop()} cores, more workers with fewer threads each: this is how that "
+            "sharing scales, not more hardware"
+        )
+    places = sorted({run.fingerprint for run in runs if run.fingerprint})
+    if len(places) > 1:
+        yield f"the runs are of {len(places)} machines or versions: {'; '.join(places)}"
+
+
+def notes_on(
+    points: Sequence[MeasuredPoint], found: Sequence[Law], devices: Sequence[int]
+) -> Iterator[str]:
+    """Where speed-ups start, points off the curve, and laws that are asked about too many workers."""
+    counts = sorted({point.workers for point in points})
+    if counts[0] > 1:
+        yield (
+            f"no run has 1 worker: speed-ups are those over {counts[0]} workers, each taken as one of "
+            f"{counts[0]} that lose nothing"
+        )
+    yield from _odd(points, found)
+    beyond = [count for count in devices if count > counts[-1]]
+    if beyond and len(counts) < LEAST_TO_EXTRAPOLATE:
+        yield (
+            f"laws say little of {', '.join(map(str, beyond))} workers: they are fitted to {len(counts)} "
+            f"numbers of workers up to {counts[-1]}, wanted {LEAST_TO_EXTRAPOLATE}; `ridgeline simulate` "
+            "predicts from what the links do"
+        )
+
+
+def _odd(points: Sequence[MeasuredPoint], found: Sequence[Law]) -> Iterator[str]:
+    """Points that no smooth curve through the others has."""
+    most = points[0].samples_per_s
+    slower = [point for point in points if point.speedup < 1.0]
+    for point in slower:
+        yield (
+            f"{point.run}: {_workers(point.workers)} do less than {_workers(points[0].workers)} "
+            f"({units.digits3(point.samples_per_s)} for {units.digits3(most)} samples/s): what they share or "
+            "exchange costs more than they add, which is no serial part"
+        )
+    nearest = min(found, key=lambda law: max(map(abs, law.misses)))
+    for point, miss in zip(points, nearest.misses, strict=True):
+        if abs(miss) > OFF_CURVE and not slower:
+            yield (
+                f"{point.run}: {nearest.name} misses {_workers(point.workers)} by "
+                f"{units.percent(abs(miss))}; where a curve breaks, workers meet another link, or another plan "
+                "was run"
+            )
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count != 1)}"

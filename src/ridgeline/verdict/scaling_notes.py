@@ -60,10 +60,10 @@ def _odd(points: Sequence[MeasuredPoint], found: Sequence[Law]) -> Iterator[str]
     nearest = min(found, key=lambda law: max(map(abs, law.misses)))
     for point, miss in zip(points, nearest.misses, strict=True):
         if abs(miss) > OFF_CURVE and not slower:
+            missed = f"{_workers(point.workers)} by {units.percent(abs(miss))}"
             yield (
-                f"{point.run}: {nearest.name} misses {_workers(point.workers)} by "
-                f"{units.percent(abs(miss))}; where a curve breaks, workers meet another link, or another plan "
-                "was run"
+                f"{point.run}: {nearest.name} misses {missed}; where a curve breaks, workers meet another link, or "
+                "another plan was run"
             )
 
 

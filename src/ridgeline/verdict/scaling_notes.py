@@ -62,8 +62,8 @@ def _odd(points: Sequence[MeasuredPoint], found: Sequence[Law]) -> Iterator[str]
         if abs(miss) > OFF_CURVE and not slower:
             missed = f"{_workers(point.workers)} by {units.percent(abs(miss))}"
             yield (
-                f"{point.run}: {nearest.name} misses {missed}; where a curve breaks, workers meet another link, or "
-                "another plan was run"
+                f"{point.run}: {nearest.name} misses {missed}; where a curve breaks, workers meet another "
+                "link, or another plan was run"
             )
 
 

@@ -11,6 +11,7 @@ from ridgeline.cli.bench import EXPERIMENTS
 from ridgeline.experiments.allreduce import sweep
 from ridgeline.experiments.hybrid.cases import MODELS
 from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, Row
+from ridgeline.experiments.memory import experiment as memory
 from ridgeline.experiments.networks.result import NetworksExperiment
 from ridgeline.experiments.sync import steps
 from ridgeline.experiments.ways.result import WayCase, WayExperiment, WayRow
@@ -157,10 +158,11 @@ def test_wrong_usage(run, words: list[str], message: str) -> None:
 def test_names_agree() -> None:
     """The verb, which imports no torch, knows the parts of every experiment and its package."""
     assert tuple(EXPERIMENTS) == (
-        "hybrid", "async", "parallel", "overlap", "allreduce", "sync", "kvstore", "networks",
+        "hybrid", "async", "parallel", "overlap", "memory", "allreduce", "sync", "kvstore", "networks",
     )  # fmt: skip
     assert EXPERIMENTS["hybrid"].parts == MODELS
     assert EXPERIMENTS["allreduce"].parts == sweep.CASES
+    assert EXPERIMENTS["memory"].parts == memory.PARTS
     assert EXPERIMENTS["sync"].parts == steps.CASES
     for name in ("async", "parallel", "overlap"):
         home = importlib.import_module(

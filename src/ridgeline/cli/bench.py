@@ -32,6 +32,7 @@ EXPERIMENTS = {
         ("devices", "operators", "small", "host-and-device", "branches", "perceptron"),
     ),
     "overlap": Experiment("overlap", "ways.text", ("results", "batches")),
+    "memory": Experiment("memory", "memory.text", ("levels", "storage", "loopback")),
     "allreduce": Experiment(
         "allreduce",
         "ways.text",
@@ -91,7 +92,8 @@ class Command:
     NAME is `hybrid`: every way to execute a model, for inference and training, with what compiling costs
     and when it is earned back; `async`: a front end that queues work, what a task costs and what a queue
     holds; `parallel`: independent work at the same time, on devices, streams and threads; `overlap`:
-    copies that run while the device computes; `allreduce`: every exact algorithm beside the backend's own
+    copies that run while the device computes; `memory`: what an access costs, from the nearest cache to a
+    packet, beside the textbook's numbers; `allreduce`: every exact algorithm beside the backend's own
     all-reduce, by size; `sync`: training steps over links of several rates, ours beside
     DistributedDataParallel and its communication hooks, with what was predicted; `kvstore`: pushing to and
     pulling from key-value stores beside gloo, by size; `networks`:

@@ -1,0 +1,98 @@
+"""`run`: walk through memory, read storage, send packets, and set the textbook's numbers beside."""
+
+import datetime
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from ridgeline import units
+from ridgeline.codec import cache_directory
+from ridgeline.errors import TaskError
+from ridgeline.experiments.memory.levels import SOURCE, level_latencies, sizes
+from ridgeline.experiments.memory.loopback import loopback_latency
+from ridgeline.experiments.memory.result import Latency, MemoryExperiment, Stair
+from ridgeline.experiments.memory.storage import storage_latencies
+from ridgeline.probe.fingerprint import devices, host
+from ridgeline.probe.memory_levels import Walked, caches
+
+PARTS = ("levels", "storage", "loopback")
+MOST_OF_FREE = 0.25
+"""Share of the free memory that may be walked through; laying the walk takes as much again."""
+MOST_BYTES = 2 << 30
+SMALL_PAGES = (
+    "the system gave no large pages: beyond a few MiB a part of each load is the search for its address (see "
+    "/sys/kernel/mm/transparent_hugepage/enabled)"
+)
+
+
+def run(
+    *,
+    quick: bool = False,
+    only: Sequence[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> MemoryExperiment:
+    """What an access costs here, from the nearest cache to a packet, beside the textbook's numbers.
+
+    Args:
+        quick: Every second size, fewer reads and packets: about 20 s instead of a minute.
+        only: Some of `levels`, `storage`, `loopback`; none: all.
+        progress: Takes lines about what happens now.
+
+    Raises:
+        TaskError: there is no part of a name.
+        MachineError: there is no C compiler to make the loops of `levels` with.
+
+    Cost: one core, and memory of four times the largest cache, at most a quarter of what is free.
+    """
+    unknown = [name for name in only if name not in PARTS]
+    if unknown:
+        raise TaskError(
+            f"wanted parts of the experiment memory, got {unknown[0]!r}; known are {', '.join(PARTS)}"
+        )
+    say = progress or (lambda _: None)
+    parts = only or PARTS
+    known = caches()
+    stairs: tuple[Stair, ...] = ()
+    latencies: list[Latency] = []
+    notes = [f"textbook: {SOURCE}"]
+    if "levels" in parts:
+        free = int(MOST_OF_FREE * psutil.virtual_memory().available)
+        stairs = tuple(
+            _stair(size, say) for size in sizes(known, min(free, MOST_BYTES), quick=quick)
+        )
+        latencies += level_latencies(known, stairs)
+        if (stairs[-1].large_page_bytes or 0) < stairs[-1].num_bytes // 2:
+            notes.append(SMALL_PAGES)
+        if not known:
+            notes.append(
+                "the system does not tell the sizes of its caches: the staircase shows them"
+            )
+    if "storage" in parts:
+        say("memory: reading from storage")
+        size, count = (32 << 20, 64) if quick else (256 << 20, 512)
+        latencies += storage_latencies(cache_directory(), size, count)
+    if "loopback" in parts:
+        say("memory: sending packets")
+        latencies.append(loopback_latency(200 if quick else 2000))
+    return MemoryExperiment(
+        date=datetime.date.today().isoformat(),
+        host=host(),
+        devices=devices(),
+        is_quick=quick,
+        caches={f"L{cache.level}": cache.num_bytes for cache in known},
+        stairs=stairs,
+        latencies=tuple(latencies),
+        notes=tuple(notes),
+    )
+
+
+def _stair(num_bytes: int, say: Callable[[str], None]) -> Stair:
+    say(f"memory: walking through {units.num_bytes(num_bytes)}")
+    with Walked(num_bytes) as walked:
+        return Stair(
+            num_bytes=num_bytes,
+            access_s=walked.access(),
+            word_s=walked.word(),
+            line_s=walked.line(),
+            large_page_bytes=walked.large_page_bytes,
+        )

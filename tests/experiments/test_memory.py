@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ridgeline.codec import decode, encode
 from ridgeline.errors import TaskError
 from ridgeline.experiments.memory import run
-from ridgeline.experiments.memory.levels import inside, level_latencies, sizes
+from ridgeline.experiments.memory.levels import level_latencies, sizes, stand_in, stand_ins
 from ridgeline.experiments.memory.loopback import loopback_latency
 from ridgeline.experiments.memory.result import MemoryExperiment, Stair
 from ridgeline.experiments.memory.storage import storage_latencies
@@ -55,26 +55,28 @@ def test_sizes_reach_beyond_the_caches(powers: list[int], most: int, quick: bool
     largest = max((cache.num_bytes for cache in known), default=64 << 20)
     if most >= 4 * largest and largest >= 1 << 14:
         assert found[-1] > 2 * largest
-        assert {inside(c.num_bytes) for c in known if inside(c.num_bytes) >= 4096} <= set(found)
+        assert {size for size in stand_ins(known) if size >= 4096} <= set(found)
 
 
-@given(st.integers(1, 1 << 40))
-def test_half_of_a_cache_stays_free(num_bytes: int) -> None:
-    """The set that stands for a level is a power of two between a quarter and a half of it."""
-    size = inside(num_bytes)
+@given(st.integers(1 << 10, 1 << 40), st.integers(0, 1 << 40))
+def test_what_stands_for_a_level(num_bytes: int, below: int) -> None:
+    """A power of two that leaves half of the cache free, and most of which the caches before it do not hold."""
+    size = stand_in(Cache(2, num_bytes), below)
     assert size & (size - 1) == 0
-    assert size <= max(1, num_bytes // 2)
-    assert 4 * size > num_bytes // 2
+    assert size <= num_bytes // 2
+    assert size >= 4 * below or 4 * size > num_bytes
+    if below and 8 * below <= num_bytes // 2:
+        assert 4 * below <= size < 8 * below
 
 
 def test_each_level_has_its_stair() -> None:
-    """Half of each cache for its hit; the largest set for memory, one access and one word in a burst."""
+    """Sets beyond the caches before it for each hit; the largest set for memory, one access and one word in a burst."""
     found = level_latencies(CACHES, stairs(*sizes(CACHES, 1 << 34, quick=True)))
     nanoseconds = {one.name: round(1e9 * one.measured.value, 1) for one in found}
     assert nanoseconds == {
         "load that hits L1": 15,
-        "load that hits L2": 21,
-        "load that hits L3": 25,
+        "load that hits L2": 19,
+        "load that hits L3": 24,
         "load from main memory": 28,
         "next word in a burst": 2.8,
         "word of the next line": 5.6,
@@ -84,7 +86,7 @@ def test_each_level_has_its_stair() -> None:
 
 def test_without_room_memory_is_not_named_after_a_cache() -> None:
     """Where the largest set fits into the caches, no figure stands for main memory."""
-    found = level_latencies(CACHES, stairs(1 << 14, 1 << 20, 1 << 24))
+    found = level_latencies(CACHES, stairs(1 << 14, 1 << 18, 1 << 23, 1 << 24))
     reasons = {one.name: one.reason for one in found if one.measured is None}
     wanted = "16.0 MiB were walked through, and caches hold 32.0 MiB"
     assert reasons == dict.fromkeys(

@@ -9,6 +9,8 @@ from ridgeline.probe.memory_levels import Cache
 SOURCE = "Dive into Deep Learning, 12.4 (its table of common latencies, after E. Eshelman)"
 TEXTBOOK_S = {1: 1.5e-9, 2: 5e-9, 3: 16e-9}
 SMALLEST = 4 << 10
+BEYOND = 4
+"""Times what a cache holds: a random walk through so much finds little of it there."""
 MEMORY_S = 100e-9
 """To send an address and set up a transfer."""
 BURST_S = 0.2e-9
@@ -27,39 +29,45 @@ def sizes(caches: Sequence[Cache], most_bytes: int, *, quick: bool) -> tuple[int
     last = max(1 << 16, min(4 * largest, most_bytes))
     powers = [1 << power for power in range(SMALLEST.bit_length() - 1, last.bit_length())]
     kept = powers[::2] if quick else powers
-    wanted = {size for size in (inside(c.num_bytes) for c in caches) if SMALLEST <= size <= last}
+    wanted = {size for size in stand_ins(caches) if SMALLEST <= size <= last}
     return tuple(sorted({*kept, powers[-1], *wanted}))
 
 
-def inside(num_bytes: int) -> int:
-    """The largest power of two that takes at most half of a cache: the rest is what others need."""
-    return 1 << (max(1, num_bytes // 2).bit_length() - 1)
+def stand_in(cache: Cache, below_bytes: int) -> int:
+    """The size whose walk stands for hits in a cache: four times what the caches before it hold.
+
+    Most of that misses them. A set near the cache's own size also shows what else is in it, and how long
+    addresses are searched for. Where four times is more than half of this cache, it is half.
+    """
+    half = 1 << (max(1, cache.num_bytes // 2).bit_length() - 1)
+    beyond = 1 << (BEYOND * below_bytes - 1).bit_length() if below_bytes else half
+    return min(half, beyond)
+
+
+def stand_ins(caches: Sequence[Cache]) -> tuple[int, ...]:
+    """For each cache, nearest first."""
+    before = (0, *(cache.num_bytes for cache in caches))
+    return tuple(stand_in(cache, below) for cache, below in zip(caches, before, strict=False))
 
 
 def level_latencies(caches: Sequence[Cache], stairs: Sequence[Stair]) -> list[Latency]:
     """A hit in each cache, and what main memory costs by itself and in a burst."""
     by_size = {stair.num_bytes: stair for stair in stairs}
     found = []
-    below = 0
-    for cache in caches:
-        stair = by_size.get(inside(cache.num_bytes))
-        title = f"load that hits L{cache.level}"
-        if stair is None or stair.num_bytes <= below:
-            reason = "no set that only this cache holds was walked through"
-            found.append(Latency(name=title, textbook_s=TEXTBOOK_S.get(cache.level), reason=reason))
-            continue
+    for cache, size in zip(caches, stand_ins(caches), strict=True):
+        stair = by_size.get(size)
         found.append(
             Latency(
-                name=title,
+                name=f"load that hits L{cache.level}",
                 textbook_s=TEXTBOOK_S.get(cache.level),
-                measured=stair.access_s,
-                how=f"{units.num_bytes(stair.num_bytes)} in random order",
+                measured=None if stair is None else stair.access_s,
+                reason="" if stair else f"{units.num_bytes(size)} were not walked through",
+                how=f"{units.num_bytes(size)} in random order" if stair else "",
             )
         )
-        below = cache.num_bytes
-    last = stairs[-1]
-    if last.num_bytes < 2 * below:
-        walked, held = units.num_bytes(last.num_bytes), units.num_bytes(below)
+    last, largest = stairs[-1], max((cache.num_bytes for cache in caches), default=0)
+    if last.num_bytes < 2 * largest:
+        walked, held = units.num_bytes(last.num_bytes), units.num_bytes(largest)
         reason = f"{walked} were walked through, and caches hold {held}"
         return [*found, *(_memory(name, textbook, reason) for name, textbook in _MEMORY)]
     return [

@@ -29,6 +29,8 @@ from ridgeline.experiments.networks.settings import settings_for
 from ridgeline.experiments.networks.text import experiment_text
 from ridgeline.reporting.text import console
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, by the custom of shells."""
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
 
@@ -81,8 +83,8 @@ def write_docs(files: list[Path], target: Path = PAGE) -> None:
     print(f"wrote {target}")
 
 
-def measure(arguments: argparse.Namespace) -> None:
-    """Run the experiment; print its tables, write its result after each task."""
+def measure(arguments: argparse.Namespace) -> int:
+    """Run the experiment; print its tables, write its result after each task. Returns the exit status."""
     settings = settings_for(
         arguments.device,
         scale=arguments.scale,
@@ -102,20 +104,34 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.goes_on and arguments.out is not None and arguments.out.exists():
         earlier = NetworksExperiment.load(arguments.out)
 
-    def publish(experiment: NetworksExperiment) -> None:
-        experiment.save(arguments.out or RESULTS / file_name(experiment))
+    written: dict[str, Path] = {}
 
-    experiment = run(
-        only=arguments.kinds,
-        names=arguments.networks,
-        sources=arguments.sources,
-        settings=settings,
-        earlier=earlier,
-        publish=publish,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    def publish(experiment: NetworksExperiment) -> None:
+        target = arguments.out or RESULTS / file_name(experiment)
+        written["last"] = experiment.save(target)
+
+    try:
+        experiment = run(
+            only=arguments.kinds,
+            names=arguments.networks,
+            sources=arguments.sources,
+            settings=settings,
+            earlier=earlier,
+            publish=publish,
+            progress=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        kept = written.get("last")
+        said = (
+            f"what was measured is in {kept}; --continue --out {kept} goes on"
+            if kept
+            else "nothing is kept"
+        )
+        print(f"networks.py: interrupted; {said}", file=sys.stderr)
+        return INTERRUPTED
     console().print(experiment_text(experiment))
     print(f"written to {arguments.out or RESULTS / file_name(experiment)}")
+    return 0
 
 
 def _end(*_: object) -> None:
@@ -134,7 +150,7 @@ def main() -> int:
     elif arguments.write_docs:
         write_docs(arguments.write_docs)
     else:
-        measure(arguments)
+        return measure(arguments)
     return 0
 
 

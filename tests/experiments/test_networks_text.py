@@ -135,6 +135,32 @@ def test_it_is_read_again(tmp_path: Path) -> None:
     assert NetworksExperiment.load(EXPERIMENT.save(tmp_path / "n.json")) == EXPERIMENT
 
 
+@pytest.mark.parametrize("has_measured", [True, False])
+def test_an_interrupt_says_what_is_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    has_measured: bool,
+) -> None:
+    """No traceback, the exit status of shells, and how to go on."""
+    program = driver()
+    path = tmp_path / "n.json"
+
+    def interrupted(**given: Any) -> NetworksExperiment:
+        if has_measured:
+            given["publish"](EXPERIMENT)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "run", interrupted)
+    arguments = program.parser().parse_args(["--out", str(path)])
+    assert program.measure(arguments) == 130
+    said = f"what was measured is in {path}; --continue --out {path} goes on"
+    assert capsys.readouterr().err == (
+        f"networks.py: interrupted; {said if has_measured else 'nothing is kept'}\n"
+    )
+    assert path.exists() is has_measured
+
+
 def test_a_network_whose_turns_were_cut_has_not_failed() -> None:
     """The plan that was chosen is told with what it took, and why there were no turns."""
     ended = "no turns: it was ended after 200 s while running the first step of torch.compile"

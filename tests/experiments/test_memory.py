@@ -127,10 +127,12 @@ def test_other_faults_of_storage_are_told(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_storage_is_read_or_says_why(tmp_path: Path) -> None:
-    """As many samples as reads, and no file afterwards."""
+def test_storage_is_read_or_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many samples as reads, no file afterwards, and no name of a user in what is shared."""
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
     for one in storage_latencies(tmp_path, 2 << 20, 5):
         assert (one.measured is None) == bool(one.reason)
+        assert one.measured is None or one.how.endswith(f" in ~/{tmp_path.name}")
         assert one.measured is None or one.measured.n == 5
     assert list(tmp_path.iterdir()) == []
 

@@ -69,11 +69,17 @@ def _timed(path: Path, num_bytes: int, num_reads: int) -> list[Latency]:
                 in_order = _reads(lambda place: os.preadv(file, [view], place), order)
         finally:
             os.close(file)
-    how = f"direct, one after another, of {units.num_bytes(num_bytes)} in {path.parent}"
+    how = f"direct, one after another, of {units.num_bytes(num_bytes)} in {_shown(path.parent)}"
     return [
         Latency(name=name, textbook_s=TEXTBOOK_S[name], measured=measured, how=how)
         for name, measured in ((RANDOM, at_random), (IN_ORDER, in_order))
     ]
+
+
+def _shown(folder: Path) -> str:
+    """A folder below the user's own without the user's name: results are shared."""
+    home = Path.home()
+    return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
 
 
 def _reads(read: Callable[[int], int], places: list[int]) -> Quantity:

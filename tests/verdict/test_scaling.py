@@ -147,6 +147,15 @@ def test_workers_that_do_less_are_named() -> None:
     assert law(found, "amdahl").coefficients["serial_fraction"].value == 1.0
 
 
+def test_more_than_all_workers_can_do_is_named() -> None:
+    """No law has it; it is not taken for a break in a curve."""
+    (note,) = scaling([run_of(1, 32, 0.042), run_of(2, 16, 0.006)]).notes
+    assert note == (
+        "run2: 2 workers do 7.00 times the work of one, more than there are workers: one of the runs was "
+        "disturbed, or a worker's share fits into a cache that the whole does not"
+    )
+
+
 def test_few_points_say_little_of_more_workers() -> None:
     """Beyond the largest run a law says what it says with a warning, unless there are six."""
     (note,) = scaling(strong(0.1, (1, 2, 4)), [2, 8, 16]).notes

@@ -44,7 +44,6 @@ class Command:
         parser.add_argument(
             "-o", "--output", type=Path, metavar="FILE", help="also write the result here, as JSON"
         )
-
         parser.add_argument(
             "--report", type=Path, metavar="FILE", help="also draw it, on an HTML page of its own"
         )

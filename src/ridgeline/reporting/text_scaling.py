@@ -11,10 +11,10 @@ REGIMES = {"strong": "strong: the workers share one batch", "weak": "weak: each 
 _REVEALED = {"strong": "Karp-Flatt", "weak": "Gustafson"}
 _COEFFICIENTS = {
     "serial_fraction": "serial part",
-    "limit": "at most",
+    "limit": "limit",
     "sigma": "contention",
     "kappa": "coherence",
-    "peak": "most at",
+    "peak": "peak",
 }
 _SHARES = ("serial_fraction", "sigma")
 
@@ -97,7 +97,7 @@ def _estimate(name: str, estimate: Estimate) -> str:
 
 def _number(name: str, value: float | None) -> str:
     if value is None:
-        return "any number"
+        return "none"
     if name in _SHARES:
         return units.percent(value)
     if name == "kappa":

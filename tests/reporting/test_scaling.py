@@ -60,7 +60,10 @@ def test_the_page_holds_the_runs(found, tmp_path) -> None:
     """One section with its sentence, the figure and the noun, and names that stay text."""
     page = read(report(tmp_path / "r.html", scaling=found))
     assert page.sections == ["scaling", "data"]
-    assert "toy <b>" in "".join(page.text)
+    text = "".join(page.text)
+    assert "toy <b>" in text
+    assert "ridgeline scaling --report makes the page again." in text
+    assert f"{found.notes[-1]}." in text
     assert scaling_reading(found).startswith(
         "4 workers do 3.08 times the work of one (76.9 % each); strong: the workers share one batch. Amdahl's "
         "law: serial part 10.0 % ("
@@ -70,5 +73,5 @@ def test_the_page_holds_the_runs(found, tmp_path) -> None:
         for text in page.scripts.values()
         if '"kind": "scaling"' in text or '"kind":"scaling"' in text
     ]
-    (text,) = held
-    assert decode(Scaling, text.encode(), where="page") == found
+    (held_text,) = held
+    assert decode(Scaling, held_text.encode(), where="page") == found

@@ -142,10 +142,11 @@ def data_section(nouns: Mapping[str, Noun | None], trace_name: str | None) -> Ma
         rows.append(
             (tag("code", trace_name), "Both timelines for Perfetto or chrome://tracing", "", link)
         )
+    again = "ridgeline scaling --report" if list(given) == ["scaling"] else "ridgeline report"
     return section(
         "data",
         "Data",
-        "Everything on this page was drawn from these values; ridgeline report makes the page again.",
+        f"Everything on this page was drawn from these values; {again} makes the page again.",
         table(("File", "Content", "Size", ""), rows, caption="Data behind this page", numeric=(2,)),
         *scripts,
     )

@@ -3,7 +3,7 @@
 from ridgeline import units
 from ridgeline.reporting.chart_scaling import scaling_figure
 from ridgeline.reporting.html import Content, Markup, table, tag
-from ridgeline.reporting.sections import as_sentence, chart, section
+from ridgeline.reporting.sections import chart, section
 from ridgeline.reporting.text_scaling import REGIMES, coefficient_lines
 from ridgeline.verdict.scaling_nouns import Scaling
 
@@ -12,7 +12,7 @@ def scaling_section(scaling: Scaling | None) -> Markup | None:
     """The curve with the laws through it, both as tables, and the notes; None without runs."""
     if scaling is None:
         return None
-    notes = (tag("p", as_sentence(note)) for note in scaling.notes)
+    notes = (tag("p", f"{note}.") for note in scaling.notes)
     return section(
         "scaling",
         "Scaling",

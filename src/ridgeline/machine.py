@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from ridgeline import units
 from ridgeline.codec import Noun, Value
@@ -54,6 +54,11 @@ class Quantity(Value, frozen=True, kw_only=True):
     def assumed(cls, value: float, unit: str) -> Self:
         """A number nobody measured; shown as such wherever it is printed."""
         return cls(value=value, unit=unit, low=value, high=value, n=0, source="assumed")
+
+    def times(self, factor: float) -> Self:
+        """The number and its quartiles multiplied."""
+        fields = {name: factor * getattr(self, name) for name in ("value", "low", "high")}
+        return structs.replace(self, **fields)
 
     def __str__(self) -> str:
         text = units.quantity(self.value, self.unit)

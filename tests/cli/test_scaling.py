@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from ridgeline import laws
 from ridgeline.codec import decode
 from ridgeline.timeline import Span, Timeline
-from ridgeline.verdict.scaling_nouns import Scaling
+from ridgeline.verdict.scaling_nouns import MeasuredScaling
 from strategies import make_workload
 
 
@@ -54,8 +54,8 @@ def test_the_result_as_json_and_in_a_file(run, run_dirs, tmp_path) -> None:
     path = tmp_path / "scaling.json"
     ran = run("scaling", *run_dirs, "--json", "-o", path)
     assert ran.err == f"written to {path}\n"
-    found = decode(Scaling, ran.out.encode(), where="stdout")
-    assert found == Scaling.load(path)
+    found = decode(MeasuredScaling, ran.out.encode(), where="stdout")
+    assert found == MeasuredScaling.load(path)
     assert [point.workers for point in found.points] == [1, 2, 4]
 
 

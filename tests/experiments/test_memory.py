@@ -17,7 +17,7 @@ from ridgeline.experiments.memory.result import MemoryExperiment, Stair
 from ridgeline.experiments.memory.storage import storage_latencies
 from ridgeline.experiments.memory.text import experiment_text
 from ridgeline.machine import Quantity
-from ridgeline.probe.memory_levels import Cache
+from ridgeline.probe.caches import Cache
 from ridgeline.reporting.text import as_text
 
 CACHES = (Cache(1, 48 << 10), Cache(2, 2 << 20), Cache(3, 32 << 20))

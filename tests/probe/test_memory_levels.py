@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ridgeline.errors import MachineError
 from ridgeline.probe import native
-from ridgeline.probe.memory_levels import LINE_BYTES, Cache, Walked, caches
+from ridgeline.probe.caches import Cache, caches
+from ridgeline.probe.memory_levels import LINE_BYTES, Walked
 
 
 def steps(walked: Walked, count: int) -> list[int]:

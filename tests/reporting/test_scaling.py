@@ -16,7 +16,7 @@ from ridgeline.reporting.page_scaling import scaling_reading
 from ridgeline.reporting.report import report
 from ridgeline.timeline import Span, Timeline
 from ridgeline.verdict.scaling import scaling
-from ridgeline.verdict.scaling_nouns import MeasuredRun, Scaling
+from ridgeline.verdict.scaling_nouns import MeasuredRun, MeasuredScaling
 from strategies import make_workload
 
 
@@ -28,7 +28,7 @@ def timeline(origin: str, workers: int, *steps_ns: int) -> Timeline:
 
 
 @pytest.fixture(scope="module")
-def found() -> Scaling:
+def found() -> MeasuredScaling:
     runs = []
     for n in (1, 2, 4):
         step = round(1e9 / laws.amdahl(0.9, n))
@@ -74,4 +74,4 @@ def test_the_page_holds_the_runs(found, tmp_path) -> None:
         if '"kind": "scaling"' in text or '"kind":"scaling"' in text
     ]
     (held_text,) = held
-    assert decode(Scaling, held_text.encode(), where="page") == found
+    assert decode(MeasuredScaling, held_text.encode(), where="page") == found

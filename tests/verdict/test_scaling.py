@@ -13,7 +13,7 @@ from ridgeline.errors import LawError
 from ridgeline.plan import Plan
 from ridgeline.timeline import Span, Timeline
 from ridgeline.verdict.scaling import scaling
-from ridgeline.verdict.scaling_nouns import Law, MeasuredRun, Scaling
+from ridgeline.verdict.scaling_nouns import Law, MeasuredRun, MeasuredScaling
 from strategies import make_workload
 
 COUNTS = (1, 2, 4, 8, 16, 32)
@@ -49,7 +49,7 @@ def weak(serial: float, counts: tuple[int, ...] = COUNTS) -> list[MeasuredRun]:
     return [run_of(n, 8, n / laws.gustafson(serial, n)) for n in counts]
 
 
-def law(found: Scaling, name: str) -> Law:
+def law(found: MeasuredScaling, name: str) -> Law:
     return next(one for one in found.laws if one.name == name)
 
 
@@ -87,7 +87,7 @@ def test_order_and_files_do_not_matter() -> None:
     """The same runs in any order give the same result, which its file holds whole."""
     found = scaling(strong(0.1), [64])
     assert found == scaling(strong(0.1)[::-1], [64])
-    assert decode(Scaling, encode(found), where="file") == found
+    assert decode(MeasuredScaling, encode(found), where="file") == found
 
 
 def test_steps_that_scatter_make_laws_less_sure() -> None:
@@ -116,7 +116,7 @@ def test_a_limit_may_be_no_number() -> None:
     assert law(found, "amdahl").coefficients["limit"].value is None or (
         law(found, "amdahl").coefficients["limit"].value > 1e6
     )
-    assert decode(Scaling, encode(found), where="file") == found
+    assert decode(MeasuredScaling, encode(found), where="file") == found
 
 
 def test_a_break_in_the_curve_is_named() -> None:

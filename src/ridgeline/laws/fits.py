@@ -26,10 +26,8 @@ class AmdahlFit(NamedTuple):
     rate: float
     max_error: float
 
-    @property
-    def num_fitted(self) -> int:
-        """How many of its numbers were fitted."""
-        return 2
+    num_fitted = 2
+    note = ""
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -55,10 +53,8 @@ class GustafsonFit(NamedTuple):
     rate: float
     max_error: float
 
-    @property
-    def num_fitted(self) -> int:
-        """How many of its numbers were fitted."""
-        return 2
+    num_fitted = 2
+    note = ""
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -84,10 +80,7 @@ class USLFit(NamedTuple):
     is_kappa_identifiable: bool
     note: str
 
-    @property
-    def num_fitted(self) -> int:
-        """How many of its numbers were fitted."""
-        return 3
+    num_fitted = 3
 
     @property
     def coefficients(self) -> dict[str, float]:

@@ -27,6 +27,10 @@ class Fit(Protocol):
         """How many of its numbers were fitted."""
 
     @property
+    def note(self) -> str:
+        """What they do not tell; empty where they tell all."""
+
+    @property
     def coefficients(self) -> dict[str, float]:
         """What people read of it, by name."""
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from ridgeline import units
-from ridgeline.machine import Machine, OperatorTiming, Quantity, Setting
+from ridgeline.machine import Machine, OperatorTiming, Setting
 from ridgeline.plan import Plan
 from ridgeline.simulator.model import StepModel, model_step
 from ridgeline.workload import Phase, Workload
@@ -145,16 +145,7 @@ def _by_key(workload: Workload, factors: Mapping[Phase, float]) -> dict[str, flo
 
 def _scaled(timing: OperatorTiming, factor: float, *, on_gpu: bool) -> OperatorTiming:
     if not on_gpu:
-        return msgspec.structs.replace(timing, seconds=_times(timing.seconds, factor))
+        return msgspec.structs.replace(timing, seconds=timing.seconds.times(factor))
     if timing.issue is None:
         return timing
-    return msgspec.structs.replace(timing, issue=_times(timing.issue, factor))
-
-
-def _times(quantity: Quantity, factor: float) -> Quantity:
-    return msgspec.structs.replace(
-        quantity,
-        value=quantity.value * factor,
-        low=quantity.low * factor,
-        high=quantity.high * factor,
-    )
+    return msgspec.structs.replace(timing, issue=timing.issue.times(factor))

@@ -12,6 +12,7 @@ import torch
 
 from ridgeline.codec import cache_directory
 from ridgeline.machine import Device, Host, Machine
+from ridgeline.probe.caches import caches
 
 SCHEMA = 1
 """Raised when profiles of older releases must not be used any more."""
@@ -24,7 +25,7 @@ def host() -> Host:
         processor=_processor(),
         cores=num_cores(),
         memory_bytes=_memory_bytes(),
-        cache_bytes=_cache_bytes(),
+        cache_bytes=max((cache.num_bytes for cache in caches()), default=0),
         system=platform.platform(),
         python=platform.python_version(),
         torch=str(torch.__version__),
@@ -125,13 +126,3 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _cache_bytes() -> int:
-    """Size of the last-level cache: the largest that the system lists for core 0."""
-    sizes = [0]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
-        sizes.append(int(text.rstrip("KMG")) * scale)
-    return max(sizes)

@@ -8,7 +8,7 @@ import ctypes
 import mmap
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
@@ -26,29 +26,6 @@ MOST_WARMING = 1 << 22
 """Loads before the first sample: a walk through 256 MiB."""
 
 Run = Callable[[int], float]
-
-
-class Cache(NamedTuple):
-    """A cache of core 0 that holds data, as the system describes it."""
-
-    level: int
-    num_bytes: int
-
-
-def caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[Cache, ...]:
-    """The caches of core 0, nearest first; none where the system does not tell."""
-    found = []
-    for folder in sorted(root.glob("index*")):
-        try:
-            kind, level, size = (
-                (folder / name).read_text().strip() for name in ("type", "level", "size")
-            )
-        except OSError:
-            continue
-        if kind != "Instruction" and level.isdecimal():
-            scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1:], 1)
-            found.append(Cache(int(level), int(size.rstrip("KMG")) * scale))
-    return tuple(sorted(found))
 
 
 class Walked:

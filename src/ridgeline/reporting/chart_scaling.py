@@ -3,14 +3,14 @@
 from typing import Any
 
 from ridgeline.reporting.figure import Figure, axis, layout, line
-from ridgeline.verdict.scaling_nouns import Law, Scaling
+from ridgeline.verdict.scaling_nouns import Law, MeasuredScaling
 
 _COLOURS = {"amdahl": "@forward", "gustafson": "@forward", "usl": "@optimizer"}
 _STEPS = 60
 """Points of a curve."""
 
 
-def scaling_figure(scaling: Scaling) -> Figure:
+def scaling_figure(scaling: MeasuredScaling) -> Figure:
     """Samples per second by number of workers, both in powers of two, with what no loss would give."""
     counts = [point.workers for point in scaling.points]
     beyond = [point.workers for law in scaling.laws for point in law.points]
@@ -56,7 +56,7 @@ def _beyond(law: Law) -> dict[str, Any]:
     )
 
 
-def _measured(scaling: Scaling) -> dict[str, Any]:
+def _measured(scaling: MeasuredScaling) -> dict[str, Any]:
     rates = [point.samples_per_s for point in scaling.points]
     samples = [point.samples_per_s * point.step_s for point in scaling.points]
     pairs = list(zip(scaling.points, rates, samples, strict=True))
@@ -70,7 +70,7 @@ def _measured(scaling: Scaling) -> dict[str, Any]:
     )
 
 
-def _predicted(scaling: Scaling) -> dict[str, Any]:
+def _predicted(scaling: MeasuredScaling) -> dict[str, Any]:
     shown = [point for point in scaling.points if point.predicted_s]
     rates = [point.samples_per_s * point.step_s / (point.predicted_s or 1.0) for point in shown]
     marker = {"color": "@communication", "size": 9, "symbol": "diamond-open"}

@@ -5,10 +5,10 @@ from ridgeline.reporting.chart_scaling import scaling_figure
 from ridgeline.reporting.html import Content, Markup, table, tag
 from ridgeline.reporting.sections import chart, section
 from ridgeline.reporting.text_scaling import REGIMES, coefficient_lines
-from ridgeline.verdict.scaling_nouns import Scaling
+from ridgeline.verdict.scaling_nouns import MeasuredScaling
 
 
-def scaling_section(scaling: Scaling | None) -> Markup | None:
+def scaling_section(scaling: MeasuredScaling | None) -> Markup | None:
     """The curve with the laws through it, both as tables, and the notes; None without runs."""
     if scaling is None:
         return None
@@ -24,7 +24,7 @@ def scaling_section(scaling: Scaling | None) -> Markup | None:
     )
 
 
-def scaling_reading(scaling: Scaling) -> str:
+def scaling_reading(scaling: MeasuredScaling) -> str:
     """One sentence on the largest run and what the first law makes of all."""
     last, first = scaling.points[-1], scaling.laws[0]
     text = (
@@ -34,7 +34,7 @@ def scaling_reading(scaling: Scaling) -> str:
     return f"{text}. {first.name.capitalize()}'s law: {', '.join(coefficient_lines(first))}."
 
 
-def _runs(scaling: Scaling) -> Markup:
+def _runs(scaling: MeasuredScaling) -> Markup:
     rows: list[tuple[Content, ...]] = [
         (
             str(point.workers),
@@ -60,7 +60,7 @@ def _runs(scaling: Scaling) -> Markup:
     )
 
 
-def _laws(scaling: Scaling) -> Markup:
+def _laws(scaling: MeasuredScaling) -> Markup:
     rows: list[tuple[Content, ...]] = [
         (
             law.name,

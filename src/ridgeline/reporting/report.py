@@ -41,7 +41,7 @@ from ridgeline.reporting.page_step import (
 from ridgeline.simulator.costs import nearest_setting
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
-from ridgeline.verdict.scaling_nouns import Scaling
+from ridgeline.verdict.scaling_nouns import MeasuredScaling
 from ridgeline.workload import Workload
 
 TRACE_NAME = "trace.json.gz"
@@ -82,7 +82,7 @@ def report(
     measured: Timeline | None = None,
     verdict: Verdict | None = None,
     history: History | None = None,
-    scaling: Scaling | None = None,
+    scaling: MeasuredScaling | None = None,
 ) -> Path:
     """Write the report of a run to `path` and return the path.
 

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from ridgeline import units
 from ridgeline.reporting.text import bar, table, title
-from ridgeline.verdict.scaling_nouns import Estimate, Law, Scaling
+from ridgeline.verdict.scaling_nouns import FittedNumber, Law, MeasuredScaling
 
 REGIMES = {"strong": "strong: the workers share one batch", "weak": "weak: each has its own batch"}
 _REVEALED = {"strong": "Karp-Flatt", "weak": "Gustafson"}
@@ -19,7 +19,7 @@ _COEFFICIENTS = {
 _SHARES = ("serial_fraction", "sigma")
 
 
-def scaling_of_runs_text(scaling: Scaling) -> RenderableType:
+def scaling_of_runs_text(scaling: MeasuredScaling) -> RenderableType:
     """The table of runs, that of laws, and the notes."""
     notes = [Text(f"! {note}", style="yellow") for note in scaling.notes]
     heading = title(f"Scaling of {scaling.title}", f"measured; {REGIMES[scaling.regime]}")
@@ -32,7 +32,7 @@ def scaling_of_runs_text(scaling: Scaling) -> RenderableType:
     )
 
 
-def _runs(scaling: Scaling) -> RenderableType:
+def _runs(scaling: MeasuredScaling) -> RenderableType:
     head = (
         "Workers",
         "Samples each",
@@ -64,7 +64,7 @@ def _runs(scaling: Scaling) -> RenderableType:
     return rows
 
 
-def _laws(scaling: Scaling) -> RenderableType:
+def _laws(scaling: MeasuredScaling) -> RenderableType:
     counts = [point.workers for point in scaling.laws[0].points]
     head = ("Law", "Coefficients", "Worst miss", *(f"{count} workers" for count in counts))
     rows = table(head, right=range(2, 3 + len(counts)))
@@ -88,7 +88,7 @@ def coefficient_lines(law: Law) -> list[str]:
     return lines
 
 
-def _estimate(name: str, estimate: Estimate) -> str:
+def _estimate(name: str, estimate: FittedNumber) -> str:
     value = _number(name, estimate.value)
     if estimate.low is None:
         return value
@@ -105,7 +105,7 @@ def _number(name: str, value: float | None) -> str:
     return f"{units.digits3(value)} {'x' if name == 'limit' else 'workers'}"
 
 
-def _rate(estimate: Estimate) -> str:
+def _rate(estimate: FittedNumber) -> str:
     if estimate.value is None:
         return ""
     text = f"{units.digits3(estimate.value)}/s"

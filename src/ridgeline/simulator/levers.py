@@ -127,13 +127,13 @@ def _ratio(now_s: float, then_s: float) -> float:
 def _drawn(value: Any, noise: random.Random) -> Any:
     """A copy with every measured number drawn anew, and what hangs on it in proportion."""
     if isinstance(value, Quantity):
-        return _scaled(value, _factor(value, noise))
+        return value.times(_factor(value, noise))
     if isinstance(value, Ceiling):
         factor = _factor(value.rate, noise)
         curve = tuple(
             msgspec.structs.replace(point, rate=point.rate * factor) for point in value.curve
         )
-        return msgspec.structs.replace(value, rate=_scaled(value.rate, factor), curve=curve)
+        return msgspec.structs.replace(value, rate=value.rate.times(factor), curve=curve)
     if isinstance(value, tuple):
         return tuple(_drawn(part, noise) for part in value)
     if isinstance(value, msgspec.Struct):
@@ -155,12 +155,3 @@ def _factor(quantity: Quantity, noise: random.Random) -> float:
         return 1.0
     width = math.log(quantity.high / quantity.low) / QUARTILES_IN_DEVIATIONS
     return math.exp(noise.gauss(0.0, width))
-
-
-def _scaled(quantity: Quantity, factor: float) -> Quantity:
-    return msgspec.structs.replace(
-        quantity,
-        value=quantity.value * factor,
-        low=quantity.low * factor,
-        high=quantity.high * factor,
-    )

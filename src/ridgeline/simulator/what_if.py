@@ -177,10 +177,4 @@ def _scaled(quantity: Quantity, factor: float) -> Quantity:
     """A number multiplied; it is no longer a measurement."""
     if factor == 1.0:
         return quantity
-    return msgspec.structs.replace(
-        quantity,
-        value=quantity.value * factor,
-        low=quantity.low * factor,
-        high=quantity.high * factor,
-        source="assumed",
-    )
+    return msgspec.structs.replace(quantity.times(factor), source="assumed")

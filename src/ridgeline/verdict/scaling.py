@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 from ridgeline import laws
 from ridgeline.errors import LawError
 from ridgeline.laws.resampling import QUARTILES_IN_DEVIATIONS, Fit
+from ridgeline.machine import Quantity
 from ridgeline.verdict.scaling_notes import differences, notes_on
 from ridgeline.verdict.scaling_nouns import (
-    Estimate,
-    Kind,
+    FittedNumber,
     Law,
     LawName,
     LawPoint,
     MeasuredPoint,
     MeasuredRun,
-    Scaling,
+    MeasuredScaling,
+    Regime,
 )
 
 LEAST_FOR_USL = 3
@@ -28,7 +29,7 @@ FITS: dict[LawName, Callable[[Sequence[float], Sequence[float]], Fit]] = {
 }
 
 
-def scaling(runs: Sequence[MeasuredRun], devices: Sequence[int] = ()) -> Scaling:
+def scaling(runs: Sequence[MeasuredRun], devices: Sequence[int] = ()) -> MeasuredScaling:
     """What several runs of one step show together.
 
     Args:
@@ -44,19 +45,19 @@ def scaling(runs: Sequence[MeasuredRun], devices: Sequence[int] = ()) -> Scaling
             f"wanted runs of one training step, got {' and '.join(titles) or 'none'}; name runs of one task"
         )
     ordered = sorted(runs, key=lambda run: (run.measured.workers, run.name))
-    kind = _kind(ordered)
-    points = _points(ordered, kind)
-    found = _laws(points, kind, devices)
-    return Scaling(
+    regime = _regime(ordered)
+    points = _points(ordered, regime)
+    found = _laws(points, regime, devices)
+    return MeasuredScaling(
         title=titles[0],
-        regime=kind,
+        regime=regime,
         points=points,
         laws=found,
         notes=(*differences(ordered), *notes_on(points, found, devices)),
     )
 
 
-def _kind(runs: Sequence[MeasuredRun]) -> Kind:
+def _regime(runs: Sequence[MeasuredRun]) -> Regime:
     counts = sorted({run.measured.workers for run in runs})
     if len(counts) < 2:
         raise LawError(
@@ -76,7 +77,7 @@ def _kind(runs: Sequence[MeasuredRun]) -> Kind:
     )
 
 
-def _points(runs: Sequence[MeasuredRun], kind: Kind) -> tuple[MeasuredPoint, ...]:
+def _points(runs: Sequence[MeasuredRun], regime: Regime) -> tuple[MeasuredPoint, ...]:
     steps = [run.measured.step_ns * 1e-9 for run in runs]
     pairs = list(zip(runs, steps, strict=True))
     rates = [run.measured.workers * run.workload.samples / step_s for run, step_s in pairs]
@@ -86,32 +87,29 @@ def _points(runs: Sequence[MeasuredRun], kind: Kind) -> tuple[MeasuredPoint, ...
     ]
     base = statistics.median(firsts) / least
     return tuple(
-        _point(run, step_s, rate, rate / base, kind)
+        _point(run, step_s, rate, rate / base, regime)
         for (run, step_s), rate in zip(pairs, rates, strict=True)
     )
 
 
 def _point(
-    run: MeasuredRun, step_s: float, rate: float, speedup: float, kind: Kind
+    run: MeasuredRun, step_s: float, rate: float, speedup: float, regime: Regime
 ) -> MeasuredPoint:
     workers = run.measured.workers
-    ends = [step_s, step_s]
-    if len(run.measured.steps_ns) > 1:
-        quartiles = statistics.quantiles(run.measured.steps_ns, n=4, method="inclusive")
-        ends = [quartiles[0] * 1e-9, quartiles[2] * 1e-9]
+    steps = Quantity.measured([1e-9 * step_ns for step_ns in run.measured.steps_ns], "s")
     serial = None
     if workers > 1:
         serial = laws.karp_flatt(speedup, workers)
-        if kind == "weak":
-            serial = (workers - speedup) / (workers - 1.0)
+        if regime == "weak":
+            serial = (workers - speedup) / (workers - 1.0)  # Gustafson's law, solved for s
     return MeasuredPoint(
         run=run.name,
         workers=workers,
         samples=run.workload.samples,
-        num_steps=len(run.measured.steps_ns),
+        num_steps=steps.n,
         step_s=step_s,
-        low_s=ends[0],
-        high_s=ends[1],
+        low_s=steps.low,
+        high_s=steps.high,
         samples_per_s=rate,
         speedup=speedup,
         efficiency=speedup / workers,
@@ -120,8 +118,10 @@ def _point(
     )
 
 
-def _laws(points: Sequence[MeasuredPoint], kind: Kind, devices: Sequence[int]) -> tuple[Law, ...]:
-    names: list[LawName] = ["amdahl" if kind == "strong" else "gustafson"]
+def _laws(
+    points: Sequence[MeasuredPoint], regime: Regime, devices: Sequence[int]
+) -> tuple[Law, ...]:
+    names: list[LawName] = ["amdahl" if regime == "strong" else "gustafson"]
     if len({point.workers for point in points}) >= LEAST_FOR_USL:
         names.append("usl")
     return tuple(_law(name, points, devices) for name in names)
@@ -157,13 +157,13 @@ def _law(name: LawName, points: Sequence[MeasuredPoint], devices: Sequence[int])
             )
             for count in devices
         ),
-        note=getattr(found, "note", ""),
+        note=found.note,
     )
 
 
-def _estimate(value: float, drawn: Sequence[float]) -> Estimate:
+def _estimate(value: float, drawn: Sequence[float]) -> FittedNumber:
     low, high = laws.interval(drawn) if drawn else (math.nan, math.nan)
-    return Estimate(value=_finite(value), low=_finite(low), high=_finite(high))
+    return FittedNumber(value=_finite(value), low=_finite(low), high=_finite(high))
 
 
 def _finite(value: float) -> float | None:

@@ -8,7 +8,7 @@ from ridgeline.plan import Plan
 from ridgeline.timeline import Timeline
 from ridgeline.workload import Workload
 
-Kind = Literal["strong", "weak"]
+Regime = Literal["strong", "weak"]
 LawName = Literal["amdahl", "gustafson", "usl"]
 
 
@@ -24,7 +24,7 @@ class MeasuredRun(NamedTuple):
     """Of the machine; empty where nothing tells."""
 
 
-class Estimate(Value, frozen=True, kw_only=True):
+class FittedNumber(Value, frozen=True, kw_only=True):
     """A fitted number and the interval that covers 90 % of resampled ones; None where nothing tells.
 
     A limit or a peak may be infinite, for which JSON has no number: then `value` or `high` is None.
@@ -67,7 +67,7 @@ class LawPoint(Value, frozen=True, kw_only=True):
     """Samples per second of a number of workers, by a law."""
 
     workers: int
-    samples_per_s: Estimate
+    samples_per_s: FittedNumber
 
 
 class Law(Value, frozen=True, kw_only=True):
@@ -77,8 +77,8 @@ class Law(Value, frozen=True, kw_only=True):
     """
 
     name: LawName
-    coefficients: dict[str, Estimate]
-    rate: Estimate
+    coefficients: dict[str, FittedNumber]
+    rate: FittedNumber
     misses: tuple[float, ...]
     points: tuple[LawPoint, ...] = ()
     note: str = ""
@@ -93,13 +93,13 @@ class Law(Value, frozen=True, kw_only=True):
         return laws.usl(workers, sigma=sigma, kappa=found.get("kappa", 0.0), rate=rate)
 
 
-class Scaling(Noun, frozen=True, kw_only=True):
+class MeasuredScaling(Noun, frozen=True, kw_only=True):
     """How a training step scales with workers: runs, laws through them, and what is odd about them."""
 
     kind: ClassVar[str] = "scaling"
 
     title: str
-    regime: Kind
+    regime: Regime
     """`strong`: the workers share one batch, however many they are; `weak`: each has as much as before."""
     points: tuple[MeasuredPoint, ...]
     laws: tuple[Law, ...]

@@ -12,8 +12,9 @@ from ridgeline.experiments.memory.levels import SOURCE, level_latencies, sizes
 from ridgeline.experiments.memory.loopback import loopback_latency
 from ridgeline.experiments.memory.result import Latency, MemoryExperiment, Stair
 from ridgeline.experiments.memory.storage import storage_latencies
+from ridgeline.probe.caches import caches
 from ridgeline.probe.fingerprint import devices, host
-from ridgeline.probe.memory_levels import Walked, caches
+from ridgeline.probe.memory_levels import Walked
 
 PARTS = ("levels", "storage", "loopback")
 MOST_OF_FREE = 0.25

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ridgeline import units
 from ridgeline.experiments.memory.result import Latency, Stair
-from ridgeline.probe.memory_levels import Cache
+from ridgeline.probe.caches import Cache
 
 SOURCE = "Dive into Deep Learning, 12.4 (its table of common latencies, after E. Eshelman)"
 TEXTBOOK_S = {1: 1.5e-9, 2: 5e-9, 3: 16e-9}

@@ -29,6 +29,7 @@ import torch
 from autoparallel_networks import TwoChains, chains_of, forked, networks, one_thread, training
 from torch import Tensor, nn
 
+from ridgeline.cli.output_file import output_file
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.turns import spread, take_turns, times_faster
 from ridgeline.machine import Quantity
@@ -303,7 +304,9 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=60.0, help="no case begins after so many seconds"
     )
-    parser.add_argument("--output", type=Path, help="JSON file; default: below benchmarks/results/")
+    parser.add_argument(
+        "--output", type=output_file, help="JSON file; default: below benchmarks/results/"
+    )
     arguments = parser.parse_args()
     begin = time.perf_counter()
     path = arguments.output or RESULTS / file_name()

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 import ridgeline as rl
+from ridgeline.cli.output_file import output_file
 from ridgeline.codec import Noun, Value
 from ridgeline.machine import Host
 from ridgeline.probe.fingerprint import host
@@ -219,7 +220,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="default: below benchmarks/results/")
+    parser.add_argument("--out", type=output_file, help="default: below benchmarks/results/")
     parser.add_argument(
         "--report", type=Path, nargs="+", help="print what these files hold together"
     )

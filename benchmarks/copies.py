@@ -14,6 +14,7 @@ import datetime
 import sys
 from pathlib import Path
 
+from ridgeline.cli.output_file import output_file
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.overlap import run
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
@@ -48,7 +49,9 @@ def main() -> int:
         "--device", choices=("cpu", "cuda"), help="default: the GPU if there is one"
     )
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="what it may take")
-    parser.add_argument("--output", type=Path, help="JSON file; default: below benchmarks/results/")
+    parser.add_argument(
+        "--output", type=output_file, help="JSON file; default: below benchmarks/results/"
+    )
     arguments = parser.parse_args()
     experiment = run(
         quick=arguments.quick,

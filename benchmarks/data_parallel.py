@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ridgeline.cli.output_file import output_file
 from ridgeline.execution import MODES
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.experiments.turns import spread, take_turns, times_faster
@@ -311,7 +312,7 @@ def publish(
         gap = f"{differences[name]:.1e}" if name in differences else ""
         print(f"{name:{width}} {row['median_s'] * 1e3:12.3f} {quartiles:>17} {faster:8.2f}  {gap}")
     if arguments.output:
-        path = Path(arguments.output)
+        path = arguments.output
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
         print(f"written to {path}")
@@ -339,7 +340,9 @@ def main() -> int:
     )
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--per-turn", type=int, default=50 if on_gpu else 3, help="steps per turn")
-    parser.add_argument("--output", help="JSON file, e.g. under benchmarks/results/")
+    parser.add_argument(
+        "--output", type=output_file, help="JSON file, e.g. under benchmarks/results/"
+    )
     arguments = parser.parse_args()
     if "RANK" in os.environ or arguments.workers == 1:
         work(arguments)

@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from ridgeline.cli.output_file import output_file
 from ridgeline.runtime.engine import Engine
 
 RESULTS = Path(__file__).parent / "results"
@@ -173,7 +174,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer tasks and turns")
-    parser.add_argument("--output", type=Path, help="JSON file; default: below benchmarks/results/")
+    parser.add_argument(
+        "--output", type=output_file, help="JSON file; default: below benchmarks/results/"
+    )
     arguments = parser.parse_args()
     num_tasks, turns = (5_000, 5) if arguments.quick else (50_000, 11)
     cores = sorted(os.sched_getaffinity(0))

@@ -13,6 +13,7 @@ import datetime
 import sys
 from pathlib import Path
 
+from ridgeline.cli.output_file import output_file
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.hybrid import run
 from ridgeline.experiments.hybrid.cases import MODELS
@@ -46,7 +47,9 @@ def main() -> int:
     parser.add_argument("--contenders", nargs="+", default=[], help="these only, beside eager")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="what it may take")
     parser.add_argument("--cold", action="store_true", help="an empty compile cache for everyone")
-    parser.add_argument("--output", type=Path, help="JSON file; default: below benchmarks/results/")
+    parser.add_argument(
+        "--output", type=output_file, help="JSON file; default: below benchmarks/results/"
+    )
     arguments = parser.parse_args()
     experiment = run(
         quick=arguments.quick,

@@ -19,6 +19,7 @@ import signal
 import sys
 from pathlib import Path
 
+from ridgeline.cli.output_file import output_file
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.experiment import run
@@ -71,7 +72,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stop-after", type=float, metavar="SECONDS", help="begin no network then")
     made.add_argument("--warm", action="store_true", help="use this user's caches, not empty ones")
     made.add_argument("--machine", metavar="FILE", help="a machine profile to use")
-    made.add_argument("--out", type=Path, metavar="FILE", help="default: below benchmarks/results/")
+    made.add_argument(
+        "--out", type=output_file, metavar="FILE", help="default: below benchmarks/results/"
+    )
     made.add_argument("--continue", dest="goes_on", action="store_true", help="what --out lacks")
     made.add_argument("--write-docs", nargs="+", type=Path, metavar="FILE")
     return made

@@ -13,13 +13,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ridgeline.cli.output_file import output_file
 from ridgeline.runtime.hybrid import inductor
 
 LARGE = (
@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=output_file)
     wanted = parser.parse_args()
     on_gpu = torch.device(wanted.device).type == "cuda"
     name = torch.cuda.get_device_name() if on_gpu else "CPU"

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.cli.output_file import output_file
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.forms import (
     CHANNELS_LAST,
@@ -122,7 +123,9 @@ def main() -> None:
         choices=offered("cuda" if torch.cuda.is_available() else "cpu"),
         help="by which buckets are exchanged, each with each list of limits",
     )
-    parser.add_argument("--output", help="JSON file, e.g. under benchmarks/results/")
+    parser.add_argument(
+        "--output", type=output_file, help="JSON file, e.g. under benchmarks/results/"
+    )
     arguments = parser.parse_args()
     begin = time.perf_counter()
     world = World.join(threads=0 if torch.cuda.is_available() else 1)
@@ -131,7 +134,7 @@ def main() -> None:
         measured = _Measured(known[name], world, arguments, begin)
         found["networks"][name] = measured.take()
         if world.rank == 0 and arguments.output:
-            _write(Path(arguments.output), found)
+            _write(arguments.output, found)
     World.leave()
 
 

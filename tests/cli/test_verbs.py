@@ -357,18 +357,6 @@ def test_timelines_survive_the_round_trip(run_dir: Path) -> None:
     assert Timeline.load(run_dir / "measured.json").step_ns == 1_100_000
 
 
-def test_a_directory_is_no_place_for_a_file(run, machine_file, tmp_path) -> None:
-    """The message names the path that was given, and nothing is written beside it."""
-    place = tmp_path / "results"
-    place.mkdir()
-    ran = run("trace", "mlp", "-o", place)
-    assert ran.status == 1
-    assert ran.err.endswith(
-        f"ridgeline: wanted to read or write a file, got: Is a directory ({place}); check path and room\n"
-    )
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
-
-
 def test_seeds_have_64_bits(run, tmp_path) -> None:
     """A larger one is wrong usage."""
     ran = run("train", "mlp", "--seed", 10**30, "-o", tmp_path / "run")

@@ -64,6 +64,27 @@ def test_the_second_start_tries_what_the_first_chose(
         assert not any("earlier start" in line for line in lines)
 
 
+def test_the_second_start_reads_no_programs(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take a second or more of a large network, and predict only what is not tried then."""
+    monkeypatch.setattr(recalling, "AS_REMEMBERED", float("inf"))
+    asked: list[bool] = []
+    right = choice.run_trial
+
+    def run_trial(*arguments: Any, reads_programs: bool) -> Any:
+        asked.append(reads_programs)
+        return right(*arguments, reads_programs=reads_programs)
+
+    monkeypatch.setattr(choice, "run_trial", run_trial)
+    start(lines).close()
+    assert asked
+    assert all(asked)
+    asked.clear()
+    start(lines).close()
+    assert asked == [False]
+
+
 def test_a_remembered_plan_that_fails_is_forgotten(
     lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,11 +94,11 @@ def test_a_remembered_plan_that_fails_is_forgotten(
     right = choice.run_trial
     calls: list[int] = []
 
-    def fails_once(*arguments: Any) -> Any:
+    def fails_once(*arguments: Any, **more: Any) -> Any:
         calls.append(1)
         if len(calls) == 1:
             raise PlanError("not today")
-        return right(*arguments)
+        return right(*arguments, **more)
 
     monkeypatch.setattr(choice, "run_trial", fails_once)
     start(lines).close()
@@ -92,8 +113,8 @@ def test_a_remembered_plan_that_became_slow_is_chosen_anew(
     """Slower than it was by more than a quarter; both times are told."""
     step_ns, right = [1_000_000], choice.run_trial
 
-    def lasting(*arguments: Any) -> Any:
-        return msgspec.structs.replace(right(*arguments), steps_ns=(step_ns[0],) * 8)
+    def lasting(*arguments: Any, **more: Any) -> Any:
+        return msgspec.structs.replace(right(*arguments, **more), steps_ns=(step_ns[0],) * 8)
 
     monkeypatch.setattr(choice, "run_trial", lasting)
     start(lines).close()
@@ -165,8 +186,8 @@ def test_compiling_is_announced_with_its_seconds(
     """Once for each form that is compiled, before it is; what compiles nothing says nothing."""
     right = choice.run_trial
 
-    def eagerly(make: Any, plan: rl.Plan, *rest: Any) -> Any:
-        return right(make, msgspec.structs.replace(plan, execution="eager"), *rest)
+    def eagerly(make: Any, plan: rl.Plan, *rest: Any, **more: Any) -> Any:
+        return right(make, msgspec.structs.replace(plan, execution="eager"), *rest, **more)
 
     monkeypatch.setattr(choice, "run_trial", eagerly)
     start(lines, seconds=1000.0).close()
@@ -227,10 +248,10 @@ def test_a_stopped_compiler_is_given_more_time_next(
     """What a trial had taken when it was stopped over what was assumed of it; plain trials tell nothing."""
     right = choice.run_trial
 
-    def stopped(make: Any, plan: Plan, *more: Any) -> Any:
+    def stopped(make: Any, plan: Plan, *rest: Any, **more: Any) -> Any:
         if is_compiled(plan):
             raise OutOfTimeError("time is up")
-        return right(make, plan, *more)
+        return right(make, plan, *rest, **more)
 
     monkeypatch.setattr(choice, "run_trial", stopped)
     monkeypatch.setattr(choice, "compile_seconds", lambda *_: 1e-9)

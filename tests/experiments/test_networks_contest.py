@@ -1,5 +1,6 @@
 """The networks experiment: its tasks in small, what a child that fails costs, and how answers are joined."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ridgeline.errors import TaskError
 from ridgeline.experiments.networks import check, contest, process
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.combine import best_by_hand, combined
-from ridgeline.experiments.networks.experiment import run
+from ridgeline.experiments.networks.experiment import WITHOUT_BYTECODE, run
 from ridgeline.experiments.networks.forms import Form, Runner, Subject, plain_forms
 from ridgeline.experiments.networks.process import Children, Reply, last_error
 from ridgeline.experiments.networks.request import Answer, Request
@@ -334,3 +335,14 @@ def test_a_contest_that_was_ended_keeps_what_was_known() -> None:
     assert [row.was_cut for row in found.forms] == [True, False, False]
     assert found.headline == told
     assert found.notes == (f"contest: {ended}",)
+
+
+@pytest.mark.parametrize("is_without", [False, True])
+def test_starts_without_bytecode_are_noted(
+    is_without: bool, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would compile Ridgeline's sources, which the peers' starts need not."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", is_without)
+    how = settings_for("cpu", scale="cpu", stop_after_s=0.0, machine=str(profile))
+    found = run(names=["mlp"], settings=how).notes
+    assert found == ((WITHOUT_BYTECODE,) if is_without else ())

@@ -3,10 +3,10 @@
 import argparse
 import importlib
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 from ridgeline.cli.command import FINE, USAGE, Output
+from ridgeline.cli.output_file import output_file
 
 
 class Experiment(NamedTuple):
@@ -137,7 +137,11 @@ class Command:
             help=f"some parts, commas between (default: all); {'; '.join(parts)}",
         )
         parser.add_argument(
-            "-o", "--output", type=Path, metavar="FILE", help="also write the result here, as JSON"
+            "-o",
+            "--output",
+            type=output_file,
+            metavar="FILE",
+            help="also write the result here, as JSON",
         )
 
     def run(self, args: argparse.Namespace, output: Output) -> int:

@@ -1,9 +1,9 @@
 """`ridgeline measure`: what this machine can do, measured."""
 
 import argparse
-from pathlib import Path
 
 from ridgeline.cli.command import FINE, Output
+from ridgeline.cli.output_file import output_file
 from ridgeline.reporting.text import machine_text
 
 
@@ -20,7 +20,7 @@ class Command:
         )
         parser.add_argument("--refresh", action="store_true", help="measure again what is known")
         parser.add_argument(
-            "-o", "--output", type=Path, metavar="FILE", help="also write the profile here"
+            "-o", "--output", type=output_file, metavar="FILE", help="also write the profile here"
         )
 
     def run(self, args: argparse.Namespace, output: Output) -> int:

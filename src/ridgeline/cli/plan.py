@@ -1,7 +1,6 @@
 """`ridgeline plan`: which way to run a training step, and why."""
 
 import argparse
-from pathlib import Path
 
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.inputs import (
@@ -11,6 +10,7 @@ from ridgeline.cli.inputs import (
     describe,
     positive,
 )
+from ridgeline.cli.output_file import output_file
 from ridgeline.decision import compile_times
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
@@ -46,7 +46,7 @@ class Command:
             help="why one knob has its value; sync: every way to exchange gradients beside each other",
         )
         parser.add_argument(
-            "-o", "--output", type=Path, metavar="FILE", help="also write the best plan here"
+            "-o", "--output", type=output_file, metavar="FILE", help="also write the best plan here"
         )
 
     def run(self, args: argparse.Namespace, output: Output) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from ridgeline.cli import run_directory
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.inputs import positive
+from ridgeline.cli.output_file import output_file
 from ridgeline.errors import FileFormatError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -42,10 +43,17 @@ class Command:
             help="numbers of workers of which the laws say something, too",
         )
         parser.add_argument(
-            "-o", "--output", type=Path, metavar="FILE", help="also write the result here, as JSON"
+            "-o",
+            "--output",
+            type=output_file,
+            metavar="FILE",
+            help="also write the result here, as JSON",
         )
         parser.add_argument(
-            "--report", type=Path, metavar="FILE", help="also draw it, on an HTML page of its own"
+            "--report",
+            type=output_file,
+            metavar="FILE",
+            help="also draw it, on an HTML page of its own",
         )
 
     def run(self, args: argparse.Namespace, output: Output) -> int:

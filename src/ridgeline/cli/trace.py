@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.inputs import add_task_arguments, load, positive
+from ridgeline.cli.output_file import output_file
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.reporting.operators import times_on_machine
@@ -32,7 +33,7 @@ class Command:
             "--machine", type=Path, metavar="FILE", help="machine profile, for times and bounds"
         )
         parser.add_argument(
-            "-o", "--output", type=Path, metavar="FILE", help="also write the workload here"
+            "-o", "--output", type=output_file, metavar="FILE", help="also write the workload here"
         )
 
     def run(self, args: argparse.Namespace, output: Output) -> int:

@@ -1,6 +1,7 @@
 """The choice of a plan for a script's own step: traced, measured, ranked and tried, in limited time."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -279,7 +280,9 @@ class PlanChoice:
         if not shared:
             return None
         ranking = msgspec.json.decode(shared, type=Ranking)
-        return tried_again(ranking, self._trial, self._heartbeat, self._tell)
+        # Programs serve the prediction of plans that are not tried yet.
+        again = functools.partial(self._trial, reads_programs=False)
+        return tried_again(ranking, again, self._heartbeat, self._tell)
 
     def _note(self, lines: Sequence[str]) -> None:
         """Keep what went otherwise than planned, each line once."""
@@ -306,18 +309,18 @@ class PlanChoice:
             compile_factor=self._compile_factor,
         )
 
-    def _trial(self, plan: Plan) -> Timeline:
+    def _trial(self, plan: Plan, *, reads_programs: bool = True) -> Timeline:
         # Several workers, which may fail one by one, neither remember nor refuse.
         place = self._kept[:2] if self._kept is not None and self.world.size == 1 else None
         lost_device.refuse_if_lost(place, plan)
         try:
-            return self._tried(plan)
+            return self._tried(plan, reads_programs=reads_programs)
         except Exception as error:
             if self.world.kind == "cuda" and plan.execution != "eager":
                 lost_device.raise_if_lost(place, plan, error)
             raise
 
-    def _tried(self, plan: Plan) -> Timeline:
+    def _tried(self, plan: Plan, *, reads_programs: bool) -> Timeline:
         if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
         watch = ProgramWatch()
@@ -335,6 +338,7 @@ class PlanChoice:
                 self._left,
                 watch,
                 self._budget.hopeless_s,
+                reads_programs=reads_programs,
             )
         except OutOfTimeError:
             assumed_s = compile_seconds(self._described(), plan.execution)

@@ -65,6 +65,8 @@ def run_trial(
     left: Callable[[], float] = lambda: math.inf,
     watch: ProgramWatch | None = None,
     hopeless_s: float = math.inf,
+    *,
+    reads_programs: bool = True,
 ) -> Timeline:
     """The measured timeline of a plan; model, optimizer and random state are put back.
 
@@ -83,13 +85,15 @@ def run_trial(
         left: Seconds that are left for it, the same on all workers; infinite where none were given.
         watch: Made before anything of the plan was compiled, if that was earlier.
         hopeless_s: A step of seconds that takes longer than this is measured once; the same on all workers.
+        reads_programs: Whether the timeline brings what the compiler made.
 
     Raises:
         OutOfTimeError: no step was measured in that time.
         SideEffectError: the step of a worker alone writes outside of the process; it was kept from it.
         CaptureError: what compiles did not end in `LONGEST_S`, where no seconds were given.
 
-    Cost: The steps, and copies of parameters, buffers and optimizer state.
+    Cost: The steps, and copies of parameters, buffers and optimizer state; for reading programs up to half a
+        second for each of some hundred kernels.
     """
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
     parts: Parts | None = None
@@ -106,7 +110,7 @@ def run_trial(
             measured = over_periods(measured, plan.sync)
         else:
             measured = over_parts(measured, plan.sync, parts)
-    if world.rank == 0 and MODES[plan.execution].is_compiled:
+    if reads_programs and world.rank == 0 and MODES[plan.execution].is_compiled:
         measured = watch.noted(measured)
     return _of_the_slowest(measured, world)
 

@@ -4,6 +4,7 @@ import datetime
 import os
 import queue
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -35,6 +36,10 @@ from ridgeline.probe.fingerprint import devices, driver, host
 QUICK = ("small_mlp", "message_passing", "lstm_language_model")
 """Networks of the quick experiment: launches alone, indices, and a library's recurrent layers."""
 QUICK_TASKS: tuple[Task, ...] = ("contest", "check")
+WITHOUT_BYTECODE = (
+    "PYTHONDONTWRITEBYTECODE is set: unless bytecode is there, each start compiles Ridgeline's sources, "
+    "seconds that no installed package needs; unset it to compare starts"
+)
 
 
 def run(
@@ -230,7 +235,6 @@ def _blank(how: Settings, earlier: NetworksExperiment | None) -> NetworksExperim
     versions = {"ridgeline": VERSION, "torch": str(torch.__version__)}
     if torch.cuda.is_available():
         versions |= {"cuda": str(torch.version.cuda), "driver": driver()}
-    notes = ("caches of the user were used: first starts are none",) if how.is_warm else ()
     return NetworksExperiment(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         host=host(),
@@ -245,5 +249,15 @@ def _blank(how: Settings, earlier: NetworksExperiment | None) -> NetworksExperim
         budget_s=how.budget_s,
         parallel=how.parallel,
         networks=earlier.networks if earlier is not None else (),
-        notes=notes,
+        notes=_notes(how),
     )
+
+
+def _notes(how: Settings) -> tuple[str, ...]:
+    """What sets the starts of this run apart from those of a user."""
+    notes = []
+    if how.is_warm:
+        notes.append("caches of the user were used: first starts are none")
+    if sys.dont_write_bytecode:  # an installed package comes with its bytecode
+        notes.append(WITHOUT_BYTECODE)
+    return tuple(notes)

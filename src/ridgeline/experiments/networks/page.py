@@ -104,8 +104,8 @@ def _section(experiment: NetworksExperiment) -> Iterator[str]:
     yield f"## {experiment.hardware}"
     yield ""
     yield (
-        f"{experiment.date}; {versions}; allow={experiment.allow!r}; {experiment.turns} turns of {steps} "
-        f"steps{_budget(experiment)}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
+        f"Newest run: {experiment.date}; {versions}; allow={experiment.allow!r}; {experiment.turns} turns "
+        f"of {steps} steps{_budget(experiment)}.{SMALL_NETWORKS if experiment.scale == 'cpu' else ''}"
     )
     yield ""
     yield from _summary(summarise(ran, experiment.allow))

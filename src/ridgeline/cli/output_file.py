@@ -1,0 +1,28 @@
+"""Where a verb or a benchmark writes its result: refused before it measures for minutes, not after."""
+
+import argparse
+import os
+from pathlib import Path
+
+
+def output_file(text: str) -> Path:
+    """A path where a file can be written, for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: a directory stands there, or nothing can be made where it is to be.
+    """
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"wanted a file to write, got the directory {path}; name a file in it"
+        )
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"wanted a file to write, got {path}, and {above} is no directory; name another"
+        )
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(
+            f"wanted a file to write, got {path}, and nothing may be written in {above}; name another"
+        )
+    return path

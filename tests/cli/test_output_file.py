@@ -1,0 +1,72 @@
+"""A result that cannot be written is refused before anything is measured."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.cli.output_file import output_file
+from ridgeline.codec import write_atomically
+
+
+@pytest.mark.parametrize(
+    "verb", ["measure", "plan mlp", "trace mlp", "bench memory", "scaling run"]
+)
+def test_a_directory_is_refused_before_anything_is_done(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names it, and nothing is written beside it."""
+    assert main([*verb.split(), "-o", str(tmp_path)]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(
+        f"error: argument -o/--output: wanted a file to write, got the directory {tmp_path}; name a file in it"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_place_for_files(tmp_path: Path) -> None:
+    """However deep what is asked for would lie below it."""
+    file = tmp_path / "file"
+    file.write_text("kept")
+    wanted = file / "below" / "result.json"
+    with pytest.raises(argparse.ArgumentTypeError) as refused:
+        output_file(str(wanted))
+    assert str(refused.value) == (
+        f"wanted a file to write, got {wanted}, and {file} is no directory; name another"
+    )
+    assert file.read_text() == "kept"
+
+
+def test_a_place_without_permission_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a directory that is still to be made, the nearest above decides."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    wanted = tmp_path / "new" / "result.json"
+    with pytest.raises(argparse.ArgumentTypeError) as refused:
+        output_file(str(wanted))
+    assert str(refused.value) == (
+        f"wanted a file to write, got {wanted}, and nothing may be written in {tmp_path}; name another"
+    )
+
+
+def test_files_that_are_new_or_to_be_replaced_are_taken(tmp_path: Path) -> None:
+    """Nothing is made yet."""
+    old = tmp_path / "old.json"
+    old.write_text("{}")
+    new = tmp_path / "deep" / "new.json"
+    assert [output_file(str(path)) for path in (old, new)] == [old, new]
+    assert not new.parent.exists()
+    assert old.read_text() == "{}"
+
+
+def test_a_directory_that_was_made_meanwhile_stays(tmp_path: Path) -> None:
+    """What is written fails with the path that was given, and leaves nothing beside it."""
+    place = tmp_path / "results"
+    place.mkdir()
+    with pytest.raises(IsADirectoryError, match=re.escape(f"Is a directory: '{place}'")):
+        write_atomically(place, b"{}")
+    assert list(tmp_path.iterdir()) == [place]

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,7 +154,7 @@ def test_parts_by_name() -> None:
     with pytest.raises(TaskError) as refused:
         run(only=("tape",))
     assert str(refused.value) == (
-        "wanted parts of the experiment memory, got 'tape'; known are levels, storage, loopback"
+        "wanted parts of the experiment memory, got 'tape'; known are levels, storage, loopback, gpu"
     )
 
 
@@ -171,5 +172,15 @@ def test_as_text() -> None:
     text = as_text(experiment_text(experiment), width=200)
     (first,) = [line for line in text.splitlines() if "L1 ends" in line]
     assert first.split()[:2] == ["32.0", "KiB"]
-    assert "not held here: 32.0 MiB were walked through, and caches hold 32.0 MiB" in text
+    assert "not measured: 32.0 MiB were walked through, and caches hold 32.0 MiB" in text
     assert "! a note" in text
+
+
+def test_without_a_gpu_its_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The textbook's numbers stay, so that the table is the same everywhere."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = run(quick=True, only=("gpu",))
+    assert [one.measured for one in found.latencies] == [None] * 5
+    assert {one.reason for one in found.latencies} == {"there is no GPU"}
+    assert [one.textbook_s for one in found.latencies] == [10e-6, None, 80e-6, 80e-6, 30e-6]
+    assert "not measured: there is no GPU" in as_text(experiment_text(found), width=200)

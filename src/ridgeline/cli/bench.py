@@ -32,7 +32,7 @@ EXPERIMENTS = {
         ("devices", "operators", "small", "host-and-device", "branches", "perceptron"),
     ),
     "overlap": Experiment("overlap", "ways.text", ("results", "batches")),
-    "memory": Experiment("memory", "memory.text", ("levels", "storage", "loopback")),
+    "memory": Experiment("memory", "memory.text", ("levels", "storage", "loopback", "gpu")),
     "allreduce": Experiment(
         "allreduce",
         "ways.text",

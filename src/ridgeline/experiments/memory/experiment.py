@@ -1,4 +1,4 @@
-"""`run`: walk through memory, read storage, send packets, and set the textbook's numbers beside."""
+"""`run`: walk through memory, read storage, send packets, use a GPU; the textbook's numbers are beside."""
 
 import datetime
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ import psutil
 from ridgeline import units
 from ridgeline.codec import cache_directory
 from ridgeline.errors import TaskError
+from ridgeline.experiments.memory.gpu import gpu_latencies
 from ridgeline.experiments.memory.levels import SOURCE, level_latencies, sizes
 from ridgeline.experiments.memory.loopback import loopback_latency
 from ridgeline.experiments.memory.result import Latency, MemoryExperiment, Stair
@@ -16,7 +17,7 @@ from ridgeline.probe.caches import caches
 from ridgeline.probe.fingerprint import devices, host
 from ridgeline.probe.memory_levels import Walked
 
-PARTS = ("levels", "storage", "loopback")
+PARTS = ("levels", "storage", "loopback", "gpu")
 MOST_OF_FREE = 0.25
 """Share of the free memory that may be walked through; laying the walk takes as much again."""
 MOST_BYTES = 2 << 30
@@ -32,11 +33,11 @@ def run(
     only: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> MemoryExperiment:
-    """What an access costs here, from the nearest cache to a packet, beside the textbook's numbers.
+    """What an access costs here, from the nearest cache to a packet and a GPU, beside the textbook's numbers.
 
     Args:
         quick: Every second size, fewer reads and packets: about 20 s instead of a minute.
-        only: Some of `levels`, `storage`, `loopback`; none: all.
+        only: Some of `levels`, `storage`, `loopback`, `gpu`; none: all.
         progress: Takes lines about what happens now.
 
     Raises:
@@ -75,6 +76,9 @@ def run(
     if "loopback" in parts:
         say("memory: sending packets")
         latencies.append(loopback_latency(200 if quick else 2000))
+    if "gpu" in parts:
+        say("memory: launching kernels and copying to GPUs")
+        latencies += gpu_latencies(50 if quick else 500)
     return MemoryExperiment(
         date=datetime.date.today().isoformat(),
         host=host(),

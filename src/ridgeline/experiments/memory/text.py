@@ -40,7 +40,7 @@ def _latencies(latencies: tuple[Latency, ...]) -> RenderableType:
             "" if one.measured is None else _spread(one.measured),
             "" if one.textbook_s is None else units.seconds(one.textbook_s),
             Text("" if one.measured is None else _bar(one.measured.value), style="cyan"),
-            one.how or f"not held here: {one.reason}",
+            one.how or f"not measured: {one.reason}",
         )
     return rows
 

@@ -45,7 +45,7 @@ def commands() -> list[tuple[str, list[str]]]:
     """Every `ridgeline` command of the pages: where it stands, and its words after the name."""
     found = []
     for block in blocks("bash"):
-        for line in block.text.splitlines():
+        for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["ridgeline"]:
                 found.append((f"{block.where}: {line}", words[1:]))

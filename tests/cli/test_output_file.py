@@ -27,6 +27,18 @@ def test_a_directory_is_refused_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
+    """A file takes the place of what stands there, which must not happen to /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for wanted in (Path(os.devnull), pipe):
+        with pytest.raises(argparse.ArgumentTypeError) as refused:
+            output_file(str(wanted))
+        assert str(refused.value) == (
+            f"wanted a file to write, got the device or pipe {wanted}; name a file, or leave this out"
+        )
+
+
 def test_a_file_is_no_place_for_files(tmp_path: Path) -> None:
     """However deep what is asked for would lie below it."""
     file = tmp_path / "file"

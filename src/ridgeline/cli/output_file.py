@@ -9,12 +9,16 @@ def output_file(text: str) -> Path:
     """A path where a file can be written, for argparse.
 
     Raises:
-        argparse.ArgumentTypeError: a directory stands there, or nothing can be made where it is to be.
+        argparse.ArgumentTypeError: a directory, a device or a pipe stands there, or nothing can be made where it is to be.
     """
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(
             f"wanted a file to write, got the directory {path}; name a file in it"
+        )
+    if path.exists() and not path.is_file():  # which the new file would replace
+        raise argparse.ArgumentTypeError(
+            f"wanted a file to write, got the device or pipe {path}; name a file, or leave this out"
         )
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():

@@ -312,10 +312,9 @@ def publish(
         gap = f"{differences[name]:.1e}" if name in differences else ""
         print(f"{name:{width}} {row['median_s'] * 1e3:12.3f} {quartiles:>17} {faster:8.2f}  {gap}")
     if arguments.output:
-        path = arguments.output
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"written to {path}")
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"written to {arguments.output}")
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from ridgeline.plan import Plan
 from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.probe.measure import Known
+from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from strategies import make_machine
 
 
@@ -72,9 +73,9 @@ def test_the_second_start_reads_no_programs(
     asked: list[bool] = []
     right = choice.run_trial
 
-    def run_trial(*arguments: Any, reads_programs: bool) -> Any:
-        asked.append(reads_programs)
-        return right(*arguments, reads_programs=reads_programs)
+    def run_trial(*arguments: Any) -> Any:
+        asked.append(any(isinstance(one, ProgramWatch) for one in arguments))
+        return right(*arguments)
 
     monkeypatch.setattr(choice, "run_trial", run_trial)
     start(lines).close()
@@ -94,11 +95,11 @@ def test_a_remembered_plan_that_fails_is_forgotten(
     right = choice.run_trial
     calls: list[int] = []
 
-    def fails_once(*arguments: Any, **more: Any) -> Any:
+    def fails_once(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 1:
             raise PlanError("not today")
-        return right(*arguments, **more)
+        return right(*arguments)
 
     monkeypatch.setattr(choice, "run_trial", fails_once)
     start(lines).close()
@@ -113,8 +114,8 @@ def test_a_remembered_plan_that_became_slow_is_chosen_anew(
     """Slower than it was by more than a quarter; both times are told."""
     step_ns, right = [1_000_000], choice.run_trial
 
-    def lasting(*arguments: Any, **more: Any) -> Any:
-        return msgspec.structs.replace(right(*arguments, **more), steps_ns=(step_ns[0],) * 8)
+    def lasting(*arguments: Any) -> Any:
+        return msgspec.structs.replace(right(*arguments), steps_ns=(step_ns[0],) * 8)
 
     monkeypatch.setattr(choice, "run_trial", lasting)
     start(lines).close()
@@ -186,8 +187,8 @@ def test_compiling_is_announced_with_its_seconds(
     """Once for each form that is compiled, before it is; what compiles nothing says nothing."""
     right = choice.run_trial
 
-    def eagerly(make: Any, plan: rl.Plan, *rest: Any, **more: Any) -> Any:
-        return right(make, msgspec.structs.replace(plan, execution="eager"), *rest, **more)
+    def eagerly(make: Any, plan: rl.Plan, *rest: Any) -> Any:
+        return right(make, msgspec.structs.replace(plan, execution="eager"), *rest)
 
     monkeypatch.setattr(choice, "run_trial", eagerly)
     start(lines, seconds=1000.0).close()
@@ -248,10 +249,10 @@ def test_a_stopped_compiler_is_given_more_time_next(
     """What a trial had taken when it was stopped over what was assumed of it; plain trials tell nothing."""
     right = choice.run_trial
 
-    def stopped(make: Any, plan: Plan, *rest: Any, **more: Any) -> Any:
+    def stopped(make: Any, plan: Plan, *more: Any) -> Any:
         if is_compiled(plan):
             raise OutOfTimeError("time is up")
-        return right(make, plan, *rest, **more)
+        return right(make, plan, *more)
 
     monkeypatch.setattr(choice, "run_trial", stopped)
     monkeypatch.setattr(choice, "compile_seconds", lambda *_: 1e-9)

@@ -125,7 +125,7 @@ def test_a_choice_says_what_is_under_way(
 
     monkeypatch.setattr(choice, "Heartbeat", Watched)
     monkeypatch.setattr(profiling, "measure", lambda **_: beat() or machine)
-    monkeypatch.setattr(choice, "run_trial", lambda *_, **__: beat() or pytest.fail("stop here"))
+    monkeypatch.setattr(choice, "run_trial", lambda *_: beat() or pytest.fail("stop here"))
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with rl.TrainStep(model, loss_fn, optimizer, device="cpu", progress=lines.append) as made:

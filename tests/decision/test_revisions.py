@@ -61,7 +61,7 @@ def trials(monkeypatch: pytest.MonkeyPatch, compiled_s: float | None) -> list[st
     """Have trials find these seconds a step; None: nothing compiles. The modes that were tried."""
     tried: list[str] = []
 
-    def trial(make: Any, plan: Plan, *_: Any, **__: Any) -> Timeline:
+    def trial(make: Any, plan: Plan, *others: Any) -> Timeline:
         tried.append(plan.execution)
         if is_compiled(plan) and compiled_s is None:
             raise CaptureError("no compiler here")

@@ -87,7 +87,7 @@ def test_without_time_to_trace_the_step_runs_as_written(
 ) -> None:
     """Nothing is measured or tried; a note says so, and reports are made later, when asked for."""
     monkeypatch.setattr(profiling, "measure", lambda **_: pytest.fail("measured"))
-    monkeypatch.setattr(choice, "run_trial", lambda *_, **__: pytest.fail("tried"))
+    monkeypatch.setattr(choice, "run_trial", lambda *_: pytest.fail("tried"))
     clock.tick_s = 0.3
     note = (
         "the step runs as it was written, since there was no time to choose: wanted the step traced within "
@@ -166,7 +166,7 @@ def test_a_stale_profile_is_not_measured_again_without_time(
     assert any(line.startswith("not measured: that takes about 1000 s, and") for line in lines)
 
 
-def _out_of_time(*_: Any, **__: Any) -> Any:
+def _out_of_time(*_: Any) -> Any:
     raise OutOfTimeError("time is up")
 
 

@@ -15,6 +15,7 @@ from ridgeline.decision.trial import run_trial
 from ridgeline.machine import Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
+from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
 from ridgeline.runtime.step import TrainStep
 from ridgeline.runtime.world import World
 from ridgeline.simulator.dataflow import operator_name
@@ -54,7 +55,9 @@ def test_a_step_is_predicted_from_what_its_trial_compiled(trained: Any, tmp_path
     machine = make_machine(settings=[setting], timings={op.key: PRODUCT_S for op in products})
 
     def trial(plan: Plan) -> Timeline:
-        return run_trial(make, plan, model, loss_fn, optimizer, [batch], ALONE)
+        return run_trial(
+            make, plan, model, loss_fn, optimizer, [batch], ALONE, watch=ProgramWatch()
+        )
 
     def make(plan: Plan) -> TrainStep:
         return TrainStep(model, loss_fn, optimizer, plan, device="cpu")

@@ -9,7 +9,8 @@ def output_file(text: str) -> Path:
     """A path where a file can be written, for argparse.
 
     Raises:
-        argparse.ArgumentTypeError: a directory, a device or a pipe stands there, or nothing can be made where it is to be.
+        argparse.ArgumentTypeError: a directory, a device or a pipe stands there, or nothing can be made where
+            it is to be.
     """
     path = Path(text)
     if path.is_dir():

@@ -323,7 +323,7 @@ class PlanChoice:
     def _tried(self, plan: Plan, *, reads_programs: bool) -> Timeline:
         if self.world.size > 1:  # a worker alone is stopped by its trial, whatever it does
             self.forms.limit_s = min(LONGEST_S, max(1.0, self._budget.left()))
-        watch = ProgramWatch()
+        watch = ProgramWatch() if reads_programs else None
         rehearsed_s = self._rehearse(plan, self._examples[0])
         begin = time.monotonic()
         try:
@@ -338,7 +338,6 @@ class PlanChoice:
                 self._left,
                 watch,
                 self._budget.hopeless_s,
-                reads_programs=reads_programs,
             )
         except OutOfTimeError:
             assumed_s = compile_seconds(self._described(), plan.execution)

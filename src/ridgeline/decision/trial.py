@@ -65,8 +65,6 @@ def run_trial(
     left: Callable[[], float] = lambda: math.inf,
     watch: ProgramWatch | None = None,
     hopeless_s: float = math.inf,
-    *,
-    reads_programs: bool = True,
 ) -> Timeline:
     """The measured timeline of a plan; model, optimizer and random state are put back.
 
@@ -83,9 +81,9 @@ def run_trial(
         examples: Batches.
         world: This worker's place.
         left: Seconds that are left for it, the same on all workers; infinite where none were given.
-        watch: Made before anything of the plan was compiled, if that was earlier.
+        watch: Made before anything of the plan was compiled; what it reads comes with the timeline. None: no
+            programs come.
         hopeless_s: A step of seconds that takes longer than this is measured once; the same on all workers.
-        reads_programs: Whether the timeline brings what the compiler made.
 
     Raises:
         OutOfTimeError: no step was measured in that time.
@@ -97,7 +95,6 @@ def run_trial(
     """
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
     parts: Parts | None = None
-    watch = watch or ProgramWatch()
     with taken_back(make, plan, model, loss_fn, optimizer, examples) as step:
         try:
             with limited(plan, world, left()), alone:
@@ -110,7 +107,7 @@ def run_trial(
             measured = over_periods(measured, plan.sync)
         else:
             measured = over_parts(measured, plan.sync, parts)
-    if reads_programs and world.rank == 0 and MODES[plan.execution].is_compiled:
+    if watch is not None and world.rank == 0 and MODES[plan.execution].is_compiled:
         measured = watch.noted(measured)
     return _of_the_slowest(measured, world)
 

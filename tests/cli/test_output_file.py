@@ -39,6 +39,16 @@ def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
         )
 
 
+def test_a_name_that_the_system_refuses_is_refused(tmp_path: Path) -> None:
+    """With the system's reason."""
+    wanted = tmp_path / ("a" * 300)
+    with pytest.raises(argparse.ArgumentTypeError) as refused:
+        output_file(str(wanted))
+    assert str(refused.value) == (
+        f"wanted a file to write, got {wanted} (File name too long); name another"
+    )
+
+
 def test_a_file_is_no_place_for_files(tmp_path: Path) -> None:
     """However deep what is asked for would lie below it."""
     file = tmp_path / "file"

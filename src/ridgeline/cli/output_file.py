@@ -13,6 +13,16 @@ def output_file(text: str) -> Path:
             it is to be.
     """
     path = Path(text)
+    try:
+        _check(path)
+    except OSError as error:  # a name too long, links in a circle
+        raise argparse.ArgumentTypeError(
+            f"wanted a file to write, got {path} ({error.strerror}); name another"
+        ) from None
+    return path
+
+
+def _check(path: Path) -> None:
     if path.is_dir():
         raise argparse.ArgumentTypeError(
             f"wanted a file to write, got the directory {path}; name a file in it"
@@ -30,4 +40,3 @@ def output_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(
             f"wanted a file to write, got {path}, and nothing may be written in {above}; name another"
         )
-    return path

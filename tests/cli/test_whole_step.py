@@ -24,6 +24,7 @@ def test_operators_are_held_against_steps_of_as_many_workers(
 ) -> None:
     """For each number of workers that is compared, those of which take longest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("ridgeline.probe.fingerprint.num_cores", lambda: 2)
     machine = Machine.load(machine_file)
     asked: list[tuple[str, int, int]] = []
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ridgeline import codec
 from ridgeline.errors import BatchError, CaptureError, PackageError
 from ridgeline.runtime.flat_program import flatten_program
 from ridgeline.runtime.hybrid.load import LoadedCallable, load
@@ -122,6 +121,7 @@ def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Without a C++ compiler the message says what to install."""
     program = flatten_program(nn.Linear(2, 2), torch.ones(1, 2))
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(CaptureError) as caught:
         compile_program(program.graph, [*program.state.values(), *program.inputs], tmp_path)
     assert str(caught.value) == (
@@ -255,7 +255,7 @@ print(json.dumps([out["scores"].tolist(), out["best"][0].tolist(), three, sorted
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(codec.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
         "stream": model.use,
         "current_stream": lambda *_: model.current,
         "Event": Event,
+        "is_initialized": lambda: False,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     return model

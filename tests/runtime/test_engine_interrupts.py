@@ -32,6 +32,8 @@ class Interrupter:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Meanwhile it may strike."""
+        # Python 3.12 traces instructions where a frame has asked for them before tracing began.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._enter)
         try:
             yield

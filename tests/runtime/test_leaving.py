@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    (folder / "errors").write_text(done.stderr)
     return folder
 
 
@@ -74,7 +75,7 @@ def test_graphs_are_closed_before_their_group_ends(
     An end of the whole group that the script did not ask for is not waited for where one worker failed.
     """
     ends = json.loads((folder / "ends.json").read_text())[script]
-    assert ends == [0 if status == 0 else 1, status]
+    assert ends == [0 if status == 0 else 1, status], (folder / "errors").read_text()
     for rank in range(2):
         told = ends_told(folder / f"{script}.{rank}")
         assert told[: len(start)] == start

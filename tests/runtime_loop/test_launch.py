@@ -158,7 +158,9 @@ def test_workers_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -
         "d = pathlib.Path(sys.argv[1])\n"
         "launch('launch_worker', d / 'request.json', workers=2, threads=1, run_dir=d)\n"
     )
-    environment = dict(os.environ, PYTHONPATH=str(Path(__file__).parent))
+    environment = dict(
+        os.environ, PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], env=environment, stderr=subprocess.PIPE
     ) as launcher:

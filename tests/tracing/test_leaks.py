@@ -51,7 +51,8 @@ def test_objects_are_set_aside_for_the_time_of_a_trace(is_frozen: bool) -> None:
             assert id(newer) in seen
             assert id(older) not in seen
             assert gc.get_freeze_count() >= count
-        assert gc.get_freeze_count() == count
+        # Those that Python 3.12 sets aside when it starts come back with the others.
+        assert gc.get_freeze_count() == (count if is_frozen else 0)
     finally:
         gc.unfreeze()
     assert any(found is older for found in gc.get_objects())

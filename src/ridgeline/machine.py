@@ -1,8 +1,7 @@
 """`Machine`: what the hardware can do, number by number, each with its spread and its source.
 
-A CPU is described per *setting*: how many worker processes run at once and how many threads each
-has, because cores, caches and memory bandwidth are shared. On GPUs every worker has its own device,
-so `threads` is 0 there and `workers` counts the GPUs in use.
+A CPU is described per *setting*: how many worker processes run at once and how many threads each has, because
+cores, caches and memory bandwidth are shared. On GPUs `threads` is 0 and `workers` counts the GPUs in use.
 
 What is read from a file is held to the ranges in which the laws mean something; see `codec.decode`.
 """
@@ -14,6 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from msgspec import Meta, structs
 
 from ridgeline import units
+from ridgeline.cluster import Level
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import MachineError
 from ridgeline.laws.arguments import check, check_ascending
@@ -314,8 +314,8 @@ class StepCheck(Value, frozen=True, kw_only=True):
 class Machine(Noun, frozen=True, kw_only=True):
     """What the hardware can do; made by `rl.measure()`, saved as `machine.json`.
 
-    `fingerprint` names the hardware and software it was measured on: a profile with another
-    fingerprint is not used without being asked for. `effort` tells how thoroughly.
+    `fingerprint` names hardware and software it was measured on: a profile with another is not used unasked.
+    `effort` tells how thoroughly. Nobody measures `cluster`: people write how more such hosts are joined.
     """
 
     kind: ClassVar[str] = "machine"
@@ -333,6 +333,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     codecs: tuple[CodecTiming, ...] = ()
     timings: tuple[OperatorTiming, ...] = ()
     checks: tuple[StepCheck, ...] = ()
+    cluster: tuple[Level, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -140,16 +140,6 @@ def test_most_devices_need_not_share_the_batch(run, task_file, machine_file) -> 
     assert {candidate.plan.workers for candidate in ranking.candidates} == {1, 2}
 
 
-def test_simulated_devices_must_share_the_batch(run, task_file, machine_file) -> None:
-    """`simulate --devices 3` is a wish: a batch of 8 cannot be shared by 3, and nothing else is shown."""
-    ran = run("simulate", task_file, "--machine", machine_file, "--devices", "3", "-q")
-    assert (ran.status, ran.out) == (1, "")
-    assert ran.err == (
-        "ridgeline: wanted a global batch that 3 workers can share equally, got batch size 8; use "
-        "--batch-size 6 or 9\n"
-    )
-
-
 def test_plan_explains_a_knob(run, task_file, machine_file) -> None:
     """`--explain` prints one knob with its reason; an unknown knob is named with the known ones."""
     ran = run("plan", task_file, "--machine", machine_file, "--explain", "workers", "-q")
@@ -160,61 +150,6 @@ def test_plan_explains_a_knob(run, task_file, machine_file) -> None:
     wrong = run("plan", task_file, "--machine", machine_file, "--explain", "colour", "-q")
     assert wrong.status == 1
     assert "got 'colour'; name one of them" in wrong.err
-
-
-def test_simulate_on_another_machine(run, task_file, machine_file, tmp_path) -> None:
-    """Its profile is a what-if of its own; with parts beside it nobody knows what is meant."""
-    words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q", "--what-if")
-    ran = run(*words, machine_file)
-    assert (ran.status, ran.err) == (0, "")
-    assert "1.00 x (1.00 to 1.00) as fast" in ran.out
-    value = json.loads(run(*words, "communication=free", "--json").out)["what_if"]
-    assert value["factors"] == value["lever"]["factors"] == {"collectives": 1e9}
-    assert value["lever"]["step_s"] == pytest.approx(1e-9 * value["timeline"]["steps_ns"][0])
-    ran = run(*words, machine_file, "--what-if", "links=2x")
-    assert ran.status == 1
-    assert ran.err == (
-        f"ridgeline: wanted parts, or the profile of one other machine, got {machine_file}, links=2x in the "
-        "what-if; ask about each by itself\n"
-    )
-
-
-def test_simulate_predicts_step_and_scaling(run, task_file, machine_file) -> None:
-    """The prediction comes with its waterfall and with every number of workers up to the wanted."""
-    words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q")
-    ran = run(*words)
-    assert (ran.status, ran.err) == (0, "")
-    for heading in ("Plan", "Where the step goes", "Predicted", "Scaling"):
-        assert heading in ran.out
-    value = json.loads(run(*words, "--json").out)
-    assert set(value) == {"plan", "timeline", "waterfall", "scaling", "levers"}
-    assert [lever["factors"] for lever in value["levers"]] == [
-        {part: 2.0} for part in ("compute", "memory", "launch", "communication")
-    ]
-    step = value["timeline"]["steps_ns"][0]
-    assert sum(part["ns"] for part in value["waterfall"]) == step
-    assert [point["workers"] for point in value["scaling"]] == [1, 2]
-
-
-def test_simulate_what_if(run, task_file, machine_file) -> None:
-    """Faster parts make the same step faster, and the result says so."""
-    words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q")
-    ran = run(*words, "--what-if", "links=1000x", "--what-if", "compute=2x")
-    assert "What if links=1000x,compute=2x" in ran.out
-    heads = [line for line in ran.out.splitlines() if line.startswith("Predicted")]
-    assert [head.partition("  ")[0] for head in heads] == [
-        "Predicted",
-        "Predicted with links=1000x,compute=2x",
-    ]
-    value = json.loads(run(*words, "--what-if", "links=1000x", "--json").out)
-    assert value["what_if"]["factors"] == {"links": 1000.0}
-    before, after = (
-        part["steps_ns"][0] for part in (value["timeline"], value["what_if"]["timeline"])
-    )
-    assert after < before
-    wrong = run(*words, "--what-if", "luck=2x")
-    assert wrong.status == 1
-    assert "got 'luck=2x' in the what-if" in wrong.err
 
 
 @pytest.mark.parametrize(("tolerance", "status"), [("0.15", 0), ("0.05", 3)])

@@ -15,7 +15,7 @@ from ridgeline.reporting.text import (
     workload_text,
 )
 from ridgeline.reporting.text_step import timeline_text, verdict_text, waterfall_text
-from ridgeline.simulator.step import ScalingPoint
+from ridgeline.simulator.scaling import ScalingPoint
 
 
 def test_piped_output_has_no_control_characters(

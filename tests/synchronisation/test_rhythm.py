@@ -14,7 +14,8 @@ from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.memory import peak_memory_bytes
 from ridgeline.simulator.pieces import cut_workload
 from ridgeline.simulator.replay import replay
-from ridgeline.simulator.step import scaling_curve, simulate
+from ridgeline.simulator.scaling import scaling_curve
+from ridgeline.simulator.step import simulate
 from ridgeline.simulator.synchronising import fragment_shares, sent_bytes
 from ridgeline.synchronisation import (
     check_sync,

@@ -5,8 +5,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from ridgeline.cli.command import Output
+from ridgeline.cluster import Level, parse_cluster
 from ridgeline.decision.heartbeat import Heartbeat
+from ridgeline.errors import MachineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import INEXACT, NO_PRECISION
@@ -27,6 +31,45 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"wanted a number of at least 1, got {value}")
     return value
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Numbers of at least 1, for argparse: `1,2,4`, or `1,2,4,...,64`, which goes on as it began.
+
+    Example:
+        >>> counts("1,2,4,...,20")
+        (1, 2, 4, 8, 16, 20)
+        >>> counts("2,4,6,...,10")
+        (2, 4, 6, 8, 10)
+    """
+    found: list[int] = []
+    parts = text.split(",")
+    for index, part in enumerate(parts):
+        if part.strip() != "...":
+            found.append(positive(part))
+            continue
+        before, last = found[-2:] if len(found) > 1 else (0, 0)
+        end = positive(parts[index + 1]) if index + 1 < len(parts) else 0
+        if not 0 < before < last < end:
+            raise argparse.ArgumentTypeError(
+                f"wanted two rising numbers before ... and a larger one after it, got {text!r}"
+            )
+        factor = last // before
+        # 1, 2, 4 doubles; 2, 4, 6 adds: what led to the last one tells.
+        adds = (len(found) > 2 and last - before == before - found[-3]) or last % before != 0
+        following = last + (last - before) if adds else last * factor
+        while following < end:
+            found.append(following)
+            following = following + (last - before) if adds else following * factor
+    return tuple(dict.fromkeys(found))
+
+
+def cluster(text: str) -> tuple[Level, ...]:
+    """A description of a cluster, for argparse; see `parse_cluster`."""
+    try:
+        return parse_cluster(text)
+    except MachineError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def seed(text: str) -> int:
@@ -143,31 +186,65 @@ def describe(
         WorkloadError: the step cannot be traced.
         LaunchError: a measuring process failed.
     """
-    from ridgeline.probe.measure import measure
-    from ridgeline.tasks.step import step_workloads
-
     task = load(args)
-    is_given = args.machine is not None
-    machine = Machine.load(args.machine) if is_given else measure(settings=())
+    machine = profile(args)
     counts = worker_counts(machine, task.batch_size, wished=wished, most=most)
     with Heartbeat(output.progress) as heartbeat:
-        heartbeat.tell(
-            f"tracing a step of {task.name} for {', '.join(map(str, counts))} worker{'s' * (counts != (1,))}"
-        )
-        with heartbeat.during(TRACING):
-            workloads = step_workloads(
-                task,
-                counts,
-                device=machine.device_kind,
-                precisions=precisions_of(allow),
-                memory_formats=MEMORY_FORMATS,
-                may_run=True,
-            )
+        workloads = traced(task, counts, machine.device_kind, heartbeat, allow)
         for workers, workload in workloads.items():
-            if not is_given and workers <= num_devices(machine):
+            if args.machine is None and workers <= num_devices(machine):
                 setting = setting_of(machine, workload, Plan(workers=workers))
-                machine = measured(workload, setting, heartbeat)
+                found = measured(workload, setting, heartbeat)
+                machine = structs.replace(found, cluster=machine.cluster)
     return machine, workloads
+
+
+def profile(args: argparse.Namespace) -> Machine:
+    """The machine that the arguments name, else what is known of this one, in the cluster that they describe.
+
+    Raises:
+        FileFormatError: the file is no machine profile.
+    """
+    from ridgeline.probe.measure import measure
+
+    machine = measure(settings=()) if args.machine is None else Machine.load(args.machine)
+    cluster = getattr(args, "cluster", None)  # not all verbs take one
+    return machine if cluster is None else structs.replace(machine, cluster=cluster)
+
+
+def traced(
+    task: "Task",
+    counts: Collection[int],
+    device: str,
+    heartbeat: Heartbeat,
+    allow: Collection[str] = (),
+) -> dict[int, Workload]:
+    """What each worker does, by the number of workers that share the task's batch.
+
+    Args:
+        task: Of which a step is traced.
+        counts: Numbers of workers.
+        device: `cpu` or `cuda`.
+        heartbeat: Tells what is under way.
+        allow: Changes of the maths that may be made; the step is traced in the precisions among them, too.
+
+    Raises:
+        TaskError: its batch is too small.
+        WorkloadError: the step cannot be traced.
+    """
+    from ridgeline.tasks.step import step_workloads
+
+    of_whom = ", ".join(map(str, counts)) + " worker" + "s" * (tuple(counts) != (1,))
+    heartbeat.tell(f"tracing a step of {task.name} for {of_whom}")
+    with heartbeat.during(TRACING):
+        return step_workloads(
+            task,
+            counts,
+            device=device,
+            precisions=precisions_of(allow),
+            memory_formats=MEMORY_FORMATS,
+            may_run=True,
+        )
 
 
 def measured(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ridgeline.cli import run_directory
 from ridgeline.cli.command import FINE, Output
-from ridgeline.cli.inputs import positive
+from ridgeline.cli.inputs import counts
 from ridgeline.cli.output_file import output_file
 from ridgeline.errors import FileFormatError
 from ridgeline.machine import Machine
@@ -37,7 +37,7 @@ class Command:
         )
         parser.add_argument(
             "--devices",
-            type=_counts,
+            type=counts,
             default=(),
             metavar="N,...",
             help="numbers of workers of which the laws say something, too",
@@ -91,7 +91,3 @@ def _load(path: Path) -> MeasuredRun:
         plan=Plan.load(plan) if plan.is_file() else None,
         fingerprint=Machine.load(machine).fingerprint if machine.is_file() else "",
     )
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(positive(part) for part in text.split(","))

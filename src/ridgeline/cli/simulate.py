@@ -12,18 +12,22 @@ from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.inputs import (
     add_machine_argument,
     add_task_arguments,
+    cluster,
+    counts,
     describe,
-    positive,
 )
+from ridgeline.cli.scaling_curve import STRONG, WEAK, Curve, curve, notes
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.reporting.text import plan_text, scaling_text, title
 from ridgeline.reporting.text_levers import gain_text, levers_text
+from ridgeline.reporting.text_scaling import REGIMES
 from ridgeline.reporting.text_step import timeline_text, waterfall_text
 from ridgeline.simulator.levers import Lever, elsewhere, levers
-from ridgeline.simulator.step import scaling_curve, simulate
+from ridgeline.simulator.scaling import scaling_curve
+from ridgeline.simulator.step import simulate
 from ridgeline.simulator.what_if import parse_what_if, what_if
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
@@ -43,9 +47,25 @@ class Command:
         add_machine_argument(parser)
         parser.add_argument(
             "--devices",
-            type=positive,
-            metavar="N",
-            help="workers (default: the most that train would compare)",
+            type=counts,
+            metavar="N,...",
+            help="workers (default: the most that train would compare); of several, such as 1,2,4,...,64, "
+            "the scaling curve alone is shown",
+        )
+        parser.add_argument(
+            "--scaling",
+            choices=(STRONG, WEAK),
+            default=STRONG,
+            help="of several numbers of workers: they share one batch (strong, the default), or each has as "
+            "large a one as the task has (weak)",
+        )
+        parser.add_argument(
+            "--cluster",
+            type=cluster,
+            metavar="SIZE:RATE:LATENCY,...",
+            help="how more such hosts are joined, innermost level first: 8:400gbit:5us,16:1600gbit:8us are "
+            "hosts of 8 devices that share 400 Gbit/s, 5 us apart, 16 of them in a rack that shares 1600 "
+            "Gbit/s, 8 us from other racks (default: what the profile says)",
         )
         parser.add_argument(
             "--what-if",
@@ -61,7 +81,12 @@ class Command:
         question = ",".join(args.what_if or ())
         other = _profile(args.what_if or ())
         factors = parse_what_if(question) if args.what_if is not None and other is None else {}
-        machine, workloads = describe(args, output, wished=args.devices)
+        if args.devices is not None and len(args.devices) > 1:
+            found = curve(args, output)
+            then = other or (what_if(found.machine, factors, found.all_ops) if factors else None)
+            return _show_curve(found, question, then, args.scaling, output)
+        wished = None if args.devices is None else args.devices[0]
+        machine, workloads = describe(args, output, wished=wished)
         workers = max(workloads)
         workload = workloads[workers]
         plan = choose(machine, workloads, fixed={"workers": workers}).best.plan
@@ -94,6 +119,21 @@ class Command:
         shown.append(levers_text(value["levers"]))
         output.result(value, *shown, scaling_text(points))
         return FINE
+
+
+def _show_curve(
+    found: Curve, question: str, then: Machine | None, regime: str, output: Output
+) -> int:
+    """Predict and show the curve, and that on another machine, where one is asked about."""
+    points = found.points()
+    value: dict[str, Any] = {"plan": found.plan.settings, "regime": regime, "scaling": points}
+    shown = [plan_text(found.plan), scaling_text(points, REGIMES[regime])]
+    if then is not None:
+        value["what_if"] = found.points(then)
+        shown.append(scaling_text(value["what_if"], question))
+    shown += [Text(f"! {note}", style="yellow") for note in notes(points)]
+    output.result(value, *shown)
+    return FINE
 
 
 def _profile(questions: Sequence[str]) -> Machine | None:

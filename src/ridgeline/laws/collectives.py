@@ -24,6 +24,15 @@ what a reduce-scatter sends.
 """
 
 
+OVER_TREES: tuple[CollectiveOperation, ...] = ("all_reduce", "broadcast")
+"""Operations that libraries also run over trees, where messages are short and workers are many."""
+
+
+def num_rounds(operation: CollectiveOperation) -> int:
+    """How often data goes past all workers: twice for an all-reduce, which first reduces, then gathers."""
+    return 2 if operation == "all_reduce" else 1
+
+
 def bus_bandwidth_factor(operation: CollectiveOperation, workers: int) -> float:
     """Bytes that cross each worker's link per byte of payload.
 

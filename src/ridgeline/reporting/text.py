@@ -29,7 +29,7 @@ from ridgeline.reporting.operators import (
     operator_figures,
     seconds_by,
 )
-from ridgeline.simulator.step import ScalingPoint
+from ridgeline.simulator.scaling import ScalingPoint
 from ridgeline.workload import Workload
 
 PIPED_WIDTH = 160
@@ -167,21 +167,29 @@ def choices_text(choices: Iterable[Choice]) -> RenderableType:
     return rows
 
 
-def scaling_text(points: Sequence[ScalingPoint]) -> RenderableType:
-    """Predicted speed by number of workers."""
+def scaling_text(points: Sequence[ScalingPoint], what: str = "") -> RenderableType:
+    """Predicted speed by number of workers; `what` says of which workers."""
     rows = table(
-        ("Workers", "Step", "Samples/s", "Speed-up", "Efficiency", ""), right=(0, 1, 2, 3, 4)
+        ("Workers", "Step", "90 %", "Samples/s", "Speed-up", "Efficiency", ""),
+        right=range(6),
     )
     for point in points:
         rows.add_row(
             str(point.workers),
             units.seconds(point.step_s),
+            _between(point.low_s, point.high_s),
             units.digits3(point.samples_per_s),
             f"{point.speedup:.2f} x",
             units.percent(point.efficiency),
             Text(bar(point.efficiency, 24), style="cyan"),
         )
-    return Group(title("Scaling", "predicted"), rows)
+    return Group(title("Scaling", "; ".join(filter(None, ("predicted", what)))), rows)
+
+
+def _between(low_s: float | None, high_s: float | None) -> str:
+    if low_s is None or high_s is None:
+        return ""
+    return f"{units.seconds(low_s)} .. {units.seconds(high_s)}"
 
 
 def plan_text(plan: Plan) -> RenderableType:

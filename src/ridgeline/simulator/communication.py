@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from ridgeline.cluster import Crossing, crossings
 from ridgeline.errors import MachineError
 from ridgeline.laws.collectives import (
     AT_MOST,
@@ -14,6 +15,7 @@ from ridgeline.laws.collectives import (
 from ridgeline.laws.curves import Point, table_seconds
 from ridgeline.machine import Collective, Machine, Overlap, Setting
 from ridgeline.plan import Sync
+from ridgeline.simulator.between_hosts import points_between_hosts
 from ridgeline.simulator.settings import nearest_setting
 from ridgeline.synchronisation import uses_kernels
 from ridgeline.timeline import Lane
@@ -41,7 +43,8 @@ def collective_seconds(
 ) -> CommunicationCost:
     """Seconds of `operation` on `num_bytes` over `setting.workers` workers.
 
-    Between measured sizes it is interpolated. A number of workers that was not measured scales the
+    Between measured sizes it is interpolated. Where the machine describes a cluster, and the workers do not
+    fit into one of its hosts, see `between_hosts`. Else a number of workers that was not measured scales the
     table of the largest number that was, by the ring: latency with 2 (n-1) messages, the rest with the
     bytes that cross each link. A missing broadcast is taken to cost no more than an all-reduce.
 
@@ -67,12 +70,15 @@ def find_table(machine: Machine, operation: CollectiveOperation, setting: Settin
     Raises:
         MachineError: no such operation was measured.
     """
+    crossed = crossings(machine.cluster, setting.workers)
     for name in dict.fromkeys((operation, AT_MOST.get(operation, operation))):
         found = [
             entry
             for entry in machine.collectives
             if entry.operation == name and entry.setting.device == setting.device and entry.table
         ]
+        if crossed and (found or crossed[0].devices == 1):
+            return _between_hosts(operation, found, setting, crossed)
         if found:
             table = _scaled(found, setting)
             if name != operation:
@@ -116,6 +122,28 @@ def _scaled(found: Sequence[Collective], setting: Setting) -> CostTable:
         f"{measured} workers"
     )
     return CostTable(points, ring_latency(points), (wanted - 1) / (measured - 1), factor, note)
+
+
+def _between_hosts(
+    operation: CollectiveOperation,
+    found: Sequence[Collective],
+    setting: Setting,
+    crossed: Sequence[Crossing],
+) -> CostTable:
+    """The table of a job on several hosts of the described cluster, from that of one host."""
+    in_host = crossed[0].devices
+    fitting = [entry for entry in found if entry.setting.workers <= in_host]
+    entry = max(fitting, key=lambda e: e.setting.workers) if fitting else None
+    inside = () if entry is None else _points(entry)
+    measured = 1 if entry is None else entry.setting.workers
+    latency_s = ring_latency(inside) if inside else 0.0
+    where = "of one device" if in_host == 1 else f"measured over {measured} workers"
+    note = (
+        f"{operation} over {setting.workers} workers: by the laws of rings and trees from hosts "
+        f"{where}, and the cluster as described ({'; '.join(str(c.level) for c in crossed)})"
+    )
+    points = points_between_hosts(operation, setting.workers, crossed, inside, measured, latency_s)
+    return CostTable(points, 0.0, 1.0, 1.0, note)
 
 
 def ring_latency(points: Sequence[Point]) -> float:

@@ -1,22 +1,16 @@
 """Levers: which part of the machine, were it faster, makes a step faster, by how much, and how surely."""
 
-import math
-import random
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import msgspec
 
 from ridgeline.codec import Value
-from ridgeline.laws.resampling import QUARTILES_IN_DEVIATIONS, interval
-from ridgeline.machine import Ceiling, Machine, Quantity
+from ridgeline.laws.resampling import interval
+from ridgeline.machine import Machine
 from ridgeline.plan import Plan
+from ridgeline.simulator.spread import drawn_machines
 from ridgeline.simulator.step import simulate
 from ridgeline.simulator.what_if import what_if
 from ridgeline.workload import Workload
 
-DRAWS = 20
-"""Machines that are drawn for an interval; of each, the step is predicted as it is and with the lever."""
 DOUBLED = ("compute", "memory", "launch", "communication")
 
 
@@ -60,7 +54,7 @@ def levers(
 
     Cost: 21 predictions a question, and 21 more: a second for ResNet-18 and four questions.
     """
-    drawn = _machines(machine, seed)
+    drawn = drawn_machines(machine, seed)
     plain = [_step_s(one, workload, plan) for one in drawn]
     return tuple(
         _lever(
@@ -90,16 +84,10 @@ def elsewhere(
         PlanError: what `simulate` raises.
     """
     steps = (
-        [_step_s(one, workload, plan) for one in _machines(each, seed + number)]
+        [_step_s(one, workload, plan) for one in drawn_machines(each, seed + number)]
         for number, each in enumerate((machine, other))
     )
     return _lever({}, *steps)
-
-
-def _machines(machine: Machine, seed: int) -> list[Machine]:
-    """The machine, and others drawn from its spread."""
-    noise = random.Random(seed)
-    return [machine, *(_drawn(machine, noise) for _ in range(DRAWS))]
 
 
 def _lever(factors: Mapping[str, float], plain: Sequence[float], then: Sequence[float]) -> Lever:
@@ -122,36 +110,3 @@ def _step_s(machine: Machine, workload: Workload, plan: Plan) -> float:
 def _ratio(now_s: float, then_s: float) -> float:
     """A step that takes no time any more is as many times as fast as nanoseconds tell."""
     return now_s / max(then_s, 1e-9) if now_s else 1.0
-
-
-def _drawn(value: Any, noise: random.Random) -> Any:
-    """A copy with every measured number drawn anew, and what hangs on it in proportion."""
-    if isinstance(value, Quantity):
-        return value.times(_factor(value, noise))
-    if isinstance(value, Ceiling):
-        factor = _factor(value.rate, noise)
-        curve = tuple(
-            msgspec.structs.replace(point, rate=point.rate * factor) for point in value.curve
-        )
-        return msgspec.structs.replace(value, rate=value.rate.times(factor), curve=curve)
-    if isinstance(value, tuple):
-        return tuple(_drawn(part, noise) for part in value)
-    if isinstance(value, msgspec.Struct):
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        return msgspec.structs.replace(
-            value,
-            **{
-                name: _drawn(field, noise)
-                for name, field in fields.items()
-                if isinstance(field, (Quantity, msgspec.Struct, tuple))
-            },
-        )
-    return value
-
-
-def _factor(quantity: Quantity, noise: random.Random) -> float:
-    """What a number is multiplied by; 1 where it has no spread."""
-    if not 0.0 < quantity.low < quantity.high:
-        return 1.0
-    width = math.log(quantity.high / quantity.low) / QUARTILES_IN_DEVIATIONS
-    return math.exp(noise.gauss(0.0, width))

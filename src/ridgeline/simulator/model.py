@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ridgeline.cluster import crossings
 from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import MODES, check_plan, is_compiled_in_parts
@@ -87,10 +88,12 @@ def resized(plan: Plan, workers: int) -> Plan:
 
 
 def setting_of(machine: Machine, workload: Workload, plan: Plan) -> Setting:
-    """The setting whose rates hold under the plan; on the CPU, threads 0 are an equal share of cores."""
+    """The setting whose rates hold for a plan; on a CPU, threads 0 are an equal share of a host's cores."""
     if workload.device == "cuda":
         return Setting(device="cuda", workers=plan.workers, threads=0)
-    threads = plan.threads or max(1, machine.host.cores // plan.workers)
+    crossed = crossings(machine.cluster, plan.workers)
+    in_host = crossed[0].devices if crossed else plan.workers
+    threads = plan.threads or max(1, machine.host.cores // in_host)
     return Setting(device="cpu", workers=plan.workers, threads=threads)
 
 

@@ -4,12 +4,9 @@ The frames are those that the runtime executes (`frames`), their contents the pr
 (`pieces`), their order and overlap the events' (`events`).
 """
 
-from collections.abc import Mapping, Sequence
-
 from ridgeline import units
-from ridgeline.codec import Value
 from ridgeline.compiled_program import CompilerProgram
-from ridgeline.errors import MachineError, PlanError
+from ridgeline.errors import MachineError
 from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -87,71 +84,3 @@ def simulate(
         notes=notes,
         counters=counters,
     )
-
-
-class ScalingPoint(Value, frozen=True, kw_only=True):
-    """Prediction for one number of workers.
-
-    `speedup` compares samples per second with those of the smallest number, per worker of it;
-    `efficiency` is the speed-up per worker.
-    """
-
-    workers: int
-    step_s: float
-    samples_per_s: float
-    speedup: float
-    efficiency: float
-    notes: tuple[str, ...] = ()
-
-
-def scaling_curve(
-    machine: Machine,
-    workload: Workload | Mapping[int, Workload],
-    plan: Plan,
-    world_sizes: Sequence[int],
-) -> tuple[ScalingPoint, ...]:
-    """Predicted speed for several numbers of workers.
-
-    Args:
-        machine: The measured machine.
-        workload: One workload: every worker keeps its batch (weak scaling). A mapping by number of
-            workers: what each worker does at that number (strong scaling, when the global batch is one).
-        plan: Everything but the number of workers (and threads) is kept.
-        world_sizes: Numbers of workers.
-
-    Raises:
-        PlanError: no number is given, or the mapping lacks one.
-        MachineError: the profile lacks what a number of workers needs.
-    """
-    if not world_sizes:
-        raise PlanError(
-            "wanted numbers of workers for a scaling curve, got none; give at least one"
-        )
-    points: list[ScalingPoint] = []
-    base = 0.0
-    for workers in sorted(set(world_sizes)):
-        if isinstance(workload, Workload):
-            load = workload
-        elif workers in workload:
-            load = workload[workers]
-        else:
-            raise PlanError(
-                f"wanted a workload for {workers} workers, got workloads for {sorted(workload)}; trace "
-                "the step with that worker's batch"
-            )
-        timeline = simulate(machine, load, plan, world_size=workers, details=False)
-        step_s = timeline.step_ns * 1e-9
-        rate = workers * load.samples / step_s if step_s else 0.0
-        base = base or rate / workers
-        speedup = rate / base if base else 0.0
-        points.append(
-            ScalingPoint(
-                workers=workers,
-                step_s=step_s,
-                samples_per_s=rate,
-                speedup=speedup,
-                efficiency=speedup / workers,
-                notes=timeline.notes,
-            )
-        )
-    return tuple(points)

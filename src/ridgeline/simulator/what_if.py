@@ -72,8 +72,9 @@ def what_if(
     """The machine with parts of it `factor` times as fast.
 
     `compute` are the ceilings in FLOP/s, `memory` those in B/s and the tables of codecs, `dispatch` what
-    issuing costs, `collectives` the tables of collectives, `links` these and the copies between host and
-    device. Operator timings follow what limits the operator, which the workload tells; without one they stay.
+    issuing costs, `collectives` the tables of collectives and the links of a cluster, `links` these and the
+    copies between host and device. Operator timings follow what limits the operator, which the workload
+    tells; without one they stay.
 
     Args:
         machine: The measured machine.
@@ -117,6 +118,7 @@ def what_if(
             msgspec.structs.replace(e, table=_faster_table(e.table, collectives))
             for e in machine.collectives
         ),
+        cluster=tuple(level.times(collectives) for level in machine.cluster),
         codecs=tuple(_faster_codec(entry, rates["memory"]) for entry in machine.codecs),
         links=tuple(
             msgspec.structs.replace(e, table=_faster_table(e.table, links)) for e in machine.links

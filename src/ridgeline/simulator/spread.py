@@ -1,0 +1,57 @@
+"""Machines drawn from the measured one's spread: what predictions vary by because measurements do."""
+
+import math
+import random
+from typing import Any
+
+import msgspec
+
+from ridgeline.laws.resampling import QUARTILES_IN_DEVIATIONS
+from ridgeline.machine import Ceiling, Machine, Quantity
+
+DRAWS = 20
+"""Machines that are drawn for an interval."""
+
+
+def drawn_machines(machine: Machine, seed: int) -> list[Machine]:
+    """The machine, and `DRAWS` others: numbers drawn around its medians as wide as its quartiles are apart.
+
+    Args:
+        machine: The measured machine.
+        seed: The same one gives the same machines.
+    """
+    noise = random.Random(seed)
+    return [machine, *(_drawn(machine, noise) for _ in range(DRAWS))]
+
+
+def _drawn(value: Any, noise: random.Random) -> Any:
+    """A copy with every measured number drawn anew, and what hangs on it in proportion."""
+    if isinstance(value, Quantity):
+        return value.times(_factor(value, noise))
+    if isinstance(value, Ceiling):
+        factor = _factor(value.rate, noise)
+        curve = tuple(
+            msgspec.structs.replace(point, rate=point.rate * factor) for point in value.curve
+        )
+        return msgspec.structs.replace(value, rate=value.rate.times(factor), curve=curve)
+    if isinstance(value, tuple):
+        return tuple(_drawn(part, noise) for part in value)
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        return msgspec.structs.replace(
+            value,
+            **{
+                name: _drawn(field, noise)
+                for name, field in fields.items()
+                if isinstance(field, (Quantity, msgspec.Struct, tuple))
+            },
+        )
+    return value
+
+
+def _factor(quantity: Quantity, noise: random.Random) -> float:
+    """What a number is multiplied by; 1 where it has no spread."""
+    if not 0.0 < quantity.low < quantity.high:
+        return 1.0
+    width = math.log(quantity.high / quantity.low) / QUARTILES_IN_DEVIATIONS
+    return math.exp(noise.gauss(0.0, width))

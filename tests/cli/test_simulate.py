@@ -1,0 +1,137 @@
+"""`ridgeline simulate`: what it predicts, for one number of workers and for several."""
+
+import argparse
+import json
+
+import pytest
+
+from ridgeline.cli import inputs
+
+
+def test_simulated_devices_must_share_the_batch(run, task_file, machine_file) -> None:
+    """`simulate --devices 3` is a wish: a batch of 8 cannot be shared by 3, and nothing else is shown."""
+    ran = run("simulate", task_file, "--machine", machine_file, "--devices", "3", "-q")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == (
+        "ridgeline: wanted a global batch that 3 workers can share equally, got batch size 8; use "
+        "--batch-size 6 or 9\n"
+    )
+
+
+def test_simulate_on_another_machine(run, task_file, machine_file, tmp_path) -> None:
+    """Its profile is a what-if of its own; with parts beside it nobody knows what is meant."""
+    words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q", "--what-if")
+    ran = run(*words, machine_file)
+    assert (ran.status, ran.err) == (0, "")
+    assert "1.00 x (1.00 to 1.00) as fast" in ran.out
+    value = json.loads(run(*words, "communication=free", "--json").out)["what_if"]
+    assert value["factors"] == value["lever"]["factors"] == {"collectives": 1e9}
+    assert value["lever"]["step_s"] == pytest.approx(1e-9 * value["timeline"]["steps_ns"][0])
+    ran = run(*words, machine_file, "--what-if", "links=2x")
+    assert ran.status == 1
+    assert ran.err == (
+        f"ridgeline: wanted parts, or the profile of one other machine, got {machine_file}, links=2x in the "
+        "what-if; ask about each by itself\n"
+    )
+
+
+def test_simulate_predicts_step_and_scaling(run, task_file, machine_file) -> None:
+    """The prediction comes with its waterfall and with every number of workers up to the wanted."""
+    words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q")
+    ran = run(*words)
+    assert (ran.status, ran.err) == (0, "")
+    for heading in ("Plan", "Where the step goes", "Predicted", "Scaling"):
+        assert heading in ran.out
+    value = json.loads(run(*words, "--json").out)
+    assert set(value) == {"plan", "timeline", "waterfall", "scaling", "levers"}
+    assert [lever["factors"] for lever in value["levers"]] == [
+        {part: 2.0} for part in ("compute", "memory", "launch", "communication")
+    ]
+    step = value["timeline"]["steps_ns"][0]
+    assert sum(part["ns"] for part in value["waterfall"]) == step
+    assert [point["workers"] for point in value["scaling"]] == [1, 2]
+
+
+def test_simulate_several_numbers_of_workers(run, task_file, machine_file) -> None:
+    """The curve alone, with intervals, what was assumed, and the same on a faster machine; strong, then weak."""
+    words = ("simulate", task_file, "--machine", machine_file, "-q", "--devices")
+    ran = run(*words, "1,2,...,8", "--cluster", "2:1gbit:20us", "--what-if", "communication=2x")
+    assert (ran.status, ran.err) == (0, "")
+    heads = [line for line in ran.out.splitlines() if line.startswith("Scaling")]
+    assert heads == [
+        "Scaling  predicted; strong: the workers share one batch",
+        "Scaling  predicted; communication=2x",
+    ]
+    told = " ".join(ran.out.split())
+    assert "the cluster as described (2 behind 1.00 Gbit/s, 20.0 us)" in told
+    faster = "compute=2x,memory=2x,dispatch=2x"
+    both = json.loads(run(*words, "1,2", "--what-if", faster, "--json").out)
+    for before, after in zip(both["scaling"], both["what_if"], strict=True):
+        assert after["step_s"] < 0.75 * before["step_s"]
+    strong = json.loads(run(*words, "1,2,4,8", "--json").out)
+    assert [point["workers"] for point in strong["scaling"]] == [1, 2, 4, 8]
+    assert strong["regime"] == "strong"
+    assert all(p["low_s"] <= p["step_s"] <= p["high_s"] for p in strong["scaling"])
+    weak = json.loads(run(*words, "1,2,10000", "--scaling", "weak", "--json").out)
+    samples = [point["samples_per_s"] * point["step_s"] for point in weak["scaling"]]
+    assert samples == pytest.approx([8, 16, 80_000])
+    assert weak["plan"]["workers"] == strong["plan"]["workers"] == 2
+    ran = run(*words, "1,3")
+    assert ran.status == 1
+    assert ran.err.startswith("ridgeline: wanted a global batch that 3 workers can share equally")
+
+
+@pytest.mark.parametrize(
+    ("devices", "counts"),
+    [
+        ("4", (4,)),
+        ("1,2,4,...,64", (1, 2, 4, 8, 16, 32, 64)),
+        ("1,2,...,20", (1, 2, 4, 8, 16, 20)),
+        ("2,4,6,...,11", (2, 4, 6, 8, 10, 11)),
+        ("2,3,...,5", (2, 3, 4, 5)),
+        ("8,1", (8, 1)),
+    ],
+)
+def test_numbers_of_workers_go_on_as_they_began(devices: str, counts: tuple[int, ...]) -> None:
+    """What stands before three dots doubles, or rises by as much each time."""
+    assert inputs.counts(devices) == counts
+
+
+@pytest.mark.parametrize(
+    "devices", ["...", "1,...,8", "1,2,...", "4,2,...,8", "1,2,...,2", "...,2,4"]
+)
+def test_dots_need_numbers_around_them(devices: str) -> None:
+    """Two before that rise, and a larger one after."""
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        inputs.counts(devices)
+    assert str(caught.value) == (
+        f"wanted two rising numbers before ... and a larger one after it, got {devices!r}"
+    )
+
+
+def test_a_cluster_that_cannot_be_read(run, task_file) -> None:
+    """Refused before anything is measured, with an example."""
+    ran = run("simulate", task_file, "--devices", "2", "--cluster", "8x400")
+    assert ran.status == 2
+    assert "wanted SIZE:RATE:LATENCY for each level of a cluster, got '8x400'" in ran.err
+
+
+def test_simulate_what_if(run, task_file, machine_file) -> None:
+    """Faster parts make the same step faster, and the result says so."""
+    words = ("simulate", task_file, "--machine", machine_file, "--devices", "2", "-q")
+    ran = run(*words, "--what-if", "links=1000x", "--what-if", "compute=2x")
+    assert "What if links=1000x,compute=2x" in ran.out
+    heads = [line for line in ran.out.splitlines() if line.startswith("Predicted")]
+    assert [head.partition("  ")[0] for head in heads] == [
+        "Predicted",
+        "Predicted with links=1000x,compute=2x",
+    ]
+    value = json.loads(run(*words, "--what-if", "links=1000x", "--json").out)
+    assert value["what_if"]["factors"] == {"links": 1000.0}
+    before, after = (
+        part["steps_ns"][0] for part in (value["timeline"], value["what_if"]["timeline"])
+    )
+    assert after < before
+    wrong = run(*words, "--what-if", "luck=2x")
+    assert wrong.status == 1
+    assert "got 'luck=2x' in the what-if" in wrong.err

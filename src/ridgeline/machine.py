@@ -6,66 +6,23 @@ cores, caches and memory bandwidth are shared. On GPUs `threads` is 0 and `worke
 What is read from a file is held to the ranges in which the laws mean something; see `codec.decode`.
 """
 
-import statistics
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta, structs
+from msgspec import Meta
 
-from ridgeline import units
 from ridgeline.cluster import Level
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import MachineError
 from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
+from ridgeline.quantity import LEAST as LEAST
+from ridgeline.quantity import MOST as MOST
+from ridgeline.quantity import Amount
+from ridgeline.quantity import Quantity as Quantity
+from ridgeline.stairs import Stair
 
 LEAST_RATE = 1.0
 """FLOP/s or B/s: no device is slower, and no prediction at this rate leaves the range of numbers."""
-LEAST, MOST = 1e-30, 1e30
-"""No quantity but 0 is smaller or larger, in whatever unit; sums, squares and ratios of such stay finite."""
-
-# Checked where a file is read and not where a value is made: thousands are made for one simulation.
-Amount = Annotated[float, Meta(ge=0.0, le=MOST)]
-Source = Literal["measured", "datasheet", "assumed"]
-
-
-class Quantity(Value, frozen=True, kw_only=True):
-    """A number about hardware: median `value` in `unit`, quartiles `low` and `high`, `n` samples."""
-
-    value: Amount
-    unit: str
-    low: float
-    high: float
-    n: int
-    source: Source
-
-    @classmethod
-    def measured(cls, samples: Sequence[float], unit: str) -> Self:
-        """Median and quartiles of measured samples; needs at least one."""
-        ordered = sorted(samples)
-        if len(ordered) < 2:
-            low = high = ordered[0]
-        else:
-            low, _, high = statistics.quantiles(ordered, n=4, method="inclusive")
-        middle = statistics.median(ordered)
-        return cls(value=middle, unit=unit, low=low, high=high, n=len(ordered), source="measured")
-
-    @classmethod
-    def assumed(cls, value: float, unit: str) -> Self:
-        """A number nobody measured; shown as such wherever it is printed."""
-        return cls(value=value, unit=unit, low=value, high=value, n=0, source="assumed")
-
-    def times(self, factor: float) -> Self:
-        """The number and its quartiles multiplied."""
-        fields = {name: factor * getattr(self, name) for name in ("value", "low", "high")}
-        return structs.replace(self, **fields)
-
-    def __str__(self) -> str:
-        text = units.quantity(self.value, self.unit)
-        if self.source != "measured":
-            return f"{text} ({self.source})"
-        spread = (self.high - self.low) / self.value if self.value else 0.0
-        return f"{text} (spread {units.percent(spread)}, n={self.n})"
 
 
 class Setting(Value, frozen=True, kw_only=True):
@@ -316,6 +273,7 @@ class Machine(Noun, frozen=True, kw_only=True):
 
     `fingerprint` names hardware and software it was measured on: a profile with another is not used unasked.
     `effort` tells how thoroughly. Nobody measures `cluster`: people write how more such hosts are joined.
+    `caches` are bytes by level, of one core; `stairs` rise by size. Both come with a full measurement.
     """
 
     kind: ClassVar[str] = "machine"
@@ -334,6 +292,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     timings: tuple[OperatorTiming, ...] = ()
     checks: tuple[StepCheck, ...] = ()
     cluster: tuple[Level, ...] = ()
+    caches: dict[str, int] = {}
+    stairs: tuple[Stair, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from ridgeline.codec import decode, encode
 from ridgeline.errors import TaskError
 from ridgeline.experiments.memory import run
-from ridgeline.experiments.memory.levels import level_latencies, sizes, stand_in, stand_ins
+from ridgeline.experiments.memory.levels import level_latencies
 from ridgeline.experiments.memory.loopback import loopback_latency
-from ridgeline.experiments.memory.result import MemoryExperiment, Stair
+from ridgeline.experiments.memory.result import MemoryExperiment
 from ridgeline.experiments.memory.storage import storage_latencies
 from ridgeline.experiments.memory.text import experiment_text
 from ridgeline.machine import Quantity
 from ridgeline.probe.caches import Cache
+from ridgeline.probe.staircase import sizes, stand_in, stand_ins
 from ridgeline.reporting.text import as_text
+from ridgeline.stairs import Stair
 
 CACHES = (Cache(1, 48 << 10), Cache(2, 2 << 20), Cache(3, 32 << 20))
 

@@ -5,9 +5,12 @@ import pytest
 from sample_machine import make_machine
 
 from ridgeline.machine import Link, Machine, Quantity, SizePoint
+from ridgeline.reporting.chart_places import link_matrix_figure, staircase_figure
 from ridgeline.reporting.chart_rates import links_figure
-from ridgeline.reporting.links import link_rates, links_by_kind
+from ridgeline.reporting.links import link_matrix, link_rates, links_by_kind
+from ridgeline.reporting.page_machine import machine_section
 from ridgeline.reporting.text import as_text, machine_text
+from ridgeline.stairs import Stair
 
 
 def link_of(direction: str, source: int, target: int, *points: tuple[int, float]) -> Link:
@@ -47,6 +50,56 @@ def test_rates_are_those_of_the_largest_size(machine: Machine) -> None:
         ("cuda:0", "cuda:1"): pytest.approx(2e9),
         ("cuda:1", "cuda:0"): pytest.approx(2e8),
     }
+
+
+def test_the_matrix_is_drawn_where_there_are_two_gpus(machine: Machine) -> None:
+    """A row for each device that copies leave from, empty where none was measured; the reading names the ends."""
+    matrix = link_matrix(machine)
+    assert matrix is not None
+    (heat,) = link_matrix_figure(matrix)["data"]
+    assert heat["x"] == heat["y"] == ["cpu", "cuda:0", "cuda:1"]
+    assert heat["z"] == [
+        [None, None, pytest.approx(1.25e9)],
+        [None, None, pytest.approx(2e9)],
+        [None, pytest.approx(2e8), None],
+    ]
+    assert heat["text"][0] == ["", "", "1.25 GB/s"]
+    page = str(machine_section(machine, None)).replace("\xa0", " ")
+    assert 'id="figure-link-matrix"' in page
+    assert (
+        "cuda:0 to cuda:1 copies 2.00 GB/s, cuda:1 to cuda:0 200 MB/s, at the largest size measured"
+        in page
+    )
+    alone = msgspec.structs.replace(machine, links=machine.links[:1])
+    assert 'id="figure-link-matrix"' not in str(machine_section(alone, None))
+
+
+def test_the_staircase_is_drawn_with_the_ends_of_caches() -> None:
+    """Three lines by size; marks for caches within them; without stairs there is no picture."""
+
+    def of(seconds: float) -> Quantity:
+        return Quantity.measured([seconds], "s")
+
+    stairs = tuple(
+        Stair(num_bytes=size, access_s=of(size * 1e-13), word_s=of(4e-10), line_s=of(8e-10))
+        for size in (1 << 12, 1 << 20, 1 << 24)
+    )
+    caches = {"L1": 48 << 10, "L2": 2 << 20, "L3": 1 << 30}
+    machine = msgspec.structs.replace(make_machine(), stairs=stairs, caches=caches)
+    figure = staircase_figure(machine)
+    assert [trace["x"] for trace in figure["data"]] == [[1 << 12, 1 << 20, 1 << 24]] * 3
+    assert figure["data"][0]["y"] == [
+        pytest.approx(size * 1e-13) for size in (4096, 1 << 20, 1 << 24)
+    ]
+    marks = [shape["x0"] for shape in figure["layout"]["shapes"]]
+    assert marks == [48 << 10, 2 << 20]
+    assert [note["text"] for note in figure["layout"]["annotations"]] == ["L1 ends", "L2 ends"]
+    page = str(machine_section(machine, None)).replace("\xa0", " ")
+    assert (
+        "A load that waits for another takes 0.410 ns in 4.00 KiB and 1.68 us in 16.0 MiB; read in order, one core "
+        "gets 20.0 GB/s of the latter, at random 4.77 MB/s." in page
+    )
+    assert 'id="figure-staircase"' not in str(machine_section(make_machine(), None))
 
 
 def test_the_matrix_is_printed_where_there_are_two_gpus(machine: Machine) -> None:

@@ -5,6 +5,7 @@ import argparse
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.output_file import output_file
 from ridgeline.reporting.text import machine_text
+from ridgeline.reporting.text_stairs import stairs_text
 
 
 class Command:
@@ -16,7 +17,10 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of this verb."""
         parser.add_argument(
-            "--full", action="store_true", help="more sizes and samples; takes minutes"
+            "--full",
+            action="store_true",
+            help="more sizes and samples, and a walk through memory; takes minutes, and goes on "
+            "where it was interrupted",
         )
         parser.add_argument("--refresh", action="store_true", help="measure again what is known")
         parser.add_argument(
@@ -30,5 +34,8 @@ class Command:
         machine = measure(quick=not args.full, refresh=args.refresh, progress=output.progress)
         if args.output is not None:
             output.progress(f"wrote {machine.save(args.output)}")
-        output.result(machine, machine_text(machine))
+        shown = [machine_text(machine)]
+        if machine.stairs:
+            shown.append(stairs_text(machine.stairs, machine.caches))
+        output.result(machine, *shown)
         return FINE

@@ -26,6 +26,7 @@ from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.group import Group
 from ridgeline.probe.missing import merge, requests
 from ridgeline.probe.peers import Peers
+from ridgeline.probe.staircase import with_stairs
 from ridgeline.probe.survey import Findings, Request, measure_here
 from ridgeline.workload import Workload
 
@@ -62,7 +63,7 @@ def measure(
     collectives are measured every time: the network between them is nobody's property.
 
     Args:
-        quick: Fewer sizes and samples, under 20 s; False takes minutes. A full profile serves both.
+        quick: Fewer sizes and samples, under 20 s; False takes minutes, and walks through memory, too.
         workload: Also time its distinct operators, about 4 s for each setting.
         settings: How devices will be shared. None: on GPUs 1, 2, 4 ... of them; on the CPU one worker
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
@@ -109,7 +110,7 @@ def measure(
             group=group,
         )
         machine = _kept(merge(machine, findings))
-    return machine
+    return machine if quick else with_stairs(machine, _kept, say)
 
 
 def stand_by(setting: Setting) -> Group:

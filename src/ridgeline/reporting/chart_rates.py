@@ -78,7 +78,7 @@ def _rates(
     sizes = [point[0] for points in curves.values() for point in points]
     x_axis = axis(x, **log)
     if x_unit == "B" and sizes:
-        x_axis |= _byte_ticks(min(sizes), max(sizes))
+        x_axis |= byte_ticks(min(sizes), max(sizes))
     return {
         "data": data,
         "layout": layout(
@@ -95,7 +95,7 @@ def _size(value: float, unit: str) -> str:
     return units.num_bytes(value) if unit == "B" else units.quantity(value, unit)
 
 
-def _byte_ticks(low: float, high: float) -> dict[str, Any]:
+def byte_ticks(low: float, high: float) -> dict[str, Any]:
     """Ticks at powers of two that people know, a factor of 32 apart."""
     powers = [power for power in range(0, 50, 5) if low <= 1 << power <= high]
     return {

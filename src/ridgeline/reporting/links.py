@@ -1,5 +1,7 @@
 """The links of a machine in few words: one curve a kind, and one rate for each pair of devices."""
 
+from typing import NamedTuple
+
 from ridgeline.machine import Machine
 
 
@@ -15,6 +17,22 @@ def links_by_kind(machine: Machine) -> dict[str, dict[int, float]]:
         sizes = sorted({size for table in tables for size in table})
         found[name] = {s: max(table[s] for table in tables if s in table) for s in sizes}
     return found
+
+
+class LinkMatrix(NamedTuple):
+    """Bytes per second from each device (row) to each other one (column); None where none was measured."""
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[float | None, ...], ...]
+
+
+def link_matrix(machine: Machine) -> LinkMatrix | None:
+    """The rates of all pairs; None where there is only one GPU, which has no pairs to tell of."""
+    rates = link_rates(machine)
+    names = tuple(sorted({name for ends in rates for name in ends}))
+    if len(names) < 3:
+        return None
+    return LinkMatrix(names, tuple(tuple(rates.get((a, b)) for b in names) for a in names))
 
 
 def link_rates(machine: Machine) -> dict[tuple[str, str], float]:

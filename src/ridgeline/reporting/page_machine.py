@@ -6,10 +6,12 @@ from ridgeline import units
 from ridgeline.codec import Noun, encode
 from ridgeline.history import NOT_FINITE, History
 from ridgeline.machine import Ceiling, Machine, Setting
+from ridgeline.reporting.chart_places import link_matrix_figure, staircase_figure
 from ridgeline.reporting.chart_rates import collectives_figure, efficiency_figure, links_figure
 from ridgeline.reporting.charts import training_figures
 from ridgeline.reporting.html import Content, Markup, join, raw_data_script, table, tag
 from ridgeline.reporting.labels import at_work, quantities_of
+from ridgeline.reporting.links import link_matrix, link_rates
 from ridgeline.reporting.outages import outages_reading, outages_table
 from ridgeline.reporting.sections import chart, section, sentence
 from ridgeline.synchronisation import operations
@@ -200,6 +202,11 @@ def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
             "Between pinned host memory and a GPU, and between two GPUs.",
             links_figure(machine),
         )
+    if (matrix := link_matrix(machine)) is not None:
+        title = "Copies between devices"
+        add("link-matrix", title, _links_reading(machine), link_matrix_figure(matrix))
+    if machine.stairs:
+        add("staircase", "Memory by size", _stairs_reading(machine), staircase_figure(machine))
     if setting is not None:
         for unit, title in (
             ("FLOP/s", "Rate by operation size"),
@@ -230,6 +237,30 @@ def _curve_reading(ceiling: Ceiling) -> str:
     return (
         f"While {at_work(ceiling.setting)}, {ceiling.family} in {ceiling.dtype} is fastest at "
         f"{units.quantity(best.work, work)} with {rate}{rest}."
+    )
+
+
+def _links_reading(machine: Machine) -> str:
+    """The fastest and the slowest pair at the largest size measured."""
+    rates = link_rates(machine)
+    (fast, best), (slow, least) = (
+        pick(rates.items(), key=lambda pair: pair[1]) for pick in (max, min)
+    )
+    return (
+        f"{' to '.join(fast)} copies {units.quantity(best, 'B/s')}, {' to '.join(slow)} "
+        f"{units.quantity(least, 'B/s')}, at the largest size measured."
+    )
+
+
+def _stairs_reading(machine: Machine) -> str:
+    """What the smallest and the largest walk cost, and what order is worth in the largest."""
+    first, last = machine.stairs[0], machine.stairs[-1]
+    return (
+        f"A load that waits for another takes {units.seconds(first.access_s.value)} in "
+        f"{units.num_bytes(first.num_bytes)} and {units.seconds(last.access_s.value)} in "
+        f"{units.num_bytes(last.num_bytes)}; read in order, one core gets "
+        f"{units.quantity(last.rate_in_order, 'B/s')} of the latter, at random "
+        f"{units.quantity(last.rate_at_random, 'B/s')}."
     )
 
 

@@ -20,7 +20,7 @@ from ridgeline.plan import Choice, Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.labels import label
 from ridgeline.reporting.labels import quantities_of
-from ridgeline.reporting.links import link_rates, links_by_kind
+from ridgeline.reporting.links import link_matrix, links_by_kind
 from ridgeline.reporting.operators import (
     FIGURES,
     OpGroup,
@@ -251,13 +251,12 @@ def _size_tables(machine: Machine) -> list[RenderableType]:
 
 def _link_matrix(machine: Machine) -> list[RenderableType]:
     """Rates from each device (row) to each other one (column); nothing where there is only one GPU."""
-    rates = link_rates(machine)
-    names = sorted({name for ends in rates for name in ends})
-    if len(names) < 3:
+    matrix = link_matrix(machine)
+    if matrix is None:
         return []
-    rows = table(("From", *(f"to {name}" for name in names)), right=range(1, len(names) + 1))
-    for source in names:
-        cells = [rates.get((source, target)) for target in names]
+    head = ("From", *(f"to {name}" for name in matrix.names))
+    rows = table(head, right=range(1, len(head)))
+    for source, cells in zip(matrix.names, matrix.rows, strict=True):
         texts = ["" if rate is None else units.quantity(rate, "B/s") for rate in cells]
         rows.add_row(source, *texts)
     return [title("Links", "bytes per second at the largest size"), rows]

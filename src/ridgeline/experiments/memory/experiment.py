@@ -3,24 +3,19 @@
 import datetime
 from collections.abc import Callable, Sequence
 
-import psutil
-
-from ridgeline import units
 from ridgeline.codec import cache_directory
 from ridgeline.errors import TaskError
 from ridgeline.experiments.memory.gpu import gpu_latencies
-from ridgeline.experiments.memory.levels import SOURCE, level_latencies, sizes
+from ridgeline.experiments.memory.levels import SOURCE, level_latencies
 from ridgeline.experiments.memory.loopback import loopback_latency
-from ridgeline.experiments.memory.result import Latency, MemoryExperiment, Stair
+from ridgeline.experiments.memory.result import Latency, MemoryExperiment
 from ridgeline.experiments.memory.storage import storage_latencies
 from ridgeline.probe.caches import caches
 from ridgeline.probe.fingerprint import devices, host
-from ridgeline.probe.memory_levels import Walked
+from ridgeline.probe.staircase import room_bytes, sizes, stair
+from ridgeline.stairs import Stair
 
 PARTS = ("levels", "storage", "loopback", "gpu")
-MOST_OF_FREE = 0.25
-"""Share of the free memory that may be walked through; laying the walk takes as much again."""
-MOST_BYTES = 2 << 30
 SMALL_PAGES = (
     "the system gave no large pages: beyond a few MiB a part of each load is the search for its address (see "
     "/sys/kernel/mm/transparent_hugepage/enabled)"
@@ -58,10 +53,7 @@ def run(
     latencies: list[Latency] = []
     notes = [f"textbook: {SOURCE}"]
     if "levels" in parts:
-        free = int(MOST_OF_FREE * psutil.virtual_memory().available)
-        stairs = tuple(
-            _stair(size, say) for size in sizes(known, min(free, MOST_BYTES), quick=quick)
-        )
+        stairs = tuple(stair(size, say) for size in sizes(known, room_bytes(), quick=quick))
         latencies += level_latencies(known, stairs)
         if (stairs[-1].large_page_bytes or 0) < stairs[-1].num_bytes // 2:
             notes.append(SMALL_PAGES)
@@ -89,15 +81,3 @@ def run(
         latencies=tuple(latencies),
         notes=tuple(notes),
     )
-
-
-def _stair(num_bytes: int, say: Callable[[str], None]) -> Stair:
-    say(f"memory: walking through {units.num_bytes(num_bytes)}")
-    with Walked(num_bytes) as walked:
-        return Stair(
-            num_bytes=num_bytes,
-            access_s=walked.access(),
-            word_s=walked.word(),
-            line_s=walked.line(),
-            large_page_bytes=walked.large_page_bytes,
-        )

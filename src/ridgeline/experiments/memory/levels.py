@@ -3,51 +3,17 @@
 from collections.abc import Sequence
 
 from ridgeline import units
-from ridgeline.experiments.memory.result import Latency, Stair
+from ridgeline.experiments.memory.result import Latency
 from ridgeline.probe.caches import Cache
+from ridgeline.probe.staircase import stand_ins
+from ridgeline.stairs import Stair
 
 SOURCE = "Dive into Deep Learning, 12.4 (its table of common latencies, after E. Eshelman)"
 TEXTBOOK_S = {1: 1.5e-9, 2: 5e-9, 3: 16e-9}
-SMALLEST = 4 << 10
-BEYOND = 4
-"""Times what a cache holds: a random walk through so much finds little of it there."""
 MEMORY_S = 100e-9
 """To send an address and set up a transfer."""
 BURST_S = 0.2e-9
 """Each further transfer of 64 bits."""
-
-
-def sizes(caches: Sequence[Cache], most_bytes: int, *, quick: bool) -> tuple[int, ...]:
-    """The sizes to walk through: powers of two, up to four times the largest cache if there is room.
-
-    Args:
-        caches: Of the core.
-        most_bytes: That may be taken.
-        quick: Every second power only, and those that stand for levels.
-    """
-    largest = max((cache.num_bytes for cache in caches), default=64 << 20)
-    last = max(1 << 16, min(4 * largest, most_bytes))
-    powers = [1 << power for power in range(SMALLEST.bit_length() - 1, last.bit_length())]
-    kept = powers[::2] if quick else powers
-    wanted = {size for size in stand_ins(caches) if SMALLEST <= size <= last}
-    return tuple(sorted({*kept, powers[-1], *wanted}))
-
-
-def stand_in(cache: Cache, below_bytes: int) -> int:
-    """The size whose walk stands for hits in a cache: four times what the caches before it hold.
-
-    Most of that misses them. A set near the cache's own size also shows what else is in it, and how long
-    addresses are searched for. Where four times is more than half of this cache, it is half.
-    """
-    half = 1 << (max(1, cache.num_bytes // 2).bit_length() - 1)
-    beyond = 1 << (BEYOND * below_bytes - 1).bit_length() if below_bytes else half
-    return min(half, beyond)
-
-
-def stand_ins(caches: Sequence[Cache]) -> tuple[int, ...]:
-    """For each cache, nearest first."""
-    before = (0, *(cache.num_bytes for cache in caches))
-    return tuple(stand_in(cache, below) for cache, below in zip(caches, before, strict=False))
 
 
 def level_latencies(caches: Sequence[Cache], stairs: Sequence[Stair]) -> list[Latency]:

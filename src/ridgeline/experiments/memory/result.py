@@ -4,21 +4,7 @@ from typing import ClassVar
 
 from ridgeline.codec import Noun, Value
 from ridgeline.machine import Device, Host, Quantity
-
-
-class Stair(Value, frozen=True, kw_only=True):
-    """What memory costs where so many bytes are walked through again and again.
-
-    `access_s` is a load that waits for the one before it, somewhere in them; `word_s` 8 bytes where all are
-    read in order; `line_s` 8 bytes where one word of every line is read, none waiting for another.
-    """
-
-    num_bytes: int
-    access_s: Quantity
-    word_s: Quantity
-    line_s: Quantity
-    large_page_bytes: int | None = None
-    """Of this process, while it walked; None where the system does not tell."""
+from ridgeline.stairs import Stair
 
 
 class Latency(Value, frozen=True, kw_only=True):

@@ -1,0 +1,104 @@
+"""The staircase of a profile: each size once, kept as it comes, in a profile that reads the same again."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ridgeline.errors import MachineError
+from ridgeline.machine import Machine, Quantity
+from ridgeline.probe import staircase
+from ridgeline.probe.caches import Cache
+from ridgeline.stairs import Stair
+from strategies import make_machine
+
+SIZES = [1 << power for power in range(12, 19)]
+
+
+def made(num_bytes: int) -> Stair:
+    seconds = Quantity.measured([num_bytes * 1e-15], "s")
+    return Stair(num_bytes=num_bytes, access_s=seconds, word_s=seconds, line_s=seconds)
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes that were walked through, by stand-ins."""
+    found: list[int] = []
+
+    def stair(num_bytes: int, say: object, which: str) -> Stair:
+        found.append(num_bytes)
+        return made(num_bytes)
+
+    monkeypatch.setattr(staircase, "stair", stair)
+    monkeypatch.setattr(staircase, "caches", lambda: (Cache(1, 1 << 14), Cache(2, 1 << 16)))
+    monkeypatch.setattr(staircase, "room_bytes", lambda: 1 << 30)
+    return found
+
+
+def test_an_interrupted_walk_goes_on(
+    walked: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What was found until then is in the file; the next one takes the rest alone."""
+    path, stair = tmp_path / "machine.json", staircase.stair
+
+    def keep(machine: Machine) -> Machine:
+        machine.save(path)
+        return machine
+
+    def interrupted(num_bytes: int, say: object, which: str) -> Stair:
+        if num_bytes > SIZES[3]:
+            raise KeyboardInterrupt
+        return stair(num_bytes, say, which)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(staircase, "stair", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        staircase.with_stairs(make_machine(), keep, print)
+    kept = Machine.load(path)
+    assert [one.num_bytes for one in kept.stairs] == walked == SIZES[:4]
+    monkeypatch.setattr(staircase, "stair", stair)
+    whole = staircase.with_stairs(kept, keep, print)
+    assert walked == SIZES
+    assert whole == Machine.load(path)
+    assert [one.num_bytes for one in whole.stairs] == SIZES
+    assert whole.caches == {"L1": 1 << 14, "L2": 1 << 16}
+    assert staircase.with_stairs(whole, keep, print) == whole
+    assert walked == SIZES
+
+
+def test_a_host_without_a_compiler_has_no_staircase(
+    walked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning says so, once; the rest of the profile stays."""
+
+    def refused(*_: object) -> Stair:
+        raise MachineError("wanted a C compiler, got none")
+
+    monkeypatch.setattr(staircase, "stair", refused)
+    machine = make_machine()
+    found = staircase.with_stairs(machine, lambda one: one, print)
+    assert found.warnings == (
+        *machine.warnings,
+        "no staircase of memory: wanted a C compiler, got none",
+    )
+    assert staircase.with_stairs(found, lambda one: one, print).warnings == found.warnings
+    assert msgspec.structs.replace(found, warnings=machine.warnings, caches={}) == machine
+
+
+def test_a_full_measurement_walks_and_a_quick_one_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After everything else; nothing else is missing here."""
+    from ridgeline.probe import measure
+
+    asked: list[Machine] = []
+
+    def with_stairs(machine: Machine, keep: object, say: object) -> Machine:
+        asked.append(machine)
+        return msgspec.structs.replace(machine, stairs=(made(4096),))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "with_stairs", with_stairs)
+    assert measure.measure(settings=()).stairs == ()
+    assert asked == []
+    assert measure.measure(quick=False, settings=()).stairs == (made(4096),)
+    assert [machine.effort for machine in asked] == ["full"]

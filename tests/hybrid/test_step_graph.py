@@ -123,6 +123,9 @@ def test_loaded_checkpoints_are_taken_over(pair: Pair) -> None:
     assert "recaptures" not in pair.counters()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Pickle, copy, and deepcopy support will be removed from itertools"
+)
 def test_a_counter_is_refused_by_name(interpreted: None) -> None:
     """A program would count no further, and train differently; the step goes on from where it was."""
     calls = itertools.count(1)

@@ -1,5 +1,6 @@
 """Groups of workers: what they get, how they fail, and that none survives."""
 
+import contextlib
 import json
 import math
 import os
@@ -180,9 +181,12 @@ def _ends(pid: int) -> bool:
 def _worker_of(parent: subprocess.Popen[bytes]) -> psutil.Process:
     """The worker that a parent process has started, once it has."""
     while parent.poll() is None:
-        found = psutil.Process(parent.pid).children()
-        if found and any("ridgeline.probe.group" in word for word in found[0].cmdline()):
-            return found[0]
+        for child in psutil.Process(parent.pid).children():
+            with contextlib.suppress(
+                psutil.NoSuchProcess
+            ):  # what is asked for a moment: ldconfig, uname
+                if any("ridgeline.probe.group" in word for word in child.cmdline()):
+                    return child
     raise AssertionError("the parent ended before it had a worker")
 
 

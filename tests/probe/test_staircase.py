@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from ridgeline.errors import MachineError
-from ridgeline.machine import Machine, Quantity
+from ridgeline.machine import Machine, Quantity, Setting
 from ridgeline.probe import staircase
 from ridgeline.probe.caches import Cache
+from ridgeline.probe.missing import requests
 from ridgeline.stairs import Stair
 from strategies import make_machine
 
@@ -102,3 +103,19 @@ def test_a_full_measurement_walks_and_a_quick_one_does_not(
     assert asked == []
     assert measure.measure(quick=False, settings=()).stairs == (made(4096),)
     assert [machine.effort for machine in asked] == ["full"]
+
+
+def test_a_full_measurement_is_asked_setting_by_setting() -> None:
+    """Together the requests ask for what one would; what is of no setting is asked once."""
+    blank = msgspec.structs.replace(make_machine(), ceilings=(), collectives=(), dispatch=())
+    wanted = [
+        Setting(device="cpu", workers=workers, threads=threads)
+        for workers, threads in ((1, 1), (1, 2), (2, 1))
+    ]
+    (whole,) = requests(blank, wanted, quick=True, workload=None)
+    each = requests(blank, wanted, quick=False, workload=None)
+    assert [request.settings for request in each] == [(setting,) for setting in wanted]
+    assert [request.dispatch for request in each] == [True, False, False]
+    for name in ("ceilings", "collectives", "codecs"):
+        asked = [one for request in each for one in getattr(request, name)]
+        assert tuple(asked) == getattr(whole, name)

@@ -25,6 +25,8 @@ def requests(
 ) -> tuple[Request, ...]:
     """What is missing in `machine` for `wanted` and `workload`, one request for each kind of device.
 
+    Of a full measurement, which takes minutes, one for each setting: each is kept before the next begins.
+
     Args:
         machine: What is known.
         wanted: See `measure`.
@@ -32,7 +34,7 @@ def requests(
         workload: See `measure`.
         codecs: See `measure`.
     """
-    found = []
+    found: list[Request] = []
     for device in ("cpu", "cuda"):
         mine = [setting for setting in wanted if setting.device == device]
         # A GPU serves one worker, so rates and timings do not depend on how many there are.
@@ -58,8 +60,29 @@ def requests(
                 request, workload=workload, skip=_faulty(machine, workload)
             )
         if request.settings:
-            found.append(request)
+            found += [request] if quick else parts(request)
     return tuple(found)
+
+
+def parts(request: Request) -> list[Request]:
+    """One request for each setting; what belongs to none is in the first."""
+    found: list[Request] = []
+    for setting in request.settings:
+        part = msgspec.structs.replace(
+            request,
+            ceilings=_only(setting, request.ceilings),
+            collectives=_only(setting, request.collectives),
+            codecs=_only(setting, request.codecs),
+            timings=_only(setting, request.timings),
+            dispatch=request.dispatch and not found,
+            links=request.links and not found,
+        )
+        found.append(part)
+    return found
+
+
+def _only(setting: Setting, settings: Sequence[Setting]) -> tuple[Setting, ...]:
+    return (setting,) if setting in settings else ()
 
 
 def merge(machine: Machine, findings: Findings) -> Machine:

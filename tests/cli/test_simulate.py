@@ -2,10 +2,12 @@
 
 import argparse
 import json
+from typing import Any
 
 import pytest
 
-from ridgeline.cli import inputs
+from ridgeline.cli import inputs, scaling_curve
+from ridgeline.plan import Sync
 
 
 def test_simulated_devices_must_share_the_batch(run, task_file, machine_file) -> None:
@@ -135,3 +137,21 @@ def test_simulate_what_if(run, task_file, machine_file) -> None:
     wrong = run(*words, "--what-if", "luck=2x")
     assert wrong.status == 1
     assert "got 'luck=2x' in the what-if" in wrong.err
+
+
+def test_between_hosts_gradients_are_all_reduced(
+    run, task_file, machine_file, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is chosen for one host: some ways need it, and none is measured between several."""
+    asked: list[dict[str, object]] = []
+    choose = scaling_curve.choose
+
+    def seen(*args: Any, fixed: dict[str, object], **given: Any) -> Any:
+        asked.append(fixed)
+        return choose(*args, fixed=fixed, **given)
+
+    monkeypatch.setattr(scaling_curve, "choose", seen)
+    words = ("simulate", task_file, "--machine", machine_file, "-q", "--cluster", "2:1gbit:20us")
+    assert run(*words, "--devices", "1,2").status == 0
+    assert run(*words, "--devices", "1,2,4").status == 0
+    assert asked == [{"workers": 2}, {"workers": 2, "algorithm": Sync().algorithm}]

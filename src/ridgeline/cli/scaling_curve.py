@@ -7,9 +7,10 @@ import msgspec
 
 from ridgeline.cli.command import Output
 from ridgeline.cli.inputs import load, measured, num_devices, profile, traced
+from ridgeline.cluster import crossings
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.machine import Machine
-from ridgeline.plan import Plan
+from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
 from ridgeline.simulator.model import setting_of
 from ridgeline.simulator.scaling import ScalingPoint, scaling_curve
@@ -70,7 +71,11 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
                     setting = setting_of(machine, of_count[count], Plan(workers=count))
                     found = measured(of_count[count], setting, heartbeat)
                     machine = msgspec.structs.replace(found, cluster=machine.cluster)
-    plan = choose(machine, {first: of_count[first]}, fixed={"workers": first}).best.plan
+    fixed: dict[str, object] = {"workers": first}
+    if crossings(machine.cluster, max(counts)):
+        # Some other ways to exchange gradients need one host, and none is measured between several.
+        fixed["algorithm"] = Sync().algorithm
+    plan = choose(machine, {first: of_count[first]}, fixed=fixed).best.plan
     loads = steps[1] if args.scaling == WEAK else steps
     return Curve(plan, machine, loads, tuple(counts))
 

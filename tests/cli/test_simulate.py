@@ -154,4 +154,10 @@ def test_between_hosts_gradients_are_all_reduced(
     words = ("simulate", task_file, "--machine", machine_file, "-q", "--cluster", "2:1gbit:20us")
     assert run(*words, "--devices", "1,2").status == 0
     assert run(*words, "--devices", "1,2,4").status == 0
-    assert asked == [{"workers": 2}, {"workers": 2, "algorithm": Sync().algorithm}]
+    assert run(*words, "--devices", "1,8").status == 0
+    exchanged = Sync().algorithm
+    assert asked == [
+        {"workers": 2},
+        {"workers": 2, "algorithm": exchanged},
+        {"workers": 8, "algorithm": exchanged},
+    ]

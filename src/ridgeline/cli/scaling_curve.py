@@ -42,7 +42,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 def curve(args: argparse.Namespace, output: Output) -> Curve:
-    """The best plan for the largest number of workers that the machine has room for, and all steps.
+    """The best plan for the most workers that the machine has room for, two at least, and all steps.
 
     Raises:
         PlanError: the workers share one batch, which so many cannot do equally.
@@ -58,7 +58,9 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
         for count in counts:
             check_batch_size(task.batch_size, count)
     room = num_devices(machine)
-    first = max((count for count in counts if count <= room), default=min(counts))
+    # What one worker alone does best, such as a step that is one program, several may be unable to do.
+    several = [count for count in counts if count > 1]
+    first = max((count for count in several if count <= room), default=min(several))
     with Heartbeat(output.progress) as heartbeat:
         # A step of one worker is what each of any number does that has a batch of its own.
         steps = traced(

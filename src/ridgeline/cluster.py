@@ -13,7 +13,6 @@ from ridgeline.errors import MachineError
 from ridgeline.laws.arguments import check
 
 _LEVEL = re.compile(r"(\d+):(\d+(?:\.\d+)?)(kbit|mbit|gbit)(?::(\d+(?:\.\d+)?)(us|ms))?")
-_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _PER_SECOND = {"us": 1e6, "ms": 1e3}
 
 
@@ -104,6 +103,6 @@ def _level(text: str) -> Level:
         )
     return Level(
         size=int(found[1]),
-        rate_bytes_per_s=float(found[2]) * _BITS[found[3]] / 8,
+        rate_bytes_per_s=float(found[2]) * units.BITS_PER_S[found[3]] / 8,
         latency_s=float(found[4]) / _PER_SECOND[found[5]] if found[4] else 0.0,
     )

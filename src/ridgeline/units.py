@@ -12,6 +12,10 @@ _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
+BITS_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+"""Words for the rates of links, as `tc` has them."""
+
+
 def digits3(value: float) -> str:
     """`value` with three significant digits and no exponent, e.g. `0.123`, `12.3`, `1230`."""
     if not math.isfinite(value):

@@ -1,7 +1,7 @@
 """Arguments that several verbs share, and what they stand for: a task, its steps, a machine."""
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,20 +48,27 @@ def counts(text: str) -> tuple[int, ...]:
         if part.strip() != "...":
             found.append(positive(part))
             continue
-        before, last = found[-2:] if len(found) > 1 else (0, 0)
         end = positive(parts[index + 1]) if index + 1 < len(parts) else 0
-        if not 0 < before < last < end:
+        if not (len(found) > 1 and found[-2] < found[-1] < end):
             raise argparse.ArgumentTypeError(
                 f"wanted two rising numbers before ... and a larger one after it, got {text!r}"
             )
-        factor = last // before
-        # 1, 2, 4 doubles; 2, 4, 6 adds: what led to the last one tells.
-        adds = (len(found) > 2 and last - before == before - found[-3]) or last % before != 0
-        following = last + (last - before) if adds else last * factor
-        while following < end:
-            found.append(following)
-            following = following + (last - before) if adds else following * factor
+        found += _going_on(found, end)
     return tuple(dict.fromkeys(found))
+
+
+def _going_on(found: Sequence[int], end: int) -> list[int]:
+    """What follows below `end`: 1, 2, 4 doubles, and 2, 4, 6 adds, as what led to the last number tells."""
+    before, last = found[-2:]
+    rise = last - before
+    adds = last % before != 0 or (len(found) > 2 and before - found[-3] == rise)
+    following = range(last + rise, end, rise) if adds else _powers(last, last // before, end)
+    return [*following]
+
+
+def _powers(last: int, factor: int, end: int) -> Iterator[int]:
+    while (last := last * factor) < end:
+        yield last
 
 
 def cluster(text: str) -> tuple[Level, ...]:
@@ -119,6 +126,7 @@ def add_machine_argument(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="machine profile (default: measure this machine)",
     )
+    parser.set_defaults(cluster=None)  # verbs that take one add the argument
 
 
 def add_allow_argument(parser: argparse._ActionsContainer) -> None:
@@ -191,11 +199,8 @@ def describe(
     counts = worker_counts(machine, task.batch_size, wished=wished, most=most)
     with Heartbeat(output.progress) as heartbeat:
         workloads = traced(task, counts, machine.device_kind, heartbeat, allow)
-        for workers, workload in workloads.items():
-            if args.machine is None and workers <= num_devices(machine):
-                setting = setting_of(machine, workload, Plan(workers=workers))
-                found = measured(workload, setting, heartbeat)
-                machine = structs.replace(found, cluster=machine.cluster)
+        if args.machine is None:
+            machine = measured_for(machine, workloads, heartbeat)
     return machine, workloads
 
 
@@ -208,8 +213,7 @@ def profile(args: argparse.Namespace) -> Machine:
     from ridgeline.probe.measure import measure
 
     machine = measure(settings=()) if args.machine is None else Machine.load(args.machine)
-    cluster = getattr(args, "cluster", None)  # not all verbs take one
-    return machine if cluster is None else structs.replace(machine, cluster=cluster)
+    return machine if args.cluster is None else structs.replace(machine, cluster=args.cluster)
 
 
 def traced(
@@ -245,6 +249,22 @@ def traced(
             memory_formats=MEMORY_FORMATS,
             may_run=True,
         )
+
+
+def measured_for(
+    machine: Machine, workloads: Mapping[int, Workload], heartbeat: Heartbeat
+) -> Machine:
+    """This machine, measured for each number of workers that it has room for, in the cluster as described.
+
+    Raises:
+        LaunchError: a measuring process failed.
+    """
+    for workers, workload in workloads.items():
+        if workers <= num_devices(machine):
+            setting = setting_of(machine, workload, Plan(workers=workers))
+            found = measured(workload, setting, heartbeat)
+            machine = structs.replace(found, cluster=machine.cluster)
+    return machine
 
 
 def measured(

@@ -1,18 +1,17 @@
 """`ridgeline simulate` for several numbers of workers: one plan, predicted for each."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from ridgeline.cli.command import Output
-from ridgeline.cli.inputs import load, measured, num_devices, profile, traced
+from ridgeline.cli.inputs import load, measured_for, num_devices, profile, traced
 from ridgeline.cluster import crossings
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner import choose
-from ridgeline.simulator.model import setting_of
 from ridgeline.simulator.scaling import ScalingPoint, scaling_curve
 from ridgeline.workload import Workload
 
@@ -68,11 +67,7 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
         )
         of_count = dict.fromkeys(counts, steps[1]) if args.scaling == WEAK else steps
         if args.machine is None:
-            for count in counts:
-                if count <= room:
-                    setting = setting_of(machine, of_count[count], Plan(workers=count))
-                    found = measured(of_count[count], setting, heartbeat)
-                    machine = msgspec.structs.replace(found, cluster=machine.cluster)
+            machine = measured_for(machine, of_count, heartbeat)
     fixed: dict[str, object] = {"workers": first}
     if crossings(machine.cluster, max(counts)):
         # Some other ways to exchange gradients need one host, and none is measured between several.
@@ -80,8 +75,3 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
     plan = choose(machine, {first: of_count[first]}, fixed=fixed).best.plan
     loads = steps[1] if args.scaling == WEAK else steps
     return Curve(plan, machine, loads, tuple(counts))
-
-
-def notes(points: Sequence[ScalingPoint]) -> tuple[str, ...]:
-    """What was assumed for the largest number of workers."""
-    return max(points, key=lambda point: point.workers).notes

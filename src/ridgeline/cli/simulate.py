@@ -16,7 +16,7 @@ from ridgeline.cli.inputs import (
     counts,
     describe,
 )
-from ridgeline.cli.scaling_curve import STRONG, WEAK, Curve, curve, notes
+from ridgeline.cli.scaling_curve import STRONG, WEAK, Curve, curve
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -131,7 +131,7 @@ def _show_curve(
     if then is not None:
         value["what_if"] = found.points(then)
         shown.append(scaling_text(value["what_if"], question))
-    shown += [Text(f"! {note}", style="yellow") for note in notes(points)]
+    shown += [Text(f"! {note}", style="yellow") for note in points[-1].notes]  # of the most workers
     output.result(value, *shown)
     return FINE
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ridgeline import units
 from ridgeline.errors import LaunchError
 
 PREFIX = "ridgeline-net"
@@ -34,7 +35,6 @@ GRACE_S = 3.0
 """Between SIGTERM and SIGKILL for processes left in a namespace."""
 
 _OWNED = re.compile(rf"{PREFIX}-(\d+)-(\d+)-\d+-\w+")
-_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _serial = itertools.count()
 
 
@@ -173,7 +173,7 @@ def bytes_per_s(rate: str) -> float:
             f"wanted a rate such as 100mbit or 1gbit, got {rate!r}; write a number above 0 and kbit, mbit or "
             "gbit"
         )
-    return float(found[1]) * _UNITS[found[2]] / 8
+    return float(found[1]) * units.BITS_PER_S[found[2]] / 8
 
 
 def gloo_environment() -> dict[str, str]:

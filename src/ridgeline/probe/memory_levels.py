@@ -14,10 +14,10 @@ import numpy as np
 
 from ridgeline.machine import Quantity
 from ridgeline.probe.native import library
+from ridgeline.stairs import WORD_BYTES
 
 LINE_BYTES = 64
 """A cache line of x86 and most ARM processors: what memory moves at once."""
-WORD_BYTES = 8
 SAMPLES = 7
 SAMPLE_S = 0.01
 """Least length of a sample: a thousand times what the clock resolves."""

@@ -57,7 +57,7 @@ def staircase_figure(machine: Machine) -> Figure:
                 for size in reached.values()
             ],
             annotations=[
-                {**note(f"{name} ends", x=_log(size), y=0), "yref": "paper"}
+                {**note(f"{name} ends", x=math.log10(size), y=0), "yref": "paper"}
                 for name, size in reached.items()
             ],
             margin={"l": 8, "r": 12, "t": 12, "b": 46},
@@ -94,8 +94,3 @@ def link_matrix_figure(matrix: LinkMatrix) -> Figure:
             margin={"l": 8, "r": 12, "t": 12, "b": 46},
         ),
     }
-
-
-def _log(value: float) -> float:
-    """Where Plotly has a number on a logarithmic axis."""
-    return math.log10(value)

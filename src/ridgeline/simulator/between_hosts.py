@@ -48,7 +48,11 @@ def points_between_hosts(
     waits = [ring_s]
     if operation in OVER_TREES:
         waits.append(rounds * ((in_host - 1) * hop_s + _upwards(crossed)))
-    scale = _moved(operation, workers) / _moved(operation, measured) if measured > 1 else 0.0
+    scale = (
+        bus_bandwidth_factor(operation, workers) / bus_bandwidth_factor(operation, measured)
+        if measured > 1
+        else 0.0
+    )
     sizes = [num_bytes for num_bytes, _ in inside] or SIZES
     found: list[Point] = []
     for num_bytes in sizes:
@@ -58,10 +62,6 @@ def points_between_hosts(
         between_s = max(_link_s(operation, workers, one, num_bytes) for one in crossed)
         found.append((num_bytes, min(waits) + max(moving_s, between_s)))
     return tuple(found)
-
-
-def _moved(operation: CollectiveOperation, workers: int) -> float:
-    return bus_bandwidth_factor(operation, workers)
 
 
 def _around(crossed: Sequence[Crossing]) -> float:
@@ -86,7 +86,7 @@ def _link_s(
     operation: CollectiveOperation, workers: int, crossing: Crossing, num_bytes: float
 ) -> float:
     """Seconds in which the link of a place carries what goes out of it."""
-    out = _moved(operation, workers)
+    out = bus_bandwidth_factor(operation, workers)
     if operation == "all_to_all":
         inside = min(crossing.devices, workers)
         out = inside * (workers - inside) / workers

@@ -9,6 +9,7 @@ loads a few hundred.
 
 import faulthandler
 import random
+import struct
 import sys
 import tempfile
 import time
@@ -31,6 +32,9 @@ Answer = list[Tensor]
 """What a loaded program computes, and the state that it leaves."""
 HEADER_BYTES = 30
 """Of a member in a zip archive, before its name."""
+ENTRY_BYTES, LENGTHS_AT, OFFSET_AT = 46, 28, 42
+"""Of an entry in the directory of an archive: before its name, and where the lengths of what follows and the place
+of the member stand. Source: PKWARE's APPNOTE, 4.3.12."""
 LONGEST = 64
 """Bytes that are damaged at a stretch."""
 
@@ -86,6 +90,18 @@ def frames_of(path: Path) -> list[int]:
                 end += member.file_size
             places += range(start, min(end, size))
     return places
+
+
+def offsets_of(path: Path) -> list[int]:
+    """Places of the bytes that say where each member begins."""
+    content, found = path.read_bytes(), []
+    with zipfile.ZipFile(path) as archive:
+        place, members = archive.start_dir, len(archive.infolist())
+    for _ in range(members):
+        found += range(place + OFFSET_AT, place + ENTRY_BYTES)
+        lengths = struct.unpack_from("<HHH", content, place + LENGTHS_AT)
+        place += ENTRY_BYTES + sum(lengths)
+    return found
 
 
 def flip(content: bytearray, place: int, draw: random.Random) -> None:
@@ -157,12 +173,23 @@ class Damaged:
         damage(content, place, draw)
         if content == self._whole:
             self.counts["unchanged"] += 1
-            return
+        else:
+            self._load(content, f"{damage.__name__} at {place}")
+
+    def misplaced(self) -> None:
+        """Load copies of which a member is said to begin elsewhere: each bit of each place, flipped."""
+        for place in offsets_of(self._path):
+            for bit in range(8):
+                content = bytearray(self._whole)
+                content[place] ^= 1 << bit
+                self._load(content, f"bit {bit} at {place}")
+
+    def _load(self, content: bytearray, damage: str) -> None:
         self._copy.write_bytes(content)
         outcome = self._outcome()
         self.counts[outcome] += 1
         if outcome not in ("refused", "unharmed"):
-            self.wrong.append(f"{self._path.name}, {damage.__name__} at {place}: {outcome}")
+            self.wrong.append(f"{self._path.name}, {damage}: {outcome}")
 
     def _outcome(self) -> str:
         try:

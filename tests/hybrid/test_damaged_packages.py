@@ -18,3 +18,11 @@ def test_damaged_files_are_refused_or_unharmed(
     assert damaged.wrong == []
     assert damaged.counts["refused"] > 150
     assert damaged.counts["unharmed"] < 20
+
+
+def test_members_that_begin_elsewhere_are_refused_or_unharmed(tmp_path: Path) -> None:
+    """Also those by which torch knows the file, of which its own reader in Python refuses some."""
+    damaged = Damaged(save_callable(tmp_path), 1)
+    damaged.misplaced()
+    assert damaged.wrong == []
+    assert damaged.counts["refused"] > 300

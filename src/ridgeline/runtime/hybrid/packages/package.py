@@ -113,7 +113,8 @@ def load_compiled(path: Path, device: torch.device) -> Run:
     try:
         with kept:
             model = aoti_load_package(str(path), run_single_threaded=True, device_index=index)
-    except RuntimeError as error:
+    # Damage where torch says what a file is, which no seal covers: its reader in Python raises all of these.
+    except (RuntimeError, ValueError, AssertionError) as error:
         raise PackageError(
             f"wanted to load the program in {path}, got {first_line(error, type(error).__name__)}; package "
             "it again on this machine"

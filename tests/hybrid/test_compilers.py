@@ -68,6 +68,22 @@ def test_one_whose_programs_crash_is_replaced(
     )
 
 
+def test_what_was_found_without_an_assembler_is_not_kept(
+    configure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Compilers find assembler and linker by PATH: with another, all is tried anew.
+
+    Else a process that once had none would load programs that crash.
+    """
+    path = crashing(tmp_path)
+    configure(path)
+    (tmp_path / "empty").mkdir()
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(tmp_path / "empty"))
+        assert working_compiler() == Compiler(path)
+    assert working_compiler().path == SYSTEM
+
+
 def test_where_none_works_the_configured_one_stays(
     configure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config
 
 from ridgeline.errors import BatchError, CaptureError, PackageError
 from ridgeline.runtime.flat_program import flatten_program
@@ -121,8 +122,8 @@ def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Without a C++ compiler the message says what to install."""
     program = flatten_program(nn.Linear(2, 2), torch.ones(1, 2))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(CaptureError) as caught:
+    # Torch reads CXX when it is imported.
+    with config.patch({"cpp.cxx": (None, "g++")}), pytest.raises(CaptureError) as caught:
         compile_program(program.graph, [*program.state.values(), *program.inputs], tmp_path)
     assert str(caught.value) == (
         "wanted a C++ compiler to package a program, got none (g++ is not on PATH); install one (apt install g++, "

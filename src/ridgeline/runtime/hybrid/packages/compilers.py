@@ -56,11 +56,12 @@ def working_compiler() -> Compiler:
             f"wanted a C++ compiler to package a program, got none ({' or '.join(names)} is not on "
             "PATH); install one (apt install g++, or dnf install gcc-c++) or set CXX to its path"
         )
-    return _choose(found, shutil.which("g++", path=os.defpath))
+    return _choose(found, shutil.which("g++", path=os.defpath), os.environ.get("PATH"))
 
 
 @functools.cache
-def _choose(found: str, system: str | None) -> Compiler:
+def _choose(found: str, system: str | None, path: str | None) -> Compiler:
+    """`path` is where compilers look for an assembler: without it none works, which says nothing of others."""
     if system is None or Path(found).resolve() == Path(system).resolve() or runs(found):
         return Compiler(found)
     if not runs(system):

@@ -119,6 +119,11 @@ def interrupted_in_one() -> None:
     step(torch.ones(2, 3))
 
 
+def interrupted_without_a_step() -> None:
+    """What the other is compared with: where a library runs Python at exit, this status is not the signal's."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def destroys_and_joins_again() -> None:
     first = trained()
     dist.destroy_process_group()
@@ -145,6 +150,7 @@ SCRIPTS: tuple[Callable[[], None], ...] = (
     raises_in_one_and_destroys,
     exits_in_one,
     interrupted_in_one,
+    interrupted_without_a_step,
     destroys_and_joins_again,
     destroys_a_part,
 )

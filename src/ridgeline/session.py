@@ -40,6 +40,7 @@ from ridgeline.verdict import Verdict, verify
 from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -70,7 +71,7 @@ class TrainStep(Closing):
         clip_norm: Clip the averaged gradients to this total norm, above 0; None leaves them.
         allow: Changes of the maths that `"auto"` may make, e.g. `("bf16",)`; none by default.
         machine: Use this profile instead of measuring.
-        device: `cpu` or `cuda`; None takes the GPU where there is one.
+        device: `cpu` or `cuda`, with this worker's own number or none; None takes the GPU where there is one.
         steps: Steps that will be trained, if known: `"auto"` then weighs the seconds of compiling against
             what they gain over all steps. Unknown, and without `seconds`, a CPU trains without a compiler
             for as long as compiling takes; then what compiles is tried, and the faster plan goes on.
@@ -103,7 +104,7 @@ class TrainStep(Closing):
         clip_norm: float | None = None,
         allow: Collection[str] = (),
         machine: Machine | None = None,
-        device: str | None = None,
+        device: "str | torch.device | None" = None,
         steps: int | None = None,
         seconds: float | None = None,
         progress: Callable[[str], None] | None = None,

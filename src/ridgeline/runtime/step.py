@@ -92,7 +92,7 @@ class TrainStep(Closing):
         optimizer: Any torch optimizer.
         plan: A `Plan`, or the path of a saved one.
         clip_norm: Clip the (averaged) gradients to this total norm, above 0; None leaves them.
-        device: `cpu` or `cuda`; None takes the GPU where there is one.
+        device: `cpu` or `cuda`, with this worker's own number or none; None takes the GPU where there is one.
         order: Expected gradient-ready order, e.g. `workload.ready_order`; measured anyway.
         world: This worker's place, if not that of the environment: a world of one trains alone even
             inside a process group.
@@ -126,7 +126,7 @@ class TrainStep(Closing):
         plan: Plan | str | Path,
         *,
         clip_norm: float | None = None,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         order: tuple[str, ...] | None = None,
         world: World | None = None,
         name: str = "step",

@@ -50,7 +50,7 @@ class World:
     @staticmethod
     def join(
         threads: int = 0,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         *,
         mesh: DeviceMesh | None = None,
         process_group: ProcessGroup | None = None,
@@ -65,27 +65,30 @@ class World:
 
         Args:
             threads: Threads for torch on the CPU; 0 leaves the number as it is.
-            device: `cpu` or `cuda`; None takes the kind of the mesh, or `cuda` where there is a GPU.
+            device: `cpu` or `cuda`, with this worker's own number or none; None takes that of the mesh, or
+                `cuda` where there is a GPU.
             mesh: Its workers along the data axis train together, and not all of the job; see `given_group`.
             process_group: Likewise, its workers.
 
         Raises:
-            LaunchError: `cuda` is wanted where there are fewer GPUs than local workers.
+            LaunchError: `cuda` is wanted where there are fewer GPUs than local workers, another kind of
+                device, or a GPU that is not this worker's.
             PlanError: the mesh or group cannot be trained over, or the mesh is of another device.
 
         Cost: Blocks until all workers have joined, where the group is initialised here.
         """
         group = given_group(mesh, process_group)
-        if mesh is not None and device not in (None, mesh.device_type):
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        named = None if device is None else _kind(device, local_rank)
+        if mesh is not None and named not in (None, mesh.device_type):
             raise PlanError(
-                f"wanted device={mesh.device_type!r}, as the mesh has it, got device={device!r}; leave the "
+                f"wanted device={mesh.device_type!r}, as the mesh has it, got device={named!r}; leave the "
                 "device out, or make the mesh for it"
             )
         if threads:
             set_threads(threads)
-        wanted = device if mesh is None else mesh.device_type
+        wanted = named if mesh is None else mesh.device_type
         kind = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         place = _device(kind, local_rank)
         joins = os.environ.get(JOIN, "")
         is_started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -206,6 +209,28 @@ class World:
     def leave() -> None:
         """Leave the process group, if any; safe to call twice. While an error is handled, abort it."""
         leaving.leave()
+
+
+def _kind(device: str | torch.device, local_rank: int) -> str:
+    """`cpu` or `cuda`, of what a user may write for this worker's device.
+
+    Raises:
+        LaunchError: it is something else, or another worker's GPU.
+    """
+    try:
+        named = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise LaunchError(f"wanted device='cpu' or 'cuda', got {device!r}") from error
+    if named.type not in ("cpu", "cuda"):
+        raise LaunchError(
+            f"wanted device='cpu' or 'cuda', got {str(named)!r}; Ridgeline trains on these two"
+        )
+    if named.type == "cuda" and named.index not in (None, local_rank):
+        raise LaunchError(
+            f"wanted device='cuda', which is cuda:{local_rank} for local rank {local_rank}, got "
+            f"{str(named)!r}; start with CUDA_VISIBLE_DEVICES={named.index} to train on that GPU alone"
+        )
+    return named.type
 
 
 def _device(kind: str, local_rank: int) -> torch.device:

@@ -61,7 +61,7 @@ def working_compiler() -> Compiler:
 
 @functools.cache
 def _choose(found: str, system: str | None, path: str | None) -> Compiler:
-    """`path` is where compilers look for an assembler: without it none works, which says nothing of others."""
+    """`path` is where compilers look for an assembler: without one none works, which says little of them."""
     if system is None or Path(found).resolve() == Path(system).resolve() or runs(found):
         return Compiler(found)
     if not runs(system):

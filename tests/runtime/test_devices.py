@@ -1,0 +1,69 @@
+"""Which device a worker trains on, of what a user may write for it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ridgeline as rl
+from ridgeline.errors import LaunchError, PlanError
+from ridgeline.runtime.world import World
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), torch.device("cpu", 0)])
+def test_a_device_may_be_named_as_torch_does(device: Any) -> None:
+    """By its name, or by an object."""
+    assert World.join(device=device).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda"), torch.device("cuda:0")])
+def test_a_gpu_is_never_taken_for_the_host(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is written: training on the host instead would be slow, and silent."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    assert World.join(device=device).device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("mps", "wanted device='cpu' or 'cuda', got 'mps'; Ridgeline trains on these two"),
+        (
+            torch.device("meta"),
+            "wanted device='cpu' or 'cuda', got 'meta'; Ridgeline trains on these two",
+        ),
+        ("gpu", "wanted device='cpu' or 'cuda', got 'gpu'"),
+        ("", "wanted device='cpu' or 'cuda', got ''"),
+        (1.5, "wanted device='cpu' or 'cuda', got 1.5"),
+        (
+            "cuda:1",
+            (
+                "wanted device='cuda', which is cuda:0 for local rank 0, got 'cuda:1'; start with "
+                "CUDA_VISIBLE_DEVICES=1 to train on that GPU alone"
+            ),
+        ),
+    ],
+)
+def test_another_device_is_refused(device: Any, message: str) -> None:
+    """Before the model is moved."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for plan in ("auto", rl.Plan()):
+        with pytest.raises(LaunchError) as caught:
+            rl.TrainStep(model, lambda m, b: m(b).sum(), optimizer, plan, device=device)
+        assert str(caught.value) == message
+
+
+def test_a_mesh_of_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device object is compared like its name."""
+
+    class Mesh:
+        device_type = "cpu"
+
+    monkeypatch.setattr("ridgeline.runtime.world.given_group", lambda *_: None)
+    mesh: Any = Mesh()
+    with pytest.raises(
+        PlanError, match="wanted device='cpu', as the mesh has it, got device='cuda'"
+    ):
+        World.join(device=torch.device("cuda"), mesh=mesh)

@@ -13,7 +13,7 @@ import msgspec
 
 from ridgeline.decision.choice import PlanChoice
 from ridgeline.decision.fallback import without_best
-from ridgeline.decision.given import given_plan
+from ridgeline.decision.given import check_choice, given_plan
 from ridgeline.decision.heartbeat import to_stderr
 from ridgeline.decision.revisions import Revisions
 from ridgeline.decision.shared_trace import shared_trace
@@ -112,6 +112,9 @@ class TrainStep(Closing):
         mesh: "DeviceMesh | None" = None,
         process_group: "ProcessGroup | None" = None,
     ) -> None:
+        requirements.check_parts(model, loss_fn, optimizer)
+        requirements.check_clip_norm(clip_norm)
+        check_choice(allow, machine, steps, seconds, progress)
         self.world = World.join(device=device, mesh=mesh, process_group=process_group)
         attendance.of(self.world)  # a worker that waits for this one learns that it is there
         self.model = move(model, self.world.device)
@@ -130,9 +133,6 @@ class TrainStep(Closing):
         self._is_closed, self._seconds = False, seconds
         self._forms = CompiledForms()
         self._say = progress or to_stderr
-        requirements.check_optimizer(optimizer)
-        requirements.check_clip_norm(clip_norm)
-        requirements.check_seconds(seconds)
         if plan == "auto":
             requirements.check_joins(plan, self.world)
         self._step = None if plan == "auto" else self._planned(given_plan(plan))

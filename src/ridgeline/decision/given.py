@@ -1,9 +1,13 @@
-"""The plan that a script gives: a plan, or the path of a saved one."""
+"""What a script gives for the choice of a plan: a plan, the path of a saved one, or how to choose."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ridgeline.errors import PlanError
+from ridgeline.machine import Machine
 from ridgeline.plan import Plan
+from ridgeline.planner.knobs import check_allowed
+from ridgeline.runtime.requirements import check_seconds
 
 
 def given_plan(plan: Plan | str | Path) -> Plan:
@@ -20,3 +24,26 @@ def given_plan(plan: Plan | str | Path) -> Plan:
             "plan, for example rl.Plan(execution='eager')"
         )
     return Plan.load(plan)
+
+
+def check_choice(
+    allow: Collection[str], machine: object, steps: object, seconds: object, progress: object
+) -> None:
+    """Refuse what a choice could not go by, before anything is measured.
+
+    Raises:
+        PlanError: names the argument, what it is and what to give.
+    """
+    check_allowed(allow)
+    check_seconds(seconds)
+    if machine is not None and not isinstance(machine, Machine):
+        raise PlanError(
+            f"wanted a Machine or None, got machine={machine!r}; load a saved one: rl.Machine.load(path)"
+        )
+    if steps is not None and (not isinstance(steps, int) or steps is True or steps < 1):
+        raise PlanError(f"wanted steps as a whole number from 1, or None, got {steps!r}")
+    if progress is not None and not callable(progress):
+        raise PlanError(
+            f"wanted progress as a function of one line, or None for standard error, got {progress!r}; "
+            "lambda line: None says nothing"
+        )

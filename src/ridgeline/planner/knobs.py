@@ -102,12 +102,7 @@ def make_request(
         if count is not None:
             _check_count(name, count, 1)
     checked = {name: _checked(name, value) for name, value in fixed.items()}
-    for name in allow:
-        if name not in INEXACT:
-            raise PlanError(
-                f"wanted allow to name changes of the maths out of {', '.join(INEXACT)}, got {name!r}; "
-                "leave it out"
-            )
+    check_allowed(allow)
     workers = checked.get("workers")
     if isinstance(workload, Workload):
         if workers is not None and world_size is not None and workers != world_size:
@@ -329,6 +324,24 @@ def _threads(request: Request, workers: int) -> tuple[int, ...]:
     if request.device == "cuda":
         return (0,)
     return (max(1, request.machine.host.cores // workers),)
+
+
+def check_allowed(allow: Collection[str]) -> None:
+    """Refuse what is not a collection of known changes of the maths.
+
+    Raises:
+        PlanError: names what it is, or the unknown one.
+    """
+    if isinstance(allow, str):
+        raise PlanError(
+            f"wanted allow to be a collection of names, got {allow!r}; give allow=({allow!r},)"
+        )
+    for name in allow:
+        if name not in INEXACT:
+            raise PlanError(
+                f"wanted allow to name changes of the maths out of {', '.join(INEXACT)}, got {name!r}; "
+                "leave it out"
+            )
 
 
 def _check_device(device: str, fixed: Mapping[str, Any], allow: Collection[str]) -> None:

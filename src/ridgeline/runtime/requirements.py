@@ -20,13 +20,49 @@ def check_training(optimizer: Optimizer, plan: Plan, clip_norm: float | None) ->
     Raises:
         PlanError: one of them is not for a step, or not for this plan.
     """
-    check_optimizer(optimizer)
     check_calls(optimizer, plan)
     check_clip_norm(clip_norm)
     check_update(optimizer, plan, clip_norm)
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
+def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
+    """A step calls `loss_fn(model, batch)`.
+
+    Raises:
+        PlanError: the model is no module, the optimizer none of torch's, or the loss cannot be called so: it
+            is one of torch's own, which take outputs and targets.
+    """
+    if not isinstance(model, nn.Module):
+        raise PlanError(
+            f"wanted a torch.nn.Module as model, got {_named(model)}; put what it does into the forward of a "
+            "module that holds its parameters"
+        )
+    if not callable(loss_fn):
+        raise PlanError(
+            f"wanted a loss_fn that takes the model and a batch, got {_named(loss_fn)}; write one, such as "
+            "lambda model, batch: model(batch).mean()"
+        )
+    if type(loss_fn).__module__.startswith(_LOSSES) or _is_functional(loss_fn):
+        name = _named(loss_fn)
+        raise PlanError(
+            f"wanted a loss_fn that takes the model and a batch, got {name}, which takes outputs and "
+            "targets; write lambda model, batch: criterion(model(batch[0]), batch[1])"
+        )
+    check_optimizer(optimizer)
+
+
+_LOSSES = "torch.nn.modules."
+
+
+def _is_functional(loss_fn: object) -> bool:
+    return getattr(nn.functional, getattr(loss_fn, "__name__", ""), None) is loss_fn
+
+
+def _named(value: object) -> str:
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def check_optimizer(optimizer: object) -> None:
     """A step calls the optimizer's methods.
 
     Raises:

@@ -35,6 +35,7 @@ from ridgeline.runtime.layout.ownership import parted_groups
 from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.requirements import (
+    check_parts,
     check_supported,
     check_training,
 )
@@ -135,6 +136,7 @@ class TrainStep(Closing):
         process_group: ProcessGroup | None = None,
         is_undone: bool = False,
     ) -> None:
+        check_parts(model, loss_fn, optimizer)
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         self._threads_before = torch.get_num_threads()
         if world is not None and (mesh is not None or process_group is not None):

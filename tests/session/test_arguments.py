@@ -1,0 +1,107 @@
+"""What a script may give to `TrainStep`: mistakes are named at once, before anything is measured or moved."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ridgeline as rl
+from ridgeline.errors import PlanError
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).mean()
+
+
+def refusal(plan: Any = "auto", **given: Any) -> str:
+    model = nn.Linear(2, 1)
+    parts: dict[str, Any] = {
+        "model": model,
+        "loss_fn": loss_of,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+    }
+    with pytest.raises(PlanError) as caught:
+        rl.TrainStep(**(parts | given), plan=plan)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("plan", ["auto", rl.Plan()])
+@pytest.mark.parametrize(
+    ("loss_fn", "name"),
+    [
+        (nn.CrossEntropyLoss(), "CrossEntropyLoss"),
+        (nn.functional.cross_entropy, "cross_entropy"),
+        (nn.functional.mse_loss, "mse_loss"),
+    ],
+)
+def test_torchs_own_losses_take_something_else(plan: Any, loss_fn: Any, name: str) -> None:
+    """They are given outputs and targets, so a script that passes one has more to say."""
+    assert refusal(plan, loss_fn=loss_fn) == (
+        f"wanted a loss_fn that takes the model and a batch, got {name}, which takes outputs and targets; "
+        "write lambda model, batch: criterion(model(batch[0]), batch[1])"
+    )
+
+
+def test_a_criterion_of_ones_own_is_taken() -> None:
+    """A module that takes the model and a batch is a loss like any function."""
+
+    class Criterion(nn.MSELoss):
+        def forward(self, model: Any, batch: Any) -> Tensor:
+            return super().forward(model(batch), batch[:, :1])
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with rl.TrainStep(model, Criterion(), optimizer, rl.Plan()) as step:
+        assert step(torch.ones(3, 2)).item() >= 0.0
+
+
+@pytest.mark.parametrize("plan", ["auto", rl.Plan()])
+def test_what_cannot_be_trained_is_named(plan: Any) -> None:
+    """A function for a model, or nothing for a loss."""
+    assert refusal(plan, model=loss_of) == (
+        "wanted a torch.nn.Module as model, got loss_of; put what it does into the forward of a module that "
+        "holds its parameters"
+    )
+    assert refusal(plan, loss_fn=None) == (
+        "wanted a loss_fn that takes the model and a batch, got NoneType; write one, such as "
+        "lambda model, batch: model(batch).mean()"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"allow": "bf16"},
+            "wanted allow to be a collection of names, got 'bf16'; give allow=('bf16',)",
+        ),
+        (
+            {"allow": ("bfloat16",)},
+            (
+                "wanted allow to name changes of the maths out of tf32, bf16, random, compression, local-steps, "
+                "got 'bfloat16'; leave it out"
+            ),
+        ),
+        (
+            {"machine": "machine.json"},
+            (
+                "wanted a Machine or None, got machine='machine.json'; load a saved one: "
+                "rl.Machine.load(path)"
+            ),
+        ),
+        ({"steps": 10.5}, "wanted steps as a whole number from 1, or None, got 10.5"),
+        ({"steps": 0}, "wanted steps as a whole number from 1, or None, got 0"),
+        ({"steps": True}, "wanted steps as a whole number from 1, or None, got True"),
+        (
+            {"progress": False},
+            (
+                "wanted progress as a function of one line, or None for standard error, got False; "
+                "lambda line: None says nothing"
+            ),
+        ),
+    ],
+)
+def test_how_to_choose_is_checked_before_the_choice(given: dict[str, Any], message: str) -> None:
+    """A choice may take minutes, which a wrong word would waste."""
+    assert refusal(**given) == message

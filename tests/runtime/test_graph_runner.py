@@ -138,6 +138,17 @@ def test_a_hook_on_an_accumulated_gradient_that_comes_later_is_refused(log: list
     runner.close()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_module_of_torchscript_is_refused_before_the_first_step(log: list[str]) -> None:
+    """What it holds could be replaced, and no replay would notice."""
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 1)))
+    runner, _, _ = make_runner(model, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ObstacleError, match="got one of TorchScript in '1', whose parameters"):
+        runner((torch.ones(2, 4),))
+    assert log == []
+    runner.close()
+
+
 def test_a_short_replay_is_captured_without_stamps(
     log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

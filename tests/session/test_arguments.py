@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.errors import PlanError
+from ridgeline.errors import ObstacleError, PlanError
 
 
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
@@ -66,6 +66,47 @@ def test_what_cannot_be_trained_is_named(plan: Any) -> None:
     assert refusal(plan, loss_fn=None) == (
         "wanted a loss_fn that takes the model and a batch, got NoneType; write one, such as "
         "lambda model, batch: model(batch).mean()"
+    )
+
+
+@pytest.mark.parametrize("plan", ["auto", rl.Plan()])
+def test_an_optimizer_that_evaluates_the_loss_is_refused(plan: Any) -> None:
+    """One gradient is made in a step."""
+    model = nn.Linear(2, 1)
+    assert refusal(plan, model=model, optimizer=torch.optim.LBFGS(model.parameters())) == (
+        "wanted an optimizer that takes one gradient a step, got LBFGS, whose step evaluates the loss by a "
+        "closure; train with it in a loop of your own"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("plan", [rl.Plan(), rl.Plan(execution="compiled")])
+def test_a_module_of_torchscript_trains_as_a_loop_trains_it(plan: rl.Plan) -> None:
+    """Where nothing of it has to be watched."""
+    losses = []
+    for scripted in (False, True):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        model = torch.jit.script(model) if scripted else model
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with rl.TrainStep(model, loss_of, optimizer, plan if scripted else rl.Plan()) as step:
+            losses.append([step(torch.ones(3, 2)).item() for _ in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_module_of_torchscript_is_refused_where_it_has_to_be_watched() -> None:
+    """By name, where the first program would be made."""
+    model = nn.Sequential(nn.Linear(2, 4), torch.jit.script(nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        rl.TrainStep(model, loss_of, optimizer, rl.Plan(execution="step-graph")) as step,
+        pytest.raises(ObstacleError) as caught,
+    ):
+        [step(torch.ones(3, 2)) for _ in range(3)]
+    assert str(caught.value) == (
+        "wanted modules of Python, got one of TorchScript in '1', whose parameters nobody can watch; give the "
+        "module that it was made from, or use execution='compiled' or 'eager'"
     )
 
 

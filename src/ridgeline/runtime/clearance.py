@@ -21,6 +21,7 @@ from ridgeline.runtime.hybrid.capture.lint import (
     is_doubtful,
 )
 from ridgeline.runtime.hybrid.steps.reads import StepReads
+from ridgeline.runtime.model_guard import check_scripted
 from ridgeline.runtime.world import World
 
 OUTSIDE_LIMIT_S = 120.0
@@ -108,8 +109,9 @@ def check_gradient_hooks(body: StepBody) -> None:
     """Refuse hooks on gradients of the user's own: what they read in Python, nobody compares.
 
     Raises:
-        ObstacleError: names a parameter with one.
+        ObstacleError: names a parameter with one, or a module, see `check_scripted`.
     """
+    check_scripted(body.model)
     for name, parameter in body.model.named_parameters():
         accumulated = parameter._post_accumulate_grad_hooks  # noqa: SLF001 - nothing public lists them
         if parameter._backward_hooks or (accumulated and body.synchronizer is None):  # noqa: SLF001

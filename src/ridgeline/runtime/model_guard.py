@@ -2,8 +2,10 @@
 
 from operator import attrgetter
 
+import torch
 from torch import nn
 
+from ridgeline.errors import ObstacleError
 from ridgeline.runtime.entries import Entries
 from ridgeline.runtime.sameness import Sameness
 
@@ -52,3 +54,18 @@ class ModelGuard:
             same.entry(vars(module), "training")  # a module looks its attributes up slowly
         for parameter in self._parameters:
             same.attribute(parameter, "requires_grad")
+
+
+def check_scripted(model: nn.Module) -> None:
+    """Refuse modules of TorchScript: what they hold is out of Python's sight, and cannot be compared.
+
+    Raises:
+        ObstacleError: names the first.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            place = f"in {name!r}" if name else "as the model"
+            raise ObstacleError(
+                f"wanted modules of Python, got one of TorchScript {place}, whose parameters nobody can "
+                "watch; give the module that it was made from, or use execution='compiled' or 'eager'"
+            )

@@ -33,6 +33,7 @@ from ridgeline.runtime.hybrid.steps.lifting import LiftedState, place_state
 from ridgeline.runtime.hybrid.steps.program import StepProgram, trace_body
 from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.hybrid.steps.saving import save_step
+from ridgeline.runtime.model_guard import check_scripted
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.usual_shapes import UsualShapes
 from ridgeline.runtime.world import World
@@ -260,6 +261,7 @@ class StepGraphRunner:
     def _compile(self, batch: Any) -> Prepared:
         begin, body = time.perf_counter(), self._body
         if self._lifted is None:
+            check_scripted(body.model)
             for note in place_state(body.optimizer, self._world.device):
                 self._note(note)
             self._lifted = LiftedState(body.model, body.optimizer, self._world.device)

@@ -10,7 +10,7 @@ from msgspec import structs
 from ridgeline.cli.command import Output
 from ridgeline.cluster import Level, parse_cluster
 from ridgeline.decision.heartbeat import Heartbeat
-from ridgeline.errors import MachineError
+from ridgeline.errors import LawError, MachineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import INEXACT, NO_PRECISION
@@ -75,7 +75,7 @@ def cluster(text: str) -> tuple[Level, ...]:
     """A description of a cluster, for argparse; see `parse_cluster`."""
     try:
         return parse_cluster(text)
-    except MachineError as error:
+    except (LawError, MachineError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 

@@ -65,7 +65,8 @@ class Command:
             metavar="SIZE:RATE:LATENCY,...",
             help="how more such hosts are joined, innermost level first: 8:400gbit:5us,16:1600gbit:8us are "
             "hosts of 8 devices that share 400 Gbit/s, 5 us apart, 16 of them in a rack that shares 1600 "
-            "Gbit/s, 8 us from other racks (default: what the profile says)",
+            "Gbit/s, 8 us from other racks; with :2jobs or :100gbit behind that, others use those links, too "
+            "(default: what the profile says)",
         )
         parser.add_argument(
             "--what-if",

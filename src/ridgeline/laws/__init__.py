@@ -1,6 +1,6 @@
 """The quantitative laws of parallel computing: floats in, floats out.
 
-Roofline, Amdahl and his successors, pipelining, and the cost of collective operations.
+Roofline, Amdahl and his successors, pipelining, the cost of collective operations, and links that are shared.
 """
 
 from ridgeline.laws.amdahl import amdahl as amdahl
@@ -16,6 +16,9 @@ from ridgeline.laws.collectives import parameter_server_seconds as parameter_ser
 from ridgeline.laws.collectives import reduce_scatter_seconds as reduce_scatter_seconds
 from ridgeline.laws.collectives import ring_all_reduce_seconds as ring_all_reduce_seconds
 from ridgeline.laws.collectives import tree_all_reduce_seconds as tree_all_reduce_seconds
+from ridgeline.laws.fair_sharing import Flow as Flow
+from ridgeline.laws.fair_sharing import fair_finish_seconds as fair_finish_seconds
+from ridgeline.laws.fair_sharing import fair_rates as fair_rates
 from ridgeline.laws.fits import AmdahlFit as AmdahlFit
 from ridgeline.laws.fits import GustafsonFit as GustafsonFit
 from ridgeline.laws.fits import USLFit as USLFit
@@ -36,6 +39,7 @@ from ridgeline.laws.roofline import roofline_seconds as roofline_seconds
 
 __all__ = (
     "AmdahlFit",
+    "Flow",
     "GustafsonFit",
     "USLFit",
     "all_gather_seconds",
@@ -43,6 +47,8 @@ __all__ = (
     "amdahl_limit",
     "broadcast_seconds",
     "bus_bandwidth_factor",
+    "fair_finish_seconds",
+    "fair_rates",
     "fit_amdahl",
     "fit_gustafson",
     "fit_usl",

@@ -1,6 +1,7 @@
 """The quantitative laws of parallel computing: floats in, floats out.
 
-Roofline, Amdahl and his successors, pipelining, the cost of collective operations, and links that are shared.
+Roofline, Amdahl and his successors, pipelining, the cost of collective operations, links that are shared, and
+the slowest of several.
 """
 
 from ridgeline.laws.amdahl import amdahl as amdahl
@@ -25,6 +26,7 @@ from ridgeline.laws.fits import USLFit as USLFit
 from ridgeline.laws.fits import fit_amdahl as fit_amdahl
 from ridgeline.laws.fits import fit_gustafson as fit_gustafson
 from ridgeline.laws.fits import fit_usl as fit_usl
+from ridgeline.laws.order_statistics import slowest_of as slowest_of
 from ridgeline.laws.pipelining import pipeline_bubble as pipeline_bubble
 from ridgeline.laws.pipelining import pipeline_seconds as pipeline_seconds
 from ridgeline.laws.pipelining import pipelined_parallel_fraction as pipelined_parallel_fraction
@@ -68,6 +70,7 @@ __all__ = (
     "ring_all_reduce_seconds",
     "roofline",
     "roofline_seconds",
+    "slowest_of",
     "tree_all_reduce_seconds",
     "usl",
     "usl_peak",

@@ -132,6 +132,19 @@ def test_a_step_that_is_issued_is_slowed_too() -> None:
         assert unequal == pytest.approx(1.5 * equal, rel=1e-3)
 
 
+def test_encoding_is_slowed_too() -> None:
+    """A CPU that encodes what its collectives carry is the same slow device; what they carry is not."""
+    workload = make_workload(gradient_bytes=[1 << 20] * 4)
+    plan = Plan(workers=2, threads=1, sync=Sync(compression="int8"))
+    machine = make_machine(latency_s=0.0, bandwidth=1e15)
+    slow = msgspec.structs.replace(machine, stragglers=Stragglers(slow=1, slowdown=1.5))
+    equal, unequal = (
+        simulate(one, workload, plan).total_ns("all_reduce") for one in (machine, slow)
+    )
+    assert equal > 1_000_000
+    assert unequal == pytest.approx(1.5 * equal, rel=1e-3)
+
+
 def test_what_if_all_were_alike() -> None:
     """Free, the step is that of equal devices, and no note is left; a lever asks so where devices differ."""
     workload, plan = make_workload(), Plan(workers=2, threads=1)

@@ -20,6 +20,7 @@ from ridgeline.quantity import MOST as MOST
 from ridgeline.quantity import Amount
 from ridgeline.quantity import Quantity as Quantity
 from ridgeline.stairs import Stair
+from ridgeline.stragglers import Stragglers
 
 LEAST_RATE = 1.0
 """FLOP/s or B/s: no device is slower, and no prediction at this rate leaves the range of numbers."""
@@ -272,7 +273,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     """What the hardware can do; made by `rl.measure()`, saved as `machine.json`.
 
     `fingerprint` names hardware and software it was measured on: a profile with another is not used unasked.
-    `effort` tells how thoroughly. Nobody measures `cluster`: people write how more such hosts are joined.
+    `effort` tells how thoroughly. Nobody measures `cluster` and `stragglers`: people write how more such
+    hosts are joined, and how much devices that do the same differ.
     `caches` are bytes by level, of one core; `stairs` rise by size. Both come with a full measurement.
     """
 
@@ -292,6 +294,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     timings: tuple[OperatorTiming, ...] = ()
     checks: tuple[StepCheck, ...] = ()
     cluster: tuple[Level, ...] = ()
+    stragglers: Stragglers = Stragglers()
     caches: dict[str, int] = {}
     stairs: tuple[Stair, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -83,6 +83,42 @@ def test_simulate_several_numbers_of_workers(run, task_file, machine_file) -> No
     assert ran.err.startswith("ridgeline: wanted a global batch that 3 workers can share equally")
 
 
+def test_simulate_with_stragglers(run, task_file, machine_file) -> None:
+    """Curves and single steps wait for the slowest, as written or as measured; without them is a what-if."""
+    words = ("simulate", task_file, "--machine", machine_file, "--json", "--devices")
+    curve = ("1,2,8", "--scaling", "weak", "--cluster", "2:1gbit:20us")
+    alike = json.loads(run(*words, *curve).out)["scaling"]
+    both = json.loads(
+        run(*words, *curve, "--stragglers", "5%,1.3x:1", "--what-if", "stragglers=free").out
+    )
+    assert [p["step_s"] for p in both["what_if"]] == [p["step_s"] for p in alike]
+    waited = [p["step_s"] - q["step_s"] for p, q in zip(both["scaling"], alike, strict=True)]
+    assert waited[0] == 0.0 < min(waited[1:])
+    assert "devices differ as described (5.0 % from step" in " ".join(both["scaling"][-1]["notes"])
+    single = json.loads(run(*words, "2", "--stragglers", "1.5x:1").out)
+    assert single["levers"][-1]["factors"] == {"stragglers": 1e9}
+    assert single["levers"][-1]["gain"] > 1.2
+    measured = json.loads(run(*words, "2", "--stragglers", "measured").out)
+    assert [lever["factors"] for lever in measured["levers"]] == [
+        {part: 2.0} for part in ("compute", "memory", "launch", "communication")
+    ]  # the profile's numbers have no spread
+    ran = run("simulate", task_file, "--devices", "2", "--stragglers", "some")
+    assert ran.status == 2
+    assert "wanted SPREAD% up to 200 %, FACTORx:COUNT" in " ".join(ran.err.split())
+
+
+def test_simulate_beside_other_jobs(run, task_file, machine_file) -> None:
+    """What others use of a link makes the step longer, and the notes say what is left; hosts alone know nothing of it."""
+    words = ("simulate", task_file, "--machine", machine_file, "--json", "--devices", "2,4")
+    alone, beside = (
+        json.loads(run(*words, "--cluster", f"2:100mbit:20us{others}").out)["scaling"]
+        for others in ("", ":3jobs")
+    )
+    assert beside[0]["step_s"] == alone[0]["step_s"]
+    assert beside[1]["step_s"] > alone[1]["step_s"]
+    assert "beside 3 other jobs: 25.0 Mbit/s left" in " ".join(beside[1]["notes"])
+
+
 @pytest.mark.parametrize(
     ("devices", "counts"),
     [
@@ -116,6 +152,9 @@ def test_a_cluster_that_cannot_be_read(run, task_file) -> None:
     ran = run("simulate", task_file, "--devices", "2", "--cluster", "8x400")
     assert ran.status == 2
     assert "wanted SIZE:RATE:LATENCY for each level of a cluster, got '8x400'" in ran.err
+    ran = run("simulate", task_file, "--devices", "2", "--cluster", "8:1gbit:1001jobs")
+    assert ran.status == 2
+    assert "wanted a finite other_jobs >= 0 and <= 1000, got 1001" in " ".join(ran.err.split())
 
 
 def test_simulate_what_if(run, task_file, machine_file) -> None:

@@ -21,6 +21,7 @@ from ridgeline.plan import Plan, Sync
 from ridgeline.planner.labels import label
 from ridgeline.runtime import checkpoint, checkpoint_directory
 from ridgeline.runtime.blackbox import read_moment
+from ridgeline.simulator.replay import replayed
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
 
@@ -64,6 +65,9 @@ def test_whole_loop(tmp_path: Path, machine_file: Path, capsys: pytest.CaptureFi
     assert [point.step for point in history.steps] == list(range(1, 17))
     assert [point.epoch for point in history.epochs] == [0, 1]
     measured = Timeline.load(run_dir / "measured.json")
+    again = replayed(measured)  # the recorded durations, on the clock that predicts
+    assert again is not None
+    assert abs(again.error) < 0.01
     assert {"forward", "backward/0", "all_reduce/0", "wait", "optimizer"} <= {
         span.name for span in measured.frames
     }

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from ridgeline import laws
 from ridgeline.cluster import Level, crossings, parse_cluster
 from ridgeline.errors import LawError, MachineError
+from ridgeline.laws.curves import table_seconds
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
-from ridgeline.simulator.between_hosts import points_between_hosts
+from ridgeline.simulator.between_hosts import SIZES, points_between_hosts
 from ridgeline.simulator.communication import collective_seconds
 from ridgeline.simulator.model import setting_of
 from ridgeline.simulator.scaling import scaling_curve
@@ -24,6 +25,10 @@ LEVELS = st.builds(
     size=st.integers(1, 16),
     rate_bytes_per_s=st.floats(1e6, 1e12),
     latency_s=st.floats(0.0, 1e-3),
+    other_jobs=st.integers(0, 3),
+)
+BUSY = st.builds(
+    msgspec.structs.replace, LEVELS, other_bytes_per_s=st.just(0.0) | st.floats(1e5, 1e12)
 )
 CLUSTERS = st.lists(LEVELS, min_size=1, max_size=3).map(tuple)
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
@@ -89,6 +94,7 @@ def test_faster_links_are_never_slower(
         for faster in (
             msgspec.structs.replace(level, rate_bytes_per_s=2 * level.rate_bytes_per_s),
             msgspec.structs.replace(level, latency_s=level.latency_s / 2),
+            msgspec.structs.replace(level, other_jobs=0),
         ):
             other = on((*cluster[:index], faster, *cluster[index + 1 :]))
             assert seconds(other, operation, num_bytes, workers) <= now * (1 + 1e-9)
@@ -103,6 +109,63 @@ def test_faster_communication_is_as_much_faster(
     machine = on(cluster)
     then = seconds(what_if(machine, {part: factor}), "all_reduce", 1e7, workers)
     assert then == pytest.approx(seconds(machine, "all_reduce", 1e7, workers) / factor, rel=1e-6)
+
+
+@given(
+    levels=st.lists(BUSY, min_size=1, max_size=3),
+    workers=st.integers(2, 500),
+    operation=st.sampled_from(("all_reduce", "all_gather", "broadcast")),
+    num_bytes=st.floats(SIZES[0], SIZES[-1]),
+)
+def test_links_are_shared_fairly_with_others(
+    levels: list[Level], workers: int, operation: str, num_bytes: float
+) -> None:
+    """As where this job's flow passes all links at once, and others' never end on each of them."""
+    bare = [msgspec.structs.replace(level, size=1, latency_s=0.0) for level in levels]
+    crossed = crossings(bare, workers)
+    assert len(crossed) == len(levels)
+    names = tuple(map(str, range(len(levels))))
+    others = [
+        laws.Flow((name,), most_bytes_per_s=most)
+        for name, level in zip(names, levels, strict=True)
+        for most in (*[math.inf] * level.other_jobs, level.other_bytes_per_s)
+        if most
+    ]
+    sent = laws.bus_bandwidth_factor(operation, workers) * num_bytes  # type: ignore[arg-type]
+    capacities = {n: level.rate_bytes_per_s for n, level in zip(names, levels, strict=True)}
+    ends = laws.fair_finish_seconds([laws.Flow(names, sent), *others], capacities)
+    points = points_between_hosts(operation, workers, crossed, (), 1, 0.0)  # type: ignore[arg-type]
+    assert table_seconds(points, num_bytes) == pytest.approx(ends[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("others", "share", "words"),
+    [
+        ({}, 5e10, ""),
+        ({"other_jobs": 1}, 2.5e10, ", beside 1 other job: 200 Gbit/s left"),
+        ({"other_jobs": 3}, 1.25e10, ", beside 3 other jobs: 100 Gbit/s left"),
+        (
+            {"other_bytes_per_s": 1.25e10},
+            3.75e10,
+            ", beside 100 Gbit/s of others: 300 Gbit/s left",
+        ),
+        (
+            {"other_jobs": 2, "other_bytes_per_s": 1.25e9},
+            1.625e10,
+            ", beside 2 other jobs and 10.0 Gbit/s of others: 130 Gbit/s left",
+        ),
+        (
+            {"other_bytes_per_s": 1e13},
+            2.5e10,
+            ", beside 80.0 Tbit/s of others: 200 Gbit/s left",
+        ),
+    ],
+)
+def test_what_others_leave(others: dict[str, float], share: float, words: str) -> None:
+    """An equal part where all want more, and all that they do not want; that is said."""
+    level = Level(size=8, rate_bytes_per_s=5e10, latency_s=5e-6, **others)
+    assert level.share_bytes_per_s == pytest.approx(share)
+    assert str(level) == f"8 behind 400 Gbit/s, 5.00 us{words}"
 
 
 def test_a_host_is_as_it_was_measured() -> None:
@@ -168,13 +231,45 @@ def test_clusters_are_written_and_read(tmp_path) -> None:  # type: ignore[no-unt
         Level(size=16, rate_bytes_per_s=2e11, latency_s=1e-4),
     )
     assert Machine.load(machine.save(tmp_path / "machine.json")) == machine
-    for text in ("8", "0:1gbit", "8:0gbit", "8:1gb", "8:1gbit:5", "", "8:1gbit,"):
+    machine = on(parse_cluster("8:400gbit:1job,16:1600gbit:8us:2jobs:100gbit"))
+    assert machine.cluster == (
+        Level(size=8, rate_bytes_per_s=5e10, other_jobs=1),
+        Level(
+            size=16,
+            rate_bytes_per_s=2e11,
+            latency_s=8e-6,
+            other_jobs=2,
+            other_bytes_per_s=1.25e10,
+        ),
+    )
+    assert Machine.load(machine.save(tmp_path / "machine.json")) == machine
+    for text in (
+        "8",
+        "0:1gbit",
+        "8:0gbit",
+        "8:1gb",
+        "8:1gbit:5",
+        "",
+        "8:1gbit,",
+        "8:1gbit:jobs",
+        "8:1gbit:-1jobs",
+        "8:1gbit:1mbit:1job",
+    ):
         with pytest.raises(MachineError) as caught:
             parse_cluster(text)
         last = text.rpartition(",")[2]
         assert str(caught.value) == (
             f"wanted SIZE:RATE:LATENCY for each level of a cluster, got {last!r}; for example 8:400gbit:5us, hosts "
-            "of 8 devices that are joined by 400 Gbit/s, 5 us apart"
+            "of 8 devices that are joined by 400 Gbit/s, 5 us apart, or 8:400gbit:5us:2jobs:100gbit, where two "
+            "other jobs use those links, and traffic of 100 Gbit/s"
         )
+    with pytest.raises(MachineError) as caught:
+        parse_cluster("8:100gbit:5us:200gbit")
+    assert str(caught.value) == (
+        "wanted other traffic that the link can carry, 100 Gbit/s at most, got 200 Gbit/s in "
+        "'8:100gbit:5us:200gbit'; write what would take all of it as jobs, such as 2jobs"
+    )
+    with pytest.raises(LawError, match="wanted a finite other_jobs >= 0 and <= 1000, got 1001"):
+        parse_cluster("8:100gbit:1001jobs")
     with pytest.raises(LawError, match="size of a place in a cluster"):
         Level(size=0, rate_bytes_per_s=1.0)

@@ -66,8 +66,8 @@ def test_what_if_messages(text: str) -> None:
     with pytest.raises(MachineError) as error:
         parse_what_if(text)
     assert str(error.value) == (
-        "wanted PART=FACTORx with a part of compute, memory, dispatch, links, collectives, launch, communication "
-        f"and a factor from 1e-06 to 1e+09 or free, got {text!r} in the what-if; for example links=2x"
+        "wanted PART=FACTORx with a part of compute, memory, dispatch, links, collectives, stragglers, launch, "
+        f"communication and a factor from 1e-06 to 1e+09 or free, got {text!r} in the what-if; for example links=2x"
     )
 
 

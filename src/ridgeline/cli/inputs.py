@@ -10,11 +10,13 @@ from msgspec import structs
 from ridgeline.cli.command import Output
 from ridgeline.cluster import Level, parse_cluster
 from ridgeline.decision.heartbeat import Heartbeat
-from ridgeline.errors import MachineError
+from ridgeline.errors import LawError, MachineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
 from ridgeline.planner.knobs import INEXACT, NO_PRECISION
 from ridgeline.simulator.model import setting_of
+from ridgeline.simulator.scaling import differing_as_measured
+from ridgeline.stragglers import Stragglers, parse_stragglers
 from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 MEMORY_FORMATS = ("channels_last",)
 """Traced besides the task's own: the search compares them where images are convolved."""
 TRACING = "tracing the step"
+MEASURED = "measured"
+"""In the place of how devices differ: as their measurements do."""
 
 
 def positive(text: str) -> int:
@@ -75,8 +79,29 @@ def cluster(text: str) -> tuple[Level, ...]:
     """A description of a cluster, for argparse; see `parse_cluster`."""
     try:
         return parse_cluster(text)
+    except (LawError, MachineError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def stragglers(text: str) -> Stragglers | str:
+    """How devices differ, for argparse: `measured`, or what `parse_stragglers` makes of it."""
+    if text == MEASURED:
+        return text
+    try:
+        return parse_stragglers(text)
     except MachineError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def differing(
+    machine: Machine, wish: Stragglers | str | None, workload: Workload, plan: Plan
+) -> Machine:
+    """The machine with devices that differ as that argument says; None leaves what the profile says."""
+    if wish is None:
+        return machine
+    if isinstance(wish, Stragglers):
+        return structs.replace(machine, stragglers=wish)
+    return differing_as_measured(machine, workload, plan)
 
 
 def seed(text: str) -> int:

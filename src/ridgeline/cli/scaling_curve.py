@@ -6,7 +6,14 @@ from collections.abc import Mapping
 import msgspec
 
 from ridgeline.cli.command import Output
-from ridgeline.cli.inputs import load, measured_for, num_devices, profile, traced
+from ridgeline.cli.inputs import (
+    differing,
+    load,
+    measured_for,
+    num_devices,
+    profile,
+    traced,
+)
 from ridgeline.cluster import crossings
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.machine import Machine
@@ -73,5 +80,6 @@ def curve(args: argparse.Namespace, output: Output) -> Curve:
         # Some other ways to exchange gradients need one host, and none is measured between several.
         fixed["algorithm"] = Sync().algorithm
     plan = choose(machine, {first: of_count[first]}, fixed=fixed).best.plan
+    machine = differing(machine, args.stragglers, of_count[first], plan)
     loads = steps[1] if args.scaling == WEAK else steps
     return Curve(plan, machine, loads, tuple(counts))

@@ -15,6 +15,8 @@ from ridgeline.cli.inputs import (
     cluster,
     counts,
     describe,
+    differing,
+    stragglers,
 )
 from ridgeline.cli.scaling_curve import STRONG, WEAK, Curve, curve
 from ridgeline.errors import MachineError
@@ -65,15 +67,24 @@ class Command:
             metavar="SIZE:RATE:LATENCY,...",
             help="how more such hosts are joined, innermost level first: 8:400gbit:5us,16:1600gbit:8us are "
             "hosts of 8 devices that share 400 Gbit/s, 5 us apart, 16 of them in a rack that shares 1600 "
-            "Gbit/s, 8 us from other racks (default: what the profile says)",
+            "Gbit/s, 8 us from other racks; with :2jobs or :100gbit behind that, others use those links, too "
+            "(default: what the profile says)",
+        )
+        parser.add_argument(
+            "--stragglers",
+            type=stragglers,
+            metavar="SPREAD,FACTORx:COUNT",
+            help="how devices differ that wait for each other: 5%%,1.3x:1 vary by 5 %% from step to step, "
+            "and one takes 1.3 times as long; measured takes the spread of the profile's numbers (default: "
+            "what the profile says)",
         )
         parser.add_argument(
             "--what-if",
             action="append",
             metavar="PART=FACTORx,...",
             help="parts that are faster, by 1e-6 to 1e9 or free: compute, memory, dispatch (or launch), "
-            "links, collectives (or communication); e.g. compute=2x,launch=free. Or the profile of another "
-            "machine, FILE.json",
+            "links, collectives (or communication), stragglers; e.g. compute=2x,launch=free. Or the profile "
+            "of another machine, FILE.json",
         )
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
@@ -90,6 +101,7 @@ class Command:
         workers = max(workloads)
         workload = workloads[workers]
         plan = choose(machine, workloads, fixed={"workers": workers}).best.plan
+        machine = differing(machine, args.stragglers, workload, plan)
         timeline = simulate(machine, workload, plan)
         split = verify(timeline, timeline, machine=machine, workload=workload)
         points = scaling_curve(machine, workloads, plan, list(workloads))

@@ -1,6 +1,7 @@
 """The quantitative laws of parallel computing: floats in, floats out.
 
-Roofline, Amdahl and his successors, pipelining, and the cost of collective operations.
+Roofline, Amdahl and his successors, pipelining, the cost of collective operations, links that are shared, and
+the slowest of several.
 """
 
 from ridgeline.laws.amdahl import amdahl as amdahl
@@ -16,12 +17,16 @@ from ridgeline.laws.collectives import parameter_server_seconds as parameter_ser
 from ridgeline.laws.collectives import reduce_scatter_seconds as reduce_scatter_seconds
 from ridgeline.laws.collectives import ring_all_reduce_seconds as ring_all_reduce_seconds
 from ridgeline.laws.collectives import tree_all_reduce_seconds as tree_all_reduce_seconds
+from ridgeline.laws.fair_sharing import Flow as Flow
+from ridgeline.laws.fair_sharing import fair_finish_seconds as fair_finish_seconds
+from ridgeline.laws.fair_sharing import fair_rates as fair_rates
 from ridgeline.laws.fits import AmdahlFit as AmdahlFit
 from ridgeline.laws.fits import GustafsonFit as GustafsonFit
 from ridgeline.laws.fits import USLFit as USLFit
 from ridgeline.laws.fits import fit_amdahl as fit_amdahl
 from ridgeline.laws.fits import fit_gustafson as fit_gustafson
 from ridgeline.laws.fits import fit_usl as fit_usl
+from ridgeline.laws.order_statistics import slowest_of as slowest_of
 from ridgeline.laws.pipelining import pipeline_bubble as pipeline_bubble
 from ridgeline.laws.pipelining import pipeline_seconds as pipeline_seconds
 from ridgeline.laws.pipelining import pipelined_parallel_fraction as pipelined_parallel_fraction
@@ -36,6 +41,7 @@ from ridgeline.laws.roofline import roofline_seconds as roofline_seconds
 
 __all__ = (
     "AmdahlFit",
+    "Flow",
     "GustafsonFit",
     "USLFit",
     "all_gather_seconds",
@@ -43,6 +49,8 @@ __all__ = (
     "amdahl_limit",
     "broadcast_seconds",
     "bus_bandwidth_factor",
+    "fair_finish_seconds",
+    "fair_rates",
     "fit_amdahl",
     "fit_gustafson",
     "fit_usl",
@@ -62,6 +70,7 @@ __all__ = (
     "ring_all_reduce_seconds",
     "roofline",
     "roofline_seconds",
+    "slowest_of",
     "tree_all_reduce_seconds",
     "usl",
     "usl_peak",

@@ -8,6 +8,7 @@ from rich.text import Text
 from ridgeline import units
 from ridgeline.reporting.text import bar, table, title
 from ridgeline.simulator.levers import Lever
+from ridgeline.simulator.what_if import FREE, MOST_FACTOR
 
 _LEAST = 1.01
 """Gains below that are not worth a look."""
@@ -19,7 +20,7 @@ def levers_text(levers: Sequence[Lever]) -> RenderableType:
     ordered = sorted(levers, key=lambda lever: -lever.gain)
     for lever in ordered:
         rows.add_row(
-            ", ".join(f"{part} {factor:g} x" for part, factor in lever.factors.items()),
+            ", ".join(_faster(part, factor) for part, factor in lever.factors.items()),
             units.seconds(lever.step_s),
             f"{lever.gain:.2f} x",
             f"{lever.low:.2f} .. {lever.high:.2f}",
@@ -31,6 +32,10 @@ def levers_text(levers: Sequence[Lever]) -> RenderableType:
 def gain_text(lever: Lever) -> str:
     """The gain with its interval."""
     return f"{lever.gain:.2f} x ({lever.low:.2f} to {lever.high:.2f})"
+
+
+def _faster(part: str, factor: float) -> str:
+    return f"{part} {FREE}" if factor == MOST_FACTOR else f"{part} {factor:g} x"
 
 
 def _reading(ordered: Sequence[Lever]) -> str:

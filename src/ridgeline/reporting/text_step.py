@@ -92,6 +92,8 @@ def verdict_text(verdict: Verdict) -> RenderableType:
     reasons.add_row(Text("Why", style="dim"), verdict.why)
     reasons.add_row(Text("Next", style="dim"), verdict.next)
     reasons.add_row(Text("Model", style="dim"), verdict.outlook)
+    if verdict.replay_outlook:
+        reasons.add_row(Text("Clock", style="dim"), verdict.replay_outlook)
     outcome = "within" if verdict.passed else "outside"
     comparison = Text.assemble(
         f"Measured over {verdict.num_steps} steps with a spread of {units.percent(verdict.spread)}: error ",

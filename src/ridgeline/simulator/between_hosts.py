@@ -27,8 +27,9 @@ def points_between_hosts(
     """(bytes, seconds) of an operation over devices that do not fit into one host.
 
     Whatever the algorithm, bytes go through every link of a ring once, which enters and leaves each host and
-    rack once, so the slowest of all links decides. A ring's messages wait for one another all around; over
-    trees they wait for one way up and, for an all-reduce, one down. The faster of both is taken, as by NCCL.
+    rack once, so the link of which others leave the least decides. A ring's messages wait for one another all
+    around; over trees they wait for one way up and, for an all-reduce, one down. The faster of both is taken,
+    as by NCCL.
 
     Args:
         operation: What is done.
@@ -54,13 +55,13 @@ def points_between_hosts(
         else 0.0
     )
     sizes = [num_bytes for num_bytes, _ in inside] or SIZES
+    links_s = max(_link_s(operation, workers, one) for one in crossed)
     found: list[Point] = []
     for num_bytes in sizes:
         moving_s = 0.0
         if inside:
             moving_s = scale * max(0.0, table_seconds(inside, num_bytes) - latency_s)
-        between_s = max(_link_s(operation, workers, one, num_bytes) for one in crossed)
-        found.append((num_bytes, min(waits) + max(moving_s, between_s)))
+        found.append((num_bytes, min(waits) + max(moving_s, num_bytes * links_s)))
     return tuple(found)
 
 
@@ -82,12 +83,14 @@ def _upwards(crossed: Sequence[Crossing]) -> float:
     )
 
 
-def _link_s(
-    operation: CollectiveOperation, workers: int, crossing: Crossing, num_bytes: float
-) -> float:
-    """Seconds in which the link of a place carries what goes out of it."""
+def _link_s(operation: CollectiveOperation, workers: int, crossing: Crossing) -> float:
+    """Seconds in which the link of a place carries what goes out of it, a byte of payload, beside others.
+
+    This job's flow passes the links of all levels, others' one of them each: then the fair rate over all of
+    them is the least of what each would leave it alone.
+    """
     out = bus_bandwidth_factor(operation, workers)
     if operation == "all_to_all":
         inside = min(crossing.devices, workers)
         out = inside * (workers - inside) / workers
-    return out * num_bytes / crossing.level.rate_bytes_per_s
+    return out / crossing.level.share_bytes_per_s

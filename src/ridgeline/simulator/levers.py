@@ -8,7 +8,7 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.spread import drawn_machines
 from ridgeline.simulator.step import simulate
-from ridgeline.simulator.what_if import what_if
+from ridgeline.simulator.what_if import MOST_FACTOR, what_if
 from ridgeline.workload import Workload
 
 DOUBLED = ("compute", "memory", "launch", "communication")
@@ -31,11 +31,11 @@ def levers(
     machine: Machine,
     workload: Workload,
     plan: Plan,
-    questions: Sequence[Mapping[str, float]] = tuple({part: 2.0} for part in DOUBLED),
+    questions: Sequence[Mapping[str, float]] | None = None,
     *,
     seed: int = 0,
 ) -> tuple[Lever, ...]:
-    """The gain of each set of faster parts; by default each part twice as fast by itself.
+    """The gain of each set of faster parts.
 
     Every number of the machine is drawn around its median as wide as its quartiles are apart, by itself. The
     step is predicted on the same drawn machine with the lever and without, so that what makes both slow says
@@ -45,7 +45,8 @@ def levers(
         machine: The measured machine.
         workload: The step of one worker.
         plan: How it is run.
-        questions: Part to factor, as `what_if` takes them.
+        questions: Part to factor, as `what_if` takes them; None asks about each part twice as fast by itself,
+            and about devices that are all alike where the machine describes others.
         seed: Of the drawn machines; the same seed gives the same result.
 
     Raises:
@@ -54,6 +55,10 @@ def levers(
 
     Cost: 21 predictions a question, and 21 more: a second for ResNet-18 and four questions.
     """
+    if questions is None:
+        questions = [{part: 2.0} for part in DOUBLED]
+        if machine.stragglers.factor(plan.workers) > 1.0:
+            questions.append({"stragglers": MOST_FACTOR})
     drawn = drawn_machines(machine, seed)
     plain = [_step_s(one, workload, plan) for one in drawn]
     return tuple(

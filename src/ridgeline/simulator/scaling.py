@@ -1,14 +1,20 @@
 """Scaling curves: the predicted step for several numbers of workers, and how sure that is."""
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
+
+from msgspec import structs
 
 from ridgeline.codec import Value
 from ridgeline.errors import PlanError
+from ridgeline.laws.order_statistics import MOST_SPREAD
 from ridgeline.laws.resampling import interval
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.spread import drawn_machines
 from ridgeline.simulator.step import simulate
+from ridgeline.stragglers import Stragglers
 from ridgeline.workload import Workload
 
 
@@ -87,6 +93,33 @@ def scaling_curve(
             )
         )
     return tuple(points)
+
+
+def differing_as_measured(
+    machine: Machine, workload: Workload, plan: Plan, *, seed: int = 0
+) -> Machine:
+    """The machine with devices that differ as predictions of one of them do on drawn machines.
+
+    That is the spread of what was measured, operator by operator, by itself: devices whose whole step is
+    faster or slower at times differ by more.
+
+    Args:
+        machine: The measured machine; what it says of unequal devices is replaced.
+        workload: The step of one worker.
+        plan: How it is run.
+        seed: Of the drawn machines.
+
+    Raises:
+        MachineError: what `simulate` raises.
+        PlanError: what `simulate` raises.
+    """
+    alone = [
+        simulate(each, workload, plan, world_size=1, details=False)
+        for each in drawn_machines(machine, seed)[1:]
+    ]
+    logarithms = [math.log(timeline.step_ns) for timeline in alone if timeline.step_ns]
+    spread = statistics.stdev(logarithms) if len(logarithms) > 1 else 0.0
+    return structs.replace(machine, stragglers=Stragglers(spread=min(spread, MOST_SPREAD)))
 
 
 def _load(workload: Workload | Mapping[int, Workload], workers: int) -> Workload:

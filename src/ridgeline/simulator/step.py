@@ -14,6 +14,7 @@ from ridgeline.simulator.compile_time import compile_seconds
 from ridgeline.simulator.memory import peak_memory_bytes
 from ridgeline.simulator.model import model_step, resized, setting_of
 from ridgeline.simulator.schedule import schedule
+from ridgeline.simulator.slowest import of_slowest
 from ridgeline.timeline import Timeline
 from ridgeline.workload import Workload
 
@@ -32,6 +33,8 @@ def simulate(
     compile_factor: float = 1.0,
 ) -> Timeline:
     """The predicted timeline of one training step in the steady state.
+
+    Where the machine describes unequal devices it is that of the slowest of the workers, see `slowest`.
 
     Args:
         machine: The measured machine.
@@ -56,7 +59,7 @@ def simulate(
     if world_size is not None and world_size != plan.workers:
         plan = resized(plan, world_size)
     setting = setting_of(machine, workload, plan)
-    model = model_step(machine, workload, plan, setting, programs)
+    model = of_slowest(model_step(machine, workload, plan, setting, programs), machine, plan)
     spans = schedule(model, device=setting.device, execution=plan.execution, details=details)
     step_ns = max((span.end_ns for span in spans if not span.detail), default=0)
     if step_ns > LONGEST_STEP_NS:

@@ -18,7 +18,7 @@ from ridgeline.machine import (
 from ridgeline.simulator.costs import COMPUTE_FAMILIES, op_seconds
 from ridgeline.workload import Workload
 
-PARTS = ("compute", "memory", "dispatch", "links", "collectives")
+PARTS = ("compute", "memory", "dispatch", "links", "collectives", "stragglers")
 ALIASES = {"launch": "dispatch", "communication": "collectives"}
 """Other words for parts, as people ask."""
 WORDS = ", ".join((*PARTS, *ALIASES))
@@ -73,8 +73,8 @@ def what_if(
 
     `compute` are the ceilings in FLOP/s, `memory` those in B/s and the tables of codecs, `dispatch` what
     issuing costs, `collectives` the tables of collectives and the links of a cluster, `links` these and the
-    copies between host and device. Operator timings follow what limits the operator, which the workload
-    tells; without one they stay.
+    copies between host and device, `stragglers` how much devices differ. Operator timings follow what limits
+    the operator, which the workload tells; without one they stay.
 
     Args:
         machine: The measured machine.
@@ -83,7 +83,8 @@ def what_if(
 
     Raises:
         MachineError: an unknown part, one twice, or a factor that is no number between 1e-6 and 1e9.
-        LawError: a part of the machine is so slow already that its factor leaves no rate.
+        LawError: a part of the machine is so slow already that its factor leaves no rate, or devices would
+            differ by more than a law takes.
     """
     given, factors = factors, dict[str, float]()
     for word, factor in given.items():
@@ -119,6 +120,7 @@ def what_if(
             for e in machine.collectives
         ),
         cluster=tuple(level.times(collectives) for level in machine.cluster),
+        stragglers=machine.stragglers.times(factors.get("stragglers", 1.0)),
         codecs=tuple(_faster_codec(entry, rates["memory"]) for entry in machine.codecs),
         links=tuple(
             msgspec.structs.replace(e, table=_faster_table(e.table, links)) for e in machine.links

@@ -11,6 +11,7 @@ from ridgeline.machine import Operation
 from ridgeline.synchronisation.entries import CollectiveTraffic, Shape, one_all_reduce
 from ridgeline.synchronisation.payloads import update_shard_elements
 from ridgeline.synchronisation.rhythm import outer_state_bytes, trains_apart
+from ridgeline.synchronisation.serving import goes_ahead
 from ridgeline.synchronisation.tables import (
     ALGORITHMS,
     COMPRESSIONS,
@@ -233,6 +234,13 @@ def sends_buffers(sync: "Sync") -> bool:
 def replaces_update(sync: "Sync") -> bool:
     """Whether something else than the worker's own optimizer updates; see `Algorithm.joining`."""
     return ALGORITHMS[sync.algorithm].replaces_update
+
+
+def steps_between_meetings(sync: "Sync") -> int:
+    """After how many steps each worker waits for all others; 0 where it never does."""
+    if goes_ahead(values_of(sync)):
+        return 0
+    return sync.every if trains_apart(sync) else 1
 
 
 def codec_bytes(sync: "Sync", num_bytes: int, workers: int) -> tuple[int, int]:

@@ -29,6 +29,11 @@ def is_synchronous(options: Mapping[str, OptionValue]) -> bool:
     return options[KIND.name] == SYNCHRONOUS
 
 
+def goes_ahead(options: Mapping[str, OptionValue]) -> bool:
+    """Whether a worker may take any number of steps without the others; False without such options."""
+    return options.get(KIND.name) == ASYNCHRONOUS and options[STALENESS.name] == STALENESS.default
+
+
 def busiest(workers: int, options: Mapping[str, OptionValue]) -> float:
     """How many times as long pushing and pulling take as an all-reduce of the same bytes by a ring.
 

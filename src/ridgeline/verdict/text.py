@@ -28,6 +28,13 @@ def verdict_lines(verdict: "Verdict") -> Iterator[str]:
         initial_indent=f"{'model':<6}",
         subsequent_indent=" " * 6,
     )
+    if verdict.replay_outlook:
+        yield from textwrap.wrap(
+            verdict.replay_outlook,
+            _WIDTH,
+            initial_indent=f"{'clock':<6}",
+            subsequent_indent=" " * 6,
+        )
     yield ""
     yield from _waterfall_lines(verdict)
     yield ""

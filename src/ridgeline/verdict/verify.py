@@ -7,10 +7,11 @@ from typing import ClassVar
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import VerificationError
 from ridgeline.machine import Machine
+from ridgeline.simulator.replay import Replay, replayed
 from ridgeline.timeline import LANES, Lane, Timeline
 from ridgeline.verdict.text import verdict_lines
 from ridgeline.verdict.waterfall import Part, is_fed, waterfall
-from ridgeline.verdict.words import counted_words, outlook_words, words_for
+from ridgeline.verdict.words import counted_words, outlook_words, replay_words, words_for
 from ridgeline.workload import Workload
 
 _LEAST_HALF = 4
@@ -84,6 +85,8 @@ class Verdict(Noun, frozen=True, kw_only=True):
     error_before: float | None = None
     drift: float | None = None
     """The machine's own: second half of the measured steps over the first, minus 1; None for few steps."""
+    replay: Replay | None = None
+    """What the clock makes of the measured durations; None where no step was recorded frame by frame."""
 
     @property
     def missing(self) -> tuple[FrameError, ...]:
@@ -103,6 +106,11 @@ class Verdict(Noun, frozen=True, kw_only=True):
             predicted_ns=self.predicted_ns,
             expected_ns=self.expected_ns,
         )
+
+    @property
+    def replay_outlook(self) -> str:
+        """What the clock makes of the measured step, and how far off that is; empty where nothing tells."""
+        return "" if self.replay is None else replay_words(self.replay)
 
     @property
     def text(self) -> str:
@@ -180,6 +188,7 @@ def verify(
         expected_ns=judged.step_ns if is_corrected else None,
         error_before=error_before,
         drift=drift,
+        replay=replayed(measured) if measured.origin == "measured" else None,
     )
 
 

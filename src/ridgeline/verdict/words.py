@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline import units
+from ridgeline.simulator.replay import Replay
 from ridgeline.verdict.waterfall import (
     BETWEEN,
     EXPOSED,
@@ -15,6 +16,9 @@ from ridgeline.verdict.waterfall import (
     OTHER,
     Part,
 )
+
+REPLAY_TOLERANCE = 0.01
+"""Of the recorded step: a clock that misses it by more orders frames otherwise than the run did."""
 
 
 class Words(NamedTuple):
@@ -181,6 +185,21 @@ def outlook_words(*, measured_ns: int, predicted_ns: int, expected_ns: int | Non
         f"expected {units.nanoseconds(expected_ns)} when training began, took {took} "
         f"{error(expected_ns)}; predicted {predicted} before any trial {error(predicted_ns)}"
     )
+
+
+def replay_words(replay: Replay) -> str:
+    """One line on what the clock makes of the recorded durations, without gaps between frames and with."""
+    frames, step = (
+        f"{units.nanoseconds(ns)} ({100 * (ns / replay.recorded_ns - 1.0):+.1f} %)"
+        for ns in (replay.frames_ns, replay.step_ns)
+    )
+    words = f"the recorded frames on the simulator's clock take {frames}"
+    if replay.gap_ns:
+        largest = units.nanoseconds(replay.gap_ns)
+        words += f", with the gaps between them {step}; the largest gap is {largest} {replay.gap}"
+    if abs(replay.error) > REPLAY_TOLERANCE:
+        words += "; they did not run in the order that predictions assume"
+    return words
 
 
 def _gain(kind: _Kind, length: Mapping[str, int], step_ns: int, doubt: float) -> str:

@@ -1,0 +1,54 @@
+"""A collective starts when the last worker is there: the step of the slowest of them."""
+
+from ridgeline.machine import Machine
+from ridgeline.plan import Plan
+from ridgeline.simulator.model import StepModel
+from ridgeline.simulator.pieces import Piece
+from ridgeline.synchronisation import steps_between_meetings
+
+_NOTHING = 1e-6
+"""Of a step; what a what-if leaves of devices that differ when that is free."""
+
+
+def of_slowest(model: StepModel, machine: Machine, plan: Plan) -> StepModel:
+    """The step of the worker for which the others wait, by what the machine tells of unequal devices.
+
+    All that it computes, issues and encodes takes as many times as long as the slowest of the plan's workers
+    needs on average; the collectives, in which nobody waits any more, take what they took.
+
+    Args:
+        model: The step of one worker.
+        machine: Its `stragglers` are read.
+        plan: How many wait for each other, and after how many steps.
+
+    Source: `laws.slowest_of`. The step of the mean delay stands for the mean of steps, which is the same
+        where a step is as much longer as its computing is.
+    """
+    steps = steps_between_meetings(plan.sync)
+    factor = machine.stragglers.factor(plan.workers, steps) if steps else 1.0
+    if factor < 1.0 + _NOTHING:
+        return model
+    note = (
+        f"the slowest of {plan.workers} workers is taken to compute {factor:.3f} times as long as one alone: "
+        f"devices differ as described ({machine.stragglers})"
+    )
+    return model._replace(
+        pieces={
+            name: tuple(_slowed(piece, factor) for piece in held)
+            for name, held in model.pieces.items()
+        },
+        gap_s=factor * model.gap_s,
+        replay_s=factor * model.replay_s,
+        encodings={
+            name: one._replace(before_s=factor * one.before_s, after_s=factor * one.after_s)
+            for name, one in model.encodings.items()
+        },
+        notes=(*model.notes, note),
+    )
+
+
+def _slowed(piece: Piece, factor: float) -> Piece:
+    """A piece on a slower device; what limits it at best is that of the device as measured."""
+    return piece._replace(
+        work_s=factor * piece.work_s, fixed_s=factor * piece.fixed_s, host_s=factor * piece.host_s
+    )

@@ -20,7 +20,9 @@ FLAGS = {
     "plan": OUTPUT
     | TASK
     | {"--machine", "--devices", "--steps", "--allow", "--explain", "--output"},
-    "simulate": OUTPUT | TASK | {"--machine", "--devices", "--scaling", "--cluster", "--what-if"},
+    "simulate": OUTPUT
+    | TASK
+    | {"--machine", "--devices", "--scaling", "--cluster", "--what-if", "--report"},
     "verify": OUTPUT | {"A", "B", "--tolerance", "--machine", "--workload"},
     "report": OUTPUT | {"RUN_DIR"},
 }

@@ -9,7 +9,7 @@ from ridgeline import units
 from ridgeline.reporting.text import bar, table, title
 from ridgeline.simulator.levers import Lever
 
-_LEAST = 1.01
+LEAST_GAIN = 1.01
 """Gains below that are not worth a look."""
 
 
@@ -19,7 +19,7 @@ def levers_text(levers: Sequence[Lever]) -> RenderableType:
     ordered = sorted(levers, key=lambda lever: -lever.gain)
     for lever in ordered:
         rows.add_row(
-            ", ".join(f"{part} {factor:g} x" for part, factor in lever.factors.items()),
+            lever_name(lever),
             units.seconds(lever.step_s),
             f"{lever.gain:.2f} x",
             f"{lever.low:.2f} .. {lever.high:.2f}",
@@ -28,13 +28,18 @@ def levers_text(levers: Sequence[Lever]) -> RenderableType:
     return Group(title("Levers", _reading(ordered)), rows)
 
 
+def lever_name(lever: Lever) -> str:
+    """The parts that are faster, and by how much."""
+    return ", ".join(f"{part} {factor:g} x" for part, factor in lever.factors.items())
+
+
 def gain_text(lever: Lever) -> str:
     """The gain with its interval."""
     return f"{lever.gain:.2f} x ({lever.low:.2f} to {lever.high:.2f})"
 
 
 def _reading(ordered: Sequence[Lever]) -> str:
-    helping = [" and ".join(lever.factors) for lever in ordered if lever.low > _LEAST]
+    helping = [" and ".join(lever.factors) for lever in ordered if lever.low > LEAST_GAIN]
     if not helping:
         return "no part alone helps by more than its spread"
     return f"{helping[0]} helps most" if len(helping) == 1 else f"{', then '.join(helping)} help"

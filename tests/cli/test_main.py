@@ -22,7 +22,7 @@ FLAGS = {
     | {"--machine", "--devices", "--steps", "--allow", "--explain", "--output"},
     "simulate": OUTPUT
     | TASK
-    | {"--machine", "--devices", "--scaling", "--cluster", "--what-if", "--report"},
+    | {"--machine", "--devices", "--scaling", "--cluster", "--what-if", "--intensity", "--report"},
     "verify": OUTPUT | {"A", "B", "--tolerance", "--machine", "--workload"},
     "report": OUTPUT | {"RUN_DIR"},
 }

@@ -16,6 +16,7 @@ from ridgeline.cli.inputs import (
     counts,
     describe,
 )
+from ridgeline.cli.layer_intensity import show_intensity
 from ridgeline.cli.output_file import output_file
 from ridgeline.cli.scaling_curve import STRONG, WEAK, Curve, curve
 from ridgeline.cli.simulated_page import draw_curve, draw_step
@@ -24,9 +25,11 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.reporting.text import plan_text, scaling_text, title
+from ridgeline.reporting.text_intensity import intensity_text
 from ridgeline.reporting.text_levers import gain_text, levers_text
 from ridgeline.reporting.text_scaling import REGIMES
 from ridgeline.reporting.text_step import timeline_text, waterfall_text
+from ridgeline.simulator.intensity import Intensities, intensities
 from ridgeline.simulator.levers import Lever, elsewhere, levers
 from ridgeline.simulator.scaling import ScalingPoint, scaling_curve
 from ridgeline.simulator.step import simulate
@@ -78,6 +81,12 @@ class Command:
             "machine, FILE.json",
         )
         parser.add_argument(
+            "--intensity",
+            action="store_true",
+            help="what each layer sends where workers share its samples, or its columns, and FLOP per byte "
+            "of that; of one number of workers, nothing else is shown",
+        )
+        parser.add_argument(
             "--report",
             type=output_file,
             metavar="FILE",
@@ -93,6 +102,8 @@ class Command:
             found = curve(args, output)
             then = other or (what_if(found.machine, factors, found.all_ops) if factors else None)
             return _show_curve(found, question, then, args, output)
+        if args.intensity:
+            return show_intensity(args, output)
         wished = None if args.devices is None else args.devices[0]
         machine, workloads = describe(args, output, wished=wished)
         workers = max(workloads)
@@ -145,10 +156,18 @@ def _show_curve(
     if then is not None:
         value["what_if"] = found.points(then)
         shown.append(scaling_text(value["what_if"], question))
+    shared: Intensities | None = None
+    if args.intensity:
+        most = points[-1].workers
+        shared = value["intensity"] = intensities(found.load(most), most, found.machine)
+        shown.append(intensity_text(shared))
     if args.report is not None:
         others = {question: value["what_if"]} if then is not None else {}
-        output.progress(f"written to {draw_curve(args.report, found, points, others, regime)}")
-    shown += [Text(f"! {note}", style="yellow") for note in points[-1].notes]  # of the most workers
+        drawn = draw_curve(args.report, found, points, others, regime, shared)
+        output.progress(f"written to {drawn}")
+    told = () if shared is None else shared.notes
+    notes = [note for note in points[-1].notes if note not in told]  # of the most workers
+    shown += [Text(f"! {note}", style="yellow") for note in notes]
     output.result(value, *shown)
     return FINE
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from ridgeline.cli.scaling_curve import STRONG, Curve
 from ridgeline.reporting.report import report
 from ridgeline.reporting.text_levers import LEAST_GAIN, lever_name
+from ridgeline.simulator.intensity import Intensities
 from ridgeline.simulator.levers import Lever, levers
 from ridgeline.simulator.model import resized
 from ridgeline.simulator.scaling import ScalingPoint, scaling_curve
@@ -21,6 +22,7 @@ def draw_curve(
     points: Sequence[ScalingPoint],
     others: Mapping[str, Sequence[ScalingPoint]],
     regime: Regime,
+    shared: Intensities | None = None,
 ) -> Path:
     """Write the page of a scaling curve, and return its path.
 
@@ -33,6 +35,7 @@ def draw_curve(
         points: The curve.
         others: Question to the curve on another machine.
         regime: Whether the workers share one batch.
+        shared: The layers on the wire, if they are to be on the page.
 
     Raises:
         OSError: the file cannot be written.
@@ -59,7 +62,7 @@ def draw_curve(
         others=curves,
         levers=gains,
     )
-    return report(path, machine=found.machine, predicted_scaling=scaling)
+    return report(path, machine=found.machine, predicted_scaling=scaling, intensities=shared)
 
 
 def draw_step(

@@ -22,6 +22,10 @@ from ridgeline.laws.fits import USLFit as USLFit
 from ridgeline.laws.fits import fit_amdahl as fit_amdahl
 from ridgeline.laws.fits import fit_gustafson as fit_gustafson
 from ridgeline.laws.fits import fit_usl as fit_usl
+from ridgeline.laws.intensity import data_parallel_bytes as data_parallel_bytes
+from ridgeline.laws.intensity import model_parallel_bytes as model_parallel_bytes
+from ridgeline.laws.intensity import samples_of_equal_bytes as samples_of_equal_bytes
+from ridgeline.laws.intensity import wire_intensity as wire_intensity
 from ridgeline.laws.pipelining import pipeline_bubble as pipeline_bubble
 from ridgeline.laws.pipelining import pipeline_seconds as pipeline_seconds
 from ridgeline.laws.pipelining import pipelined_parallel_fraction as pipelined_parallel_fraction
@@ -43,12 +47,14 @@ __all__ = (
     "amdahl_limit",
     "broadcast_seconds",
     "bus_bandwidth_factor",
+    "data_parallel_bytes",
     "fit_amdahl",
     "fit_gustafson",
     "fit_usl",
     "gustafson",
     "interval",
     "karp_flatt",
+    "model_parallel_bytes",
     "parameter_server_seconds",
     "pipeline_bubble",
     "pipeline_seconds",
@@ -62,7 +68,9 @@ __all__ = (
     "ring_all_reduce_seconds",
     "roofline",
     "roofline_seconds",
+    "samples_of_equal_bytes",
     "tree_all_reduce_seconds",
     "usl",
     "usl_peak",
+    "wire_intensity",
 )

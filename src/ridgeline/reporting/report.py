@@ -1,8 +1,8 @@
 """`report`: everything known about a run as one HTML file that needs no network.
 
 Order of the page: the verdict, the distance from the physical limit, both timelines, the roofline,
-the plans, training, scaling (measured, then predicted), time per frame, memory, the machine, and the
-data. A part that was not given leaves its sections out.
+the plans, training, scaling (measured, then predicted), layers on the wire, time per frame, memory, the
+machine, and the data. A part that was not given leaves its sections out.
 """
 
 from pathlib import Path
@@ -25,6 +25,7 @@ from ridgeline.reporting.operators import (
     times_from_timeline,
     times_on_machine,
 )
+from ridgeline.reporting.page_intensity import intensity_section
 from ridgeline.reporting.page_machine import (
     data_section,
     machine_section,
@@ -41,6 +42,7 @@ from ridgeline.reporting.page_step import (
     timeline_section,
 )
 from ridgeline.simulator.costs import nearest_setting
+from ridgeline.simulator.intensity import Intensities
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
 from ridgeline.verdict.predicted_scaling import PredictedScaling
@@ -59,6 +61,7 @@ _NAVIGATION = {
     "training": "Training",
     "scaling": "Scaling",
     "predicted-scaling": "Predicted scaling",
+    "intensity": "Layers",
     "frames": "Frames",
     "memory": "Memory",
     "machine": "Machine",
@@ -88,6 +91,7 @@ def report(
     history: History | None = None,
     scaling: MeasuredScaling | None = None,
     predicted_scaling: PredictedScaling | None = None,
+    intensities: Intensities | None = None,
 ) -> Path:
     """Write the report of a run to `path` and return the path.
 
@@ -106,6 +110,7 @@ def report(
         history: The course of the training.
         scaling: Runs with several numbers of workers, and the laws through them.
         predicted_scaling: What was predicted for several numbers of workers.
+        intensities: What each layer sends, shared by samples or by columns.
 
     Raises:
         RidgelineError: nothing was given.
@@ -124,6 +129,7 @@ def report(
         history=history,
         scaling=scaling,
         predicted_scaling=predicted_scaling,
+        intensities=intensities,
     )
     nouns = given._asdict()
     _check_any(nouns, path)
@@ -149,6 +155,7 @@ class _Given(NamedTuple):
     history: History | None
     scaling: MeasuredScaling | None
     predicted_scaling: PredictedScaling | None
+    intensities: Intensities | None
 
 
 def _sections(given: _Given) -> dict[str, Markup | None]:
@@ -168,6 +175,7 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
         "training": training_section(given.history),
         "scaling": scaling_section(given.scaling),
         "predicted-scaling": predicted_scaling_section(given.predicted_scaling),
+        "intensity": intensity_section(given.intensities),
         "frames": frames_section(judged, measured, tolerance),
         "memory": memory_section(workload, machine),
         "machine": machine_section(machine, setting),
@@ -225,6 +233,7 @@ def _title(nouns: dict[str, Noun | None]) -> str:
         ("history", "task"),
         ("scaling", "title"),
         ("predicted_scaling", "title"),
+        ("intensities", "title"),
     ):
         noun = nouns[name]
         if noun is not None:

@@ -129,6 +129,12 @@ def _limits(points: Sequence[ScalingPoint], found: Sequence[Law]) -> Iterator[st
         yield (
             f"speed-ups are those over {least} workers, each taken as one of {least} that lose nothing"
         )
+    best = max(points, key=lambda point: point.efficiency)
+    if best.efficiency > 1.0 + OFF_CURVE:
+        yield (
+            f"{best.workers} workers are predicted to do {best.speedup:.2f} times the work of one, more than "
+            f"there are workers: with other threads, or a smaller batch, each is faster than {least} alone"
+        )
 
 
 def _off_curve(points: Sequence[ScalingPoint], found: Sequence[Law]) -> Iterator[str]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+from plotly_figures import taken_by_plotly
 from test_report import read
 
 from layered_workloads import CONVOLUTION, LINEAR, NORM, LayerSpec, layered
@@ -96,9 +97,23 @@ def test_dots_and_lines(found) -> None:
     assert [one["showlegend"] for one in ridges] == [True, False]
 
 
-def test_nothing_to_draw() -> None:
-    """Layers that compute nothing have no place on logarithmic axes."""
-    assert intensity_figure(intensities(layered((NORM,)), 2)) is None
+def test_what_has_no_place_on_logarithmic_axes(tmp_path) -> None:
+    """Layers that compute nothing, such as embeddings: the page says how many, and may have no figure."""
+    embedding = LayerSpec("embed", "gather", 1_000, 100, 0)
+    assert intensity_figure(intensities(layered((embedding, NORM)), 2)) is None
+    found = intensities(layered((embedding, LINEAR)), 2)
+    figure = intensity_figure(found)
+    assert figure is not None
+    assert [one["name"] for one in figure["data"] if one["mode"] == "markers"] == [
+        "fully connected"
+    ]
+    page = read(report(tmp_path / "r.html", intensities=found))
+    assert "1 of 2 rows have no dot: they compute or send nothing." in "\n".join(page.text)
+
+
+def test_plotly_takes_the_figure(found) -> None:
+    """Every property exists, every value fits."""
+    assert len(taken_by_plotly(intensity_figure(found) or {}).data) == 5
 
 
 def test_names_stay_text_in_the_figure() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+from plotly_figures import taken_by_plotly
 from test_report import read
 
 from ridgeline import laws
@@ -89,6 +90,11 @@ def test_everything_is_drawn_where_it_belongs(found) -> None:
     axis = predicted_scaling_figure(found)["layout"]["yaxis2"]
     assert (axis["side"], axis["overlaying"]) == ("right", "y")
     assert [name for name, one in lines.items() if one.get("yaxis")] == ["efficiency (right)"]
+
+
+def test_plotly_takes_the_figure(found) -> None:
+    """Every property exists, every value fits."""
+    assert len(taken_by_plotly(predicted_scaling_figure(found)).data) == 9
 
 
 def test_the_band_is_between_slow_and_fast_machines(found) -> None:

@@ -125,6 +125,14 @@ def test_a_recurrent_layer_step_by_step() -> None:
     assert recurrent.reduced_bytes == EMBEDDED + STATES * (STEPS - 1) // STEPS
 
 
+def test_dropout_between_recurrent_layers() -> None:
+    """Of states that every worker has it makes such states: nothing is gathered again."""
+    model = nn.LSTM(WIDTH, UNITS, num_layers=2, batch_first=True, dropout=0.5)
+    recurrent = read(Words(model), IDS, word_loss)["recurrent"]
+    assert recurrent.gathered_bytes == 2 * STATES
+    assert recurrent.reduced_bytes == EMBEDDED + 3 * STATES
+
+
 def test_both_directions() -> None:
     """Each has its states; both are one input of the next layer."""
     model = nn.LSTM(WIDTH, UNITS, num_layers=2, batch_first=True, bidirectional=True)

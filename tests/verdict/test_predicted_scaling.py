@@ -81,6 +81,16 @@ def test_where_it_falls_off(speedups: dict[int, float], falls) -> None:
     assert curve([point(n, s) for n, s in speedups.items()]).falls_off == falls
 
 
+def test_more_than_there_are_workers_is_told() -> None:
+    """By the most efficient number; a little more is no news."""
+    points = [point(1, 1.0), point(2, 2.9), point(4, 5.0)]
+    assert curve(points).notes[1] == (
+        "2 workers are predicted to do 2.90 times the work of one, more than there are workers: with other "
+        "threads, or a smaller batch, each is faster than 1 alone"
+    )
+    assert len(curve([point(1, 1.0), point(2, 2.1)]).notes) == 1
+
+
 def test_a_least_number_above_one_is_told() -> None:
     """Efficiency is then relative to it."""
     notes = curve([point(4, 4.0), point(8, 7.0)]).notes
@@ -109,7 +119,15 @@ def test_what_was_assumed_is_said_once() -> None:
     """Notes that differ in the number of workers alone are one; others name whose they are."""
     points = [
         point(1, 1.0, ("dispatch was not measured",)),
-        point(2, 2.0, ("dispatch was not measured", "one-off")),
+        point(
+            2,
+            2.0,
+            (
+                "dispatch was not measured",
+                "one-off",
+                "all_reduce over 2 workers: as from 2 workers",
+            ),
+        ),
         point(
             4, 4.0, ("dispatch was not measured", "all_reduce over 4 workers: as from 2 workers")
         ),
@@ -126,7 +144,7 @@ def test_what_was_assumed_is_said_once() -> None:
     assert curve(points).notes[1:] == (
         "dispatch was not measured",
         "one-off, for 2",
-        "all_reduce over N workers: as from 2 workers, for N = 4, 8",
+        "all_reduce over N workers: as from 2 workers, for N = 2, 4, 8",
         "overlap at 8 x 1 cpu threads: as at 2 x 1 cpu threads",
     )
 

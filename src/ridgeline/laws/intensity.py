@@ -55,7 +55,8 @@ def model_parallel_bytes(gathered_bytes: float, reduced_bytes: float, workers: i
 
     Source: Gholami, Azad, Jin, Keutzer, Buluc, "Integrated model, batch and domain parallelism in training
         neural networks", SPAA 2018: an all-gather of the outputs and an all-reduce of the inputs' gradients,
-        (n-1)/n |Y| + 2 (n-1)/n |X|; Megatron-LM's column-parallel layer with gathered output sends the same.
+        (n-1)/n |Y| + 2 (n-1)/n |X|. The same collectives are counted of torch's `ColwiseParallel` with
+        replicated outputs, and described of Megatron-LM's column-parallel layer with gathered output.
 
     Example:
         A 3 x 3 convolution of 256 channels on 14 x 14 pixels and a fully connected layer of 25088 x 4096,

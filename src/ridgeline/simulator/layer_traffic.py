@@ -145,16 +145,18 @@ class _Walk:
         data: list[tuple[TensorSpec, tuple[int, int]]],
         outputs: list[tuple[TensorSpec, tuple[int, int]]],
     ) -> None:
-        """What follows from parts is in parts; copies of what every worker has are whole."""
+        """What follows from parts is in parts, and what follows from what every worker has is whole."""
         parts = {s: self._parts[s] for _, (s, _) in data if s in self._parts}
         if not parts or op.family == "view":
             return
         weights = frozenset().union(*(part.weights for part in parts.values()))
-        whole = sum(part.whole for part in parts.values()) if op.family == "copy" else 0
+        whole = sum(part.whole for part in parts.values())
+        is_whole = all(part.whole == part.num_bytes for part in parts.values())
         for spec, (storage, _) in outputs:
             if storage not in parts:  # what is written in place stays what it was
                 num_bytes = spec_bytes(spec)
-                self._parts[storage] = _Part(op.module, num_bytes, min(whole, num_bytes), weights)
+                known = num_bytes if is_whole else min(whole, num_bytes) * (op.family == "copy")
+                self._parts[storage] = _Part(op.module, num_bytes, known, weights)
 
     def _gather(self, part: _Part) -> None:
         self._add(self.gathered, part.module, part.num_bytes - part.whole)

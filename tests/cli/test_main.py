@@ -22,7 +22,8 @@ FLAGS = {
     | {"--machine", "--devices", "--steps", "--allow", "--explain", "--output"},
     "simulate": OUTPUT
     | TASK
-    | {"--machine", "--devices", "--scaling", "--cluster", "--stragglers", "--what-if"},
+    | {"--machine", "--devices", "--scaling", "--cluster", "--stragglers", "--what-if"}
+    | {"--intensity", "--report"},
     "verify": OUTPUT | {"A", "B", "--tolerance", "--machine", "--workload"},
     "report": OUTPUT | {"RUN_DIR"},
 }

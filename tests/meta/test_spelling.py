@@ -21,6 +21,7 @@ SPELLED = {
     "experiments/ways/result.py": frozenset({"kvstore"}),
     "experiments/ways/text.py": frozenset({"kvstore"}),
     "laws/collectives.py": OPERATIONS,
+    "laws/intensity.py": OPERATIONS,
     "machine.py": OPERATIONS,
     "probe/collectives.py": OPERATIONS,
     "runtime/flat_program.py": frozenset({"tree"}),

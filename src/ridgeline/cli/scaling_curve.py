@@ -40,6 +40,10 @@ class Curve(msgspec.Struct, frozen=True):
         ops = {op.key: op for load in loads for op in load.ops}
         return msgspec.structs.replace(loads[0], ops=tuple(ops.values()))
 
+    def load(self, workers: int) -> Workload:
+        """What each of so many workers does."""
+        return self.loads if isinstance(self.loads, Workload) else self.loads[workers]
+
     def points(self, machine: Machine | None = None) -> tuple[ScalingPoint, ...]:
         """The predictions, with intervals; on another machine, where one is given."""
         return scaling_curve(

@@ -18,17 +18,22 @@ from ridgeline.cli.inputs import (
     differing,
     stragglers,
 )
+from ridgeline.cli.layer_intensity import show_intensity
+from ridgeline.cli.output_file import output_file
 from ridgeline.cli.scaling_curve import STRONG, WEAK, Curve, curve
+from ridgeline.cli.simulated_page import draw_curve, draw_step
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.reporting.text import plan_text, scaling_text, title
+from ridgeline.reporting.text_intensity import intensity_text
 from ridgeline.reporting.text_levers import gain_text, levers_text
 from ridgeline.reporting.text_scaling import REGIMES
 from ridgeline.reporting.text_step import timeline_text, waterfall_text
+from ridgeline.simulator.intensity import Intensities, intensities
 from ridgeline.simulator.levers import Lever, elsewhere, levers
-from ridgeline.simulator.scaling import scaling_curve
+from ridgeline.simulator.scaling import ScalingPoint, scaling_curve
 from ridgeline.simulator.step import simulate
 from ridgeline.simulator.what_if import parse_what_if, what_if
 from ridgeline.timeline import Timeline
@@ -86,6 +91,18 @@ class Command:
             "links, collectives (or communication), stragglers; e.g. compute=2x,launch=free. Or the profile "
             "of another machine, FILE.json",
         )
+        parser.add_argument(
+            "--intensity",
+            action="store_true",
+            help="what each layer sends where workers share its samples, or its columns, and FLOP per byte "
+            "of that; of one number of workers, nothing else is shown",
+        )
+        parser.add_argument(
+            "--report",
+            type=output_file,
+            metavar="FILE",
+            help="also draw what is predicted, on an HTML page of its own",
+        )
 
     def run(self, args: argparse.Namespace, output: Output) -> int:
         """Describe, predict, show."""
@@ -95,7 +112,9 @@ class Command:
         if args.devices is not None and len(args.devices) > 1:
             found = curve(args, output)
             then = other or (what_if(found.machine, factors, found.all_ops) if factors else None)
-            return _show_curve(found, question, then, args.scaling, output)
+            return _show_curve(found, question, then, args, output)
+        if args.intensity:
+            return show_intensity(args, output)
         wished = None if args.devices is None else args.devices[0]
         machine, workloads = describe(args, output, wished=wished)
         workers = max(workloads)
@@ -113,6 +132,7 @@ class Command:
         }
         shown = _shown(plan, timeline, split)
         shown += [Text(f"! {note}", style="yellow") for note in workload.notes]
+        others: dict[str, tuple[ScalingPoint, ...]] = {}
         if args.what_if is not None:
             faster = other or what_if(machine, factors, workload)
             then = simulate(faster, workload, plan)
@@ -123,27 +143,43 @@ class Command:
             )
             value["what_if"] = {"factors": factors, "timeline": then, "lever": lever}
             headings = ("Predicted", f"Predicted with {question}")
+            others[question] = scaling_curve(faster, workloads, plan, list(workloads))
             shown.append(_gain(question, timeline, lever))
             shown.append(timeline_text([timeline, then], headings=headings))
         else:
             shown.append(timeline_text([timeline]))
         value["levers"] = levers(machine, workload, plan)
         shown.append(levers_text(value["levers"]))
+        if args.report is not None:
+            found = Curve(plan, machine, workloads, tuple(workloads))
+            drawn = draw_step(args.report, found, timeline, points, others, value["levers"])
+            output.progress(f"written to {drawn}")
         output.result(value, *shown, scaling_text(points))
         return FINE
 
 
 def _show_curve(
-    found: Curve, question: str, then: Machine | None, regime: str, output: Output
+    found: Curve, question: str, then: Machine | None, args: argparse.Namespace, output: Output
 ) -> int:
     """Predict and show the curve, and that on another machine, where one is asked about."""
-    points = found.points()
+    points, regime = found.points(), args.scaling
     value: dict[str, Any] = {"plan": found.plan.settings, "regime": regime, "scaling": points}
     shown = [plan_text(found.plan), scaling_text(points, REGIMES[regime])]
     if then is not None:
         value["what_if"] = found.points(then)
         shown.append(scaling_text(value["what_if"], question))
-    shown += [Text(f"! {note}", style="yellow") for note in points[-1].notes]  # of the most workers
+    shared: Intensities | None = None
+    if args.intensity:
+        most = points[-1].workers
+        shared = value["intensity"] = intensities(found.load(most), most, found.machine)
+        shown.append(intensity_text(shared))
+    if args.report is not None:
+        others = {question: value["what_if"]} if then is not None else {}
+        drawn = draw_curve(args.report, found, points, others, regime, shared)
+        output.progress(f"written to {drawn}")
+    told = () if shared is None else shared.notes
+    notes = [note for note in points[-1].notes if note not in told]  # of the most workers
+    shown += [Text(f"! {note}", style="yellow") for note in notes]
     output.result(value, *shown)
     return FINE
 

@@ -26,6 +26,10 @@ from ridgeline.laws.fits import USLFit as USLFit
 from ridgeline.laws.fits import fit_amdahl as fit_amdahl
 from ridgeline.laws.fits import fit_gustafson as fit_gustafson
 from ridgeline.laws.fits import fit_usl as fit_usl
+from ridgeline.laws.intensity import data_parallel_bytes as data_parallel_bytes
+from ridgeline.laws.intensity import model_parallel_bytes as model_parallel_bytes
+from ridgeline.laws.intensity import samples_of_equal_bytes as samples_of_equal_bytes
+from ridgeline.laws.intensity import wire_intensity as wire_intensity
 from ridgeline.laws.order_statistics import slowest_of as slowest_of
 from ridgeline.laws.pipelining import pipeline_bubble as pipeline_bubble
 from ridgeline.laws.pipelining import pipeline_seconds as pipeline_seconds
@@ -49,6 +53,7 @@ __all__ = (
     "amdahl_limit",
     "broadcast_seconds",
     "bus_bandwidth_factor",
+    "data_parallel_bytes",
     "fair_finish_seconds",
     "fair_rates",
     "fit_amdahl",
@@ -57,6 +62,7 @@ __all__ = (
     "gustafson",
     "interval",
     "karp_flatt",
+    "model_parallel_bytes",
     "parameter_server_seconds",
     "pipeline_bubble",
     "pipeline_seconds",
@@ -70,8 +76,10 @@ __all__ = (
     "ring_all_reduce_seconds",
     "roofline",
     "roofline_seconds",
+    "samples_of_equal_bytes",
     "slowest_of",
     "tree_all_reduce_seconds",
     "usl",
     "usl_peak",
+    "wire_intensity",
 )

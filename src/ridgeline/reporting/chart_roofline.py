@@ -145,7 +145,7 @@ def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
             "text": [_hover(group) for group in groups if group.family == family],
             "hovertemplate": "%{text}<extra></extra>",
             "marker": {
-                "symbol": _SYMBOLS.get(family, "circle-open"),
+                "symbol": symbol(family),
                 "color": family_colour(family),
                 "opacity": 0.78,
                 "size": [
@@ -158,6 +158,11 @@ def _dots(groups: Sequence[OpGroup]) -> list[dict[str, Any]]:
         }
         for family in families
     ]
+
+
+def symbol(family: str) -> str:
+    """The shape of a dot of an operator family."""
+    return _SYMBOLS.get(family, "circle-open")
 
 
 def family_colour(family: str) -> str:

@@ -145,6 +145,8 @@ def data_section(nouns: Mapping[str, Noun | None], trace_name: str | None) -> Ma
             (tag("code", trace_name), "Both timelines for Perfetto or chrome://tracing", "", link)
         )
     again = "ridgeline scaling --report" if list(given) == ["scaling"] else "ridgeline report"
+    if "predicted_scaling" in given or "intensities" in given:
+        again = "ridgeline simulate --report"
     return section(
         "data",
         "Data",

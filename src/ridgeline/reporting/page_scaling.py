@@ -1,11 +1,13 @@
 """Section of the report about runs with several numbers of workers."""
 
+from collections.abc import Sequence
+
 from ridgeline import units
 from ridgeline.reporting.chart_scaling import scaling_figure
 from ridgeline.reporting.html import Content, Markup, table, tag
 from ridgeline.reporting.sections import chart, section
 from ridgeline.reporting.text_scaling import REGIMES, coefficient_lines
-from ridgeline.verdict.scaling_nouns import MeasuredScaling
+from ridgeline.verdict.scaling_nouns import Law, MeasuredScaling
 
 
 def scaling_section(scaling: MeasuredScaling | None) -> Markup | None:
@@ -19,7 +21,7 @@ def scaling_section(scaling: MeasuredScaling | None) -> Markup | None:
         scaling_reading(scaling),
         chart("scaling", scaling_figure(scaling), "Samples per second by number of workers"),
         _runs(scaling),
-        _laws(scaling),
+        laws_table(scaling.laws),
         *notes,
     )
 
@@ -60,7 +62,8 @@ def _runs(scaling: MeasuredScaling) -> Markup:
     )
 
 
-def _laws(scaling: MeasuredScaling) -> Markup:
+def laws_table(laws: Sequence[Law]) -> Markup:
+    """Each law with its coefficients, and by how much it misses the point that it misses most."""
     rows: list[tuple[Content, ...]] = [
         (
             law.name,
@@ -68,11 +71,11 @@ def _laws(scaling: MeasuredScaling) -> Markup:
             units.percent(max(map(abs, law.misses))),
             law.note,
         )
-        for law in scaling.laws
+        for law in laws
     ]
     return table(
-        ("Law", "Coefficients, 90 % intervals", "Worst miss", "Note"),
+        ("Law", "Coefficients, with 90 % intervals where there are any", "Worst miss", "Note"),
         rows,
-        caption="Laws through the runs",
+        caption="Laws through the points",
         numeric=(2,),
     )

@@ -1,11 +1,12 @@
 """`report`: everything known about a run as one HTML file that needs no network.
 
 Order of the page: the verdict, the distance from the physical limit, both timelines, the roofline,
-the plans, training, scaling, time per frame, memory, the machine, and the data. A part that was not given
-leaves its sections out.
+the plans, training, scaling (measured, then predicted), layers on the wire, time per frame, memory, the
+machine, and the data. A part that was not given leaves its sections out.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 from plotly.offline import get_plotlyjs
 
@@ -24,12 +25,14 @@ from ridgeline.reporting.operators import (
     times_from_timeline,
     times_on_machine,
 )
+from ridgeline.reporting.page_intensity import intensity_section
 from ridgeline.reporting.page_machine import (
     data_section,
     machine_section,
     training_section,
 )
 from ridgeline.reporting.page_plan import plan_section
+from ridgeline.reporting.page_predicted_scaling import predicted_scaling_section
 from ridgeline.reporting.page_result import verdict_section, waterfall_section
 from ridgeline.reporting.page_scaling import scaling_section
 from ridgeline.reporting.page_step import (
@@ -39,8 +42,10 @@ from ridgeline.reporting.page_step import (
     timeline_section,
 )
 from ridgeline.simulator.costs import nearest_setting
+from ridgeline.simulator.intensity import Intensities
 from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict
+from ridgeline.verdict.predicted_scaling import PredictedScaling
 from ridgeline.verdict.scaling_nouns import MeasuredScaling
 from ridgeline.workload import Workload
 
@@ -55,6 +60,8 @@ _NAVIGATION = {
     "plan": "Plan",
     "training": "Training",
     "scaling": "Scaling",
+    "predicted-scaling": "Predicted scaling",
+    "intensity": "Layers",
     "frames": "Frames",
     "memory": "Memory",
     "machine": "Machine",
@@ -83,6 +90,8 @@ def report(
     verdict: Verdict | None = None,
     history: History | None = None,
     scaling: MeasuredScaling | None = None,
+    predicted_scaling: PredictedScaling | None = None,
+    intensities: Intensities | None = None,
 ) -> Path:
     """Write the report of a run to `path` and return the path.
 
@@ -100,6 +109,8 @@ def report(
         verdict: Comparison of both.
         history: The course of the training.
         scaling: Runs with several numbers of workers, and the laws through them.
+        predicted_scaling: What was predicted for several numbers of workers.
+        intensities: What each layer sends, shared by samples or by columns.
 
     Raises:
         RidgelineError: nothing was given.
@@ -107,40 +118,68 @@ def report(
 
     Cost: about 5 MB on disk, most of it the charts library.
     """
-    nouns: dict[str, Noun | None] = {
-        "verdict": verdict,
-        "predicted": predicted,
-        "expected": expected,
-        "measured": measured,
-        "ranking": ranking,
-        "workload": workload,
-        "machine": machine,
-        "history": history,
-        "scaling": scaling,
-    }
+    given = _Given(
+        verdict=verdict,
+        predicted=predicted,
+        expected=expected,
+        measured=measured,
+        ranking=ranking,
+        workload=workload,
+        machine=machine,
+        history=history,
+        scaling=scaling,
+        predicted_scaling=predicted_scaling,
+        intensities=intensities,
+    )
+    nouns = given._asdict()
     _check_any(nouns, path)
     target = Path(path)
-    setting = setting_of(machine, workload, ranking, measured or predicted)
-    groups = _groups(workload, machine, setting, predicted)
-    judged = expected or predicted
-    tolerance = verdict.tolerance if verdict is not None else 0.15
-    sections = {
-        "verdict": verdict_section(verdict, predicted, measured, workload, expected),
-        "waterfall": waterfall_section(verdict),
-        "timeline": timeline_section(judged, measured),
-        "roofline": roofline_section(machine, setting, groups),
-        "plan": plan_section(ranking),
-        "training": training_section(history),
-        "scaling": scaling_section(scaling),
-        "frames": frames_section(judged, measured, tolerance),
-        "memory": memory_section(workload, machine),
-        "machine": machine_section(machine, setting),
-        "data": data_section(nouns, TRACE_NAME if target.with_name(TRACE_NAME).exists() else None),
-    }
+    trace_name = TRACE_NAME if target.with_name(TRACE_NAME).exists() else None
+    sections = _sections(given) | {"data": data_section(nouns, trace_name)}
     drawn = {name: content for name, content in sections.items() if content is not None}
     page = _page(_title(nouns), _subtitle(machine, workload, measured or predicted), drawn)
     write_atomically(target, page.encode("utf-8"))
     return target
+
+
+class _Given(NamedTuple):
+    """What there is to report on, in the order in which it can be saved from the page."""
+
+    verdict: Verdict | None
+    predicted: Timeline | None
+    expected: Timeline | None
+    measured: Timeline | None
+    ranking: Ranking | None
+    workload: Workload | None
+    machine: Machine | None
+    history: History | None
+    scaling: MeasuredScaling | None
+    predicted_scaling: PredictedScaling | None
+    intensities: Intensities | None
+
+
+def _sections(given: _Given) -> dict[str, Markup | None]:
+    """The sections in their order; None where nothing was given for one."""
+    machine, workload, predicted = given.machine, given.workload, given.predicted
+    measured, verdict = given.measured, given.verdict
+    setting = setting_of(machine, workload, given.ranking, measured or predicted)
+    groups = _groups(workload, machine, setting, predicted)
+    judged = given.expected or predicted
+    tolerance = verdict.tolerance if verdict is not None else 0.15
+    return {
+        "verdict": verdict_section(verdict, predicted, measured, workload, given.expected),
+        "waterfall": waterfall_section(verdict),
+        "timeline": timeline_section(judged, measured),
+        "roofline": roofline_section(machine, setting, groups),
+        "plan": plan_section(given.ranking),
+        "training": training_section(given.history),
+        "scaling": scaling_section(given.scaling),
+        "predicted-scaling": predicted_scaling_section(given.predicted_scaling),
+        "intensity": intensity_section(given.intensities),
+        "frames": frames_section(judged, measured, tolerance),
+        "memory": memory_section(workload, machine),
+        "machine": machine_section(machine, setting),
+    }
 
 
 def _check_any(nouns: dict[str, Noun | None], path: str | Path) -> None:
@@ -193,6 +232,8 @@ def _title(nouns: dict[str, Noun | None]) -> str:
         ("workload", "name"),
         ("history", "task"),
         ("scaling", "title"),
+        ("predicted_scaling", "title"),
+        ("intensities", "title"),
     ):
         noun = nouns[name]
         if noun is not None:

@@ -10,7 +10,7 @@ from ridgeline.reporting.text import bar, table, title
 from ridgeline.simulator.levers import Lever
 from ridgeline.simulator.what_if import FREE, MOST_FACTOR
 
-_LEAST = 1.01
+LEAST_GAIN = 1.01
 """Gains below that are not worth a look."""
 
 
@@ -20,13 +20,18 @@ def levers_text(levers: Sequence[Lever]) -> RenderableType:
     ordered = sorted(levers, key=lambda lever: -lever.gain)
     for lever in ordered:
         rows.add_row(
-            ", ".join(_faster(part, factor) for part, factor in lever.factors.items()),
+            lever_name(lever),
             units.seconds(lever.step_s),
             f"{lever.gain:.2f} x",
             f"{lever.low:.2f} .. {lever.high:.2f}",
             Text(bar((lever.gain - 1.0), 24), style="cyan"),
         )
     return Group(title("Levers", _reading(ordered)), rows)
+
+
+def lever_name(lever: Lever) -> str:
+    """The parts that are faster, and by how much."""
+    return ", ".join(_faster(part, factor) for part, factor in lever.factors.items())
 
 
 def gain_text(lever: Lever) -> str:
@@ -39,7 +44,7 @@ def _faster(part: str, factor: float) -> str:
 
 
 def _reading(ordered: Sequence[Lever]) -> str:
-    helping = [" and ".join(lever.factors) for lever in ordered if lever.low > _LEAST]
+    helping = [" and ".join(lever.factors) for lever in ordered if lever.low > LEAST_GAIN]
     if not helping:
         return "no part alone helps by more than its spread"
     return f"{helping[0]} helps most" if len(helping) == 1 else f"{', then '.join(helping)} help"

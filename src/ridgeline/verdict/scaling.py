@@ -121,30 +121,59 @@ def _point(
 def _laws(
     points: Sequence[MeasuredPoint], regime: Regime, devices: Sequence[int]
 ) -> tuple[Law, ...]:
-    names: list[LawName] = ["amdahl" if regime == "strong" else "gustafson"]
-    if len({point.workers for point in points}) >= LEAST_FOR_USL:
-        names.append("usl")
-    return tuple(_law(name, points, devices) for name in names)
-
-
-def _law(name: LawName, points: Sequence[MeasuredPoint], devices: Sequence[int]) -> Law:
-    fit = FITS[name]
     counts = [float(point.workers) for point in points]
     rates = [point.samples_per_s for point in points]
     spreads: list[float] = []
     if all(point.num_steps > 1 for point in points):
         quartiles = [(point.high_s - point.low_s) / point.step_s for point in points]
         spreads = [width / QUARTILES_IN_DEVIATIONS for width in quartiles]
-    found = fit(counts, rates)
-    others = laws.resampled(fit, counts, rates, spreads)
-    drawn = [other.coefficients for other in others]
+    return tuple(
+        fitted_law(
+            name,
+            counts,
+            rates,
+            resampled=laws.resampled(FITS[name], counts, rates, spreads),
+            devices=devices,
+        )
+        for name in names_of_laws(regime, counts)
+    )
+
+
+def names_of_laws(regime: Regime, counts: Sequence[float]) -> tuple[LawName, ...]:
+    """The laws that so many numbers of workers can be held to."""
+    first: LawName = "amdahl" if regime == "strong" else "gustafson"
+    return (first, "usl") if len(set(counts)) >= LEAST_FOR_USL else (first,)
+
+
+def fitted_law(
+    name: LawName,
+    counts: Sequence[float],
+    rates: Sequence[float],
+    *,
+    resampled: Sequence[Fit] = (),
+    devices: Sequence[int] = (),
+) -> Law:
+    """A law through points, with intervals where fits to resampled points tell any.
+
+    Args:
+        name: Of the law.
+        counts: Numbers of workers.
+        rates: Samples per second of each.
+        resampled: See `laws.resampled`; none: nothing scatters.
+        devices: Numbers of workers of which the law says something, too.
+
+    Raises:
+        LawError: too few points, or numbers out of range.
+    """
+    found = FITS[name](counts, rates)
+    drawn = [other.coefficients for other in resampled]
     return Law(
         name=name,
         coefficients={
             key: _estimate(value, [one[key] for one in drawn])
             for key, value in found.coefficients.items()
         },
-        rate=_estimate(found.throughput(1), [other.throughput(1) for other in others]),
+        rate=_estimate(found.throughput(1), [other.throughput(1) for other in resampled]),
         misses=tuple(
             found.throughput(count) / rate - 1.0 for count, rate in zip(counts, rates, strict=True)
         ),
@@ -152,7 +181,7 @@ def _law(name: LawName, points: Sequence[MeasuredPoint], devices: Sequence[int])
             LawPoint(
                 workers=count,
                 samples_per_s=_estimate(
-                    found.throughput(count), [other.throughput(count) for other in others]
+                    found.throughput(count), [other.throughput(count) for other in resampled]
                 ),
             )
             for count in devices

@@ -24,6 +24,7 @@ from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import SURVEY, survey_in_group
 from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.group import Group
+from ridgeline.probe.limits import limits
 from ridgeline.probe.missing import merge, requests
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.staircase import with_stairs
@@ -212,6 +213,7 @@ def _blank() -> Machine:
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         host=host,
         devices=devices,
+        limits=limits(),
     )
 
 
@@ -230,7 +232,7 @@ def _cached(blank: Machine, quick: bool, refresh: bool, hosts: int = 1) -> Machi
         )
     if machine.fingerprint != blank.fingerprint or (machine.effort == "quick" and not quick):
         return blank
-    return machine
+    return msgspec.structs.replace(machine, limits=blank.limits)  # another shell may grant less
 
 
 def _busy(machine: Machine) -> tuple[str, ...]:

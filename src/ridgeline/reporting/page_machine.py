@@ -181,6 +181,7 @@ def _facts(machine: Machine) -> Markup:
         "GPU": gpus,
         "Memory": units.num_bytes(host.memory_bytes),
         "Last-level cache": units.num_bytes(host.cache_bytes) if host.cache_bytes else "",
+        "Limits": "; ".join(map(str, machine.limits)),
         "Software": f"{host.system}, Python {host.python}, torch {host.torch}",
         "Measured": units.moment(machine.measured_at),
         "Fingerprint": machine.fingerprint,

@@ -21,6 +21,7 @@ from ridgeline.quantity import MOST as MOST
 from ridgeline.quantity import Amount
 from ridgeline.quantity import Quantity as Quantity
 from ridgeline.stairs import Stair
+from ridgeline.storage import Storage
 
 LEAST_RATE = 1.0
 """FLOP/s or B/s: no device is slower, and no prediction at this rate leaves the range of numbers."""
@@ -274,8 +275,8 @@ class Machine(Noun, frozen=True, kw_only=True):
 
     `fingerprint` names hardware and software it was measured on: a profile with another is not used unasked.
     `effort` tells how thoroughly. Nobody measures `cluster`: people write how more such hosts are joined.
-    `caches` are bytes by level, of one core; `stairs` rise by size. Both come with a full measurement.
-    `limits` are those of the process that measured last.
+    `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
+    system. These come with a full measurement. `limits` are those of the process that measured last.
     """
 
     kind: ClassVar[str] = "machine"
@@ -296,6 +297,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     cluster: tuple[Level, ...] = ()
     caches: dict[str, int] = {}
     stairs: tuple[Stair, ...] = ()
+    storage: tuple[Storage, ...] = ()
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()
 

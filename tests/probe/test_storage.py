@@ -1,0 +1,226 @@
+"""A scratch file and the times of its blocks: nothing of it stays, and the rates are those of all threads."""
+
+import _thread
+import errno
+import itertools
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.probe import storage
+from ridgeline.probe.storage import (
+    BLOCK_BYTES,
+    NUM_PIECES,
+    PIECE_BYTES,
+    Scratch,
+    Span,
+    moved,
+    rate_of,
+    seconds_of,
+    shown,
+)
+
+
+def handles() -> set[str]:
+    """The files that this process has open."""
+    return {name.name for name in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.fixture
+def no_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that allows no direct I/O."""
+    opened = os.open
+
+    def refuse(path: str, flags: int, *rest: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return opened(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def test_no_name_leads_to_the_file(tmp_path: Path) -> None:
+    """Whoever ends this process, however hard, leaves nothing behind; its handles are closed."""
+    before = handles()
+    with Scratch(tmp_path) as scratch:
+        assert list(tmp_path.iterdir()) == []
+        assert len(scratch.write(2 * PIECE_BYTES)) == 2
+        assert scratch.num_bytes == os.fstat(scratch._cached).st_size == 2 * PIECE_BYTES
+        scratch.append(3)
+        assert os.fstat(scratch._cached).st_size == 2 * PIECE_BYTES + 3 * BLOCK_BYTES
+        assert list(tmp_path.iterdir()) == []
+    assert handles() == before
+
+
+def test_what_is_written_is_noise_and_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces differ within sixteen; threads that read in order divide the pieces, those at random stay inside."""
+    with Scratch(tmp_path) as scratch:
+        scratch.write((NUM_PIECES + 1) * PIECE_BYTES)
+        pieces = [os.pread(scratch._cached, PIECE_BYTES, n * PIECE_BYTES) for n in range(17)]
+        assert len(set(pieces)) == NUM_PIECES
+        assert pieces[0] == pieces[NUM_PIECES]
+        assert all(len(set(piece)) == 256 for piece in pieces)
+        places: list[tuple[int, int]] = []
+        read = scratch._read
+
+        def noted(memory: mmap.mmap, place: int) -> None:
+            read(memory, place)
+            assert memory[:8] == os.pread(scratch._cached, 8, place)
+            places.append((len(memory), place))
+
+        monkeypatch.setattr(scratch, "_read", noted)
+        assert len(scratch.read(2, most=9)) == 18
+        order = sorted(place // PIECE_BYTES for _, place in places)
+        assert order == sorted([0, *range(17)])  # after the last the first again
+        assert {size for size, _ in places} == {PIECE_BYTES}
+        places.clear()
+        assert len(scratch.read_at_random(3, most=50)) == 150
+    assert {size for size, _ in places} == {BLOCK_BYTES}
+    assert all(place % BLOCK_BYTES == 0 for _, place in places)
+    assert len({place for _, place in places}) > 140
+    assert max(place for _, place in places) < 17 * PIECE_BYTES
+
+
+@pytest.mark.usefixtures("no_direct")
+def test_without_direct_reads_the_cache_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so; what is written waits for the drive after every sixteen pieces, and at the end."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with Scratch(tmp_path) as scratch:
+        assert not scratch.is_direct
+        scratch.write(40 * PIECE_BYTES)
+        assert len(synced) == 40 // NUM_PIECES + 1
+        assert len(scratch.read(most=3)) == 3
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_first_block_that_is_refused_counts_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Some file systems open a file directly and then refuse to write it so."""
+    before = handles()
+
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with Scratch(tmp_path) as scratch:
+        assert not scratch.is_direct
+    assert handles() == before
+
+
+def test_another_fault_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No handle and no file stays."""
+    before = handles()
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "drive")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(OSError, match="drive"):
+        Scratch(tmp_path)
+    assert handles() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_drive_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that was written in part is no piece."""
+    written = os.pwrite
+    with Scratch(tmp_path) as scratch:
+        monkeypatch.setattr(os, "pwrite", lambda file, part, place: written(file, part, place) - 1)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            scratch.write(PIECE_BYTES)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6))
+def test_every_block_is_moved_once(counts: list[int]) -> None:
+    """By the thread whose it is, in its order; the spans come in the order of their ends."""
+    seen: dict[int, list[int]] = {}
+
+    def act(memory: mmap.mmap, place: int) -> None:
+        assert len(memory) == 4096
+        seen.setdefault(threading.get_ident() if len(counts) > 1 else 0, []).append(place)
+
+    places = [range(1000 * first, 1000 * first + count) for first, count in enumerate(counts)]
+    spans = moved(act, places, 4096)
+    assert sorted(itertools.chain(*seen.values())) == sorted(itertools.chain(*places))
+    assert len(spans) == sum(counts)
+    assert [span.ended_s for span in spans] == sorted(span.ended_s for span in spans)
+    assert all(span.begun_s <= span.ended_s for span in spans)
+
+
+def test_time_that_is_over_leaves_every_thread_its_first_block() -> None:
+    """A drive that hangs for a while still has a figure."""
+    assert len(moved(lambda memory, place: None, [itertools.count()] * 4, 4096, limit_s=0.0)) == 4
+
+
+def test_a_thread_that_fails_ends_the_others() -> None:
+    """They would go on for ever; what the one found is raised."""
+
+    def act(memory: mmap.mmap, place: int) -> None:
+        if place == 7:
+            raise OSError(errno.EIO, "drive")
+
+    with pytest.raises(OSError, match="drive"):
+        moved(act, [itertools.repeat(0), itertools.count(), itertools.repeat(1)], 4096)
+    assert threading.active_count() == 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_an_interrupt_ends_the_threads(depth: int) -> None:
+    """Ctrl-C reaches the thread that waits, or works alone; those that read end with their blocks."""
+    told = threading.Event()
+
+    def act(memory: mmap.mmap, place: int) -> None:
+        if not told.is_set():
+            told.set()
+            _thread.interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        moved(act, [itertools.repeat(0)] * depth, 4096)
+    assert all(not thread.name.startswith("Thread-") for thread in threading.enumerate())
+
+
+@given(
+    st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=100),
+    st.integers(1, 1 << 30),
+)
+def test_rates_are_of_all_the_blocks(gaps: list[float], num_bytes: int) -> None:
+    """Ten samples, or one a block; no sample is faster than the fastest block, nor slower than the slowest."""
+    ends = list(itertools.accumulate(gaps))
+    spans = [Span(begun, end) for begun, end in itertools.pairwise((0.0, *ends))]
+    rate = rate_of(spans, num_bytes)
+    assert rate.unit == "B/s"
+    assert rate.n == min(10, len(gaps))
+    fastest, slowest = num_bytes / min(gaps), num_bytes / max(gaps)
+    assert slowest * 0.999 <= rate.low <= rate.value <= rate.high <= fastest * 1.001
+
+
+@given(st.floats(1e-5, 1.0), st.integers(1, 200), st.integers(1, 16))
+def test_steady_threads_move_as_many_times_as_there_are(
+    each_s: float, rounds: int, depth: int
+) -> None:
+    """A block takes as long as it takes; so many threads move so many times as much."""
+    spans = [
+        Span(each_s * turn, each_s * (turn + 1)) for turn in range(rounds) for _ in range(depth)
+    ]
+    assert seconds_of(spans).value == pytest.approx(each_s)
+    if rounds % 10 == 0:
+        assert rate_of(spans, 4096).value == pytest.approx(depth * 4096 / each_s)
+
+
+def test_a_folder_is_shown_without_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is below the user's home begins with a tilde."""
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert shown(Path("/home/somebody/runs")) == "~/runs"
+    assert shown(Path("/scratch/runs")) == "/scratch/runs"
+    assert storage.shown(Path("/home/somebody")) == "~/."

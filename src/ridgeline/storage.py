@@ -54,13 +54,15 @@ def described(operation: Operation, block_bytes: int, depth: int) -> str:
 class Storage(Value, frozen=True, kw_only=True):
     """What a file of `file_bytes` in `folder` took; the figures are those of its file system and drive.
 
-    `is_direct`: past the system's cache of files. `mount` is where the file system begins, `kind` its type.
+    `is_direct`: past the system's cache of files. `is_compiled`: reads were issued by a loop in C, and not in
+    Python. `mount` is where the file system begins, `kind` its type.
     """
 
     folder: str
     mount: str
     kind: str
     is_direct: bool = False
+    is_compiled: bool = False
     file_bytes: Annotated[int, Meta(ge=0)] = 0
     accesses: tuple[Access, ...] = ()
 
@@ -73,6 +75,12 @@ class Storage(Value, frozen=True, kw_only=True):
     @property
     def meaning(self) -> str:
         """What the figures are of, in one sentence."""
+        if self.is_compiled:
+            return self._way
+        return f"{self._way}; issued by Python for want of a C compiler: many at once wait for each other"
+
+    @property
+    def _way(self) -> str:
         if self.kind in IN_MEMORY:
             return f"{self.kind} keeps files in memory: these are figures of memory, and no drive's"
         if self.is_direct:

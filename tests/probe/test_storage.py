@@ -7,11 +7,13 @@ import mmap
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.errors import MachineError
 from ridgeline.probe import storage
 from ridgeline.probe.storage import (
     BLOCK_BYTES,
@@ -20,6 +22,7 @@ from ridgeline.probe.storage import (
     Scratch,
     Span,
     moved,
+    one_by_one,
     rate_of,
     seconds_of,
     shown,
@@ -57,35 +60,74 @@ def test_no_name_leads_to_the_file(tmp_path: Path) -> None:
     assert handles() == before
 
 
+@pytest.fixture
+def places(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> list[tuple[int, int]]:
+    """Sizes and places of the blocks that are read; each is what was written there."""
+    found: list[tuple[int, int]] = []
+    name = "_read_compiled" if request.param else "_read"
+    read = getattr(Scratch, name)
+
+    def noted(self: Scratch, memory: mmap.mmap, given: Any, *rest: float) -> object:
+        many = given if request.param else [given]
+        done = read(self, memory, given, *rest)
+        assert memory[:] == os.pread(self._cached, len(memory), many[-1])
+        found.extend((len(memory), place) for place in many)
+        return done
+
+    monkeypatch.setattr(Scratch, name, noted)
+    if not request.param:
+        monkeypatch.setattr(storage, "storage_library", no_compiler)
+    return found
+
+
+def no_compiler() -> None:
+    raise MachineError("wanted a C compiler, got none")
+
+
+@pytest.mark.parametrize("places", [True, False], ids=["C", "Python"], indirect=True)
 def test_what_is_written_is_noise_and_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, places: list[tuple[int, int]], request: pytest.FixtureRequest
 ) -> None:
     """Pieces differ within sixteen; threads that read in order divide the pieces, those at random stay inside."""
     with Scratch(tmp_path) as scratch:
+        assert scratch.is_compiled == ("[C]" in request.node.name)
         scratch.write((NUM_PIECES + 1) * PIECE_BYTES)
         pieces = [os.pread(scratch._cached, PIECE_BYTES, n * PIECE_BYTES) for n in range(17)]
         assert len(set(pieces)) == NUM_PIECES
         assert pieces[0] == pieces[NUM_PIECES]
         assert all(len(set(piece)) == 256 for piece in pieces)
-        places: list[tuple[int, int]] = []
-        read = scratch._read
-
-        def noted(memory: mmap.mmap, place: int) -> None:
-            read(memory, place)
-            assert memory[:8] == os.pread(scratch._cached, 8, place)
-            places.append((len(memory), place))
-
-        monkeypatch.setattr(scratch, "_read", noted)
         assert len(scratch.read(2, most=9)) == 18
         order = sorted(place // PIECE_BYTES for _, place in places)
         assert order == sorted([0, *range(17)])  # after the last the first again
         assert {size for size, _ in places} == {PIECE_BYTES}
         places.clear()
-        assert len(scratch.read_at_random(3, most=50)) == 150
+        spans = scratch.read_at_random(3, most=100)
+        assert len(spans) == 300
+        assert all(span.begun_s < span.ended_s for span in spans)
     assert {size for size, _ in places} == {BLOCK_BYTES}
     assert all(place % BLOCK_BYTES == 0 for _, place in places)
-    assert len({place for _, place in places}) > 140
-    assert max(place for _, place in places) < 17 * PIECE_BYTES
+    assert len({place for _, place in places}) > 270
+    assert PIECE_BYTES < max(place for _, place in places) < 17 * PIECE_BYTES
+
+
+def test_reads_in_c_tell_their_errors_and_end_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the end there is nothing; with no time left there is one block."""
+    with Scratch(tmp_path) as scratch, mmap.mmap(-1, BLOCK_BYTES) as memory:
+        scratch.write(PIECE_BYTES)
+        times = scratch._read_compiled(memory, [0, BLOCK_BYTES, 0], 60.0)
+        assert times == sorted(times)
+        assert len(times) == 6
+        assert len(scratch._read_compiled(memory, [0] * 100, -1.0)) == 2
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            scratch._read_compiled(memory, [0, PIECE_BYTES], 60.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(scratch, "_direct", 1 << 20)
+            with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+                scratch._read_compiled(memory, [0], 60.0)
 
 
 @pytest.mark.usefixtures("no_direct")
@@ -151,7 +193,7 @@ def test_every_block_is_moved_once(counts: list[int]) -> None:
         seen.setdefault(threading.get_ident() if len(counts) > 1 else 0, []).append(place)
 
     places = [range(1000 * first, 1000 * first + count) for first, count in enumerate(counts)]
-    spans = moved(act, places, 4096)
+    spans = moved(one_by_one(act), places, 4096)
     assert sorted(itertools.chain(*seen.values())) == sorted(itertools.chain(*places))
     assert len(spans) == sum(counts)
     assert [span.ended_s for span in spans] == sorted(span.ended_s for span in spans)
@@ -160,7 +202,14 @@ def test_every_block_is_moved_once(counts: list[int]) -> None:
 
 def test_time_that_is_over_leaves_every_thread_its_first_block() -> None:
     """A drive that hangs for a while still has a figure."""
-    assert len(moved(lambda memory, place: None, [itertools.count()] * 4, 4096, limit_s=0.0)) == 4
+    assert (
+        len(
+            moved(
+                one_by_one(lambda memory, place: None), [itertools.count()] * 4, 4096, limit_s=0.0
+            )
+        )
+        == 4
+    )
 
 
 def test_a_thread_that_fails_ends_the_others() -> None:
@@ -171,7 +220,7 @@ def test_a_thread_that_fails_ends_the_others() -> None:
             raise OSError(errno.EIO, "drive")
 
     with pytest.raises(OSError, match="drive"):
-        moved(act, [itertools.repeat(0), itertools.count(), itertools.repeat(1)], 4096)
+        moved(one_by_one(act), [itertools.repeat(0), itertools.count(), itertools.repeat(1)], 4096)
     assert threading.active_count() == 1
 
 
@@ -186,7 +235,7 @@ def test_an_interrupt_ends_the_threads(depth: int) -> None:
             _thread.interrupt_main()
 
     with pytest.raises(KeyboardInterrupt):
-        moved(act, [itertools.repeat(0)] * depth, 4096)
+        moved(one_by_one(act), [itertools.repeat(0)] * depth, 4096)
     assert all(not thread.name.startswith("Thread-") for thread in threading.enumerate())
 
 

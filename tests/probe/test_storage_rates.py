@@ -192,10 +192,16 @@ def test_a_full_drive_is_left_alone(
 def test_what_figures_mean() -> None:
     """Past the cache, through it, or of memory alone."""
 
-    def meaning(kind: str, is_direct: bool) -> str:
-        return Storage(folder="/a", mount="/", kind=kind, is_direct=is_direct).meaning
+    def meaning(kind: str, is_direct: bool, is_compiled: bool = True) -> str:
+        return Storage(
+            folder="/a", mount="/", kind=kind, is_direct=is_direct, is_compiled=is_compiled
+        ).meaning
 
     assert meaning("ext4", True) == "direct: past the system's cache of files"
+    assert meaning("ext4", True, False) == (
+        "direct: past the system's cache of files; issued by Python for want of a C compiler: many at once wait for "
+        "each other"
+    )
     assert meaning("fuse", False) == (
         "fuse allows no direct I/O: reads come from the system's cache of files, so that their figures are memory's; "
         "writes go through it, and wait for the drive every 16 MiB"

@@ -19,6 +19,7 @@ STORAGE = Storage(
     mount="/home",
     kind="ext4",
     is_direct=True,
+    is_compiled=True,
     file_bytes=1 << 30,
     accesses=(
         Access(

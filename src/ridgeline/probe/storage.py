@@ -1,6 +1,7 @@
 """A file that is written and read to time storage, past the system's cache of files where that can be."""
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import math
@@ -15,11 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from ridgeline.errors import MachineError
+from ridgeline.probe.native import storage_library
 from ridgeline.quantity import Quantity
 
 BLOCK_BYTES, PIECE_BYTES = 4 << 10, 1 << 20
 NUM_PIECES = 16
 """Different ones, written over and over. What goes through the cache is synced after as many."""
+NUM_PLACES = 1 << 15
+"""At random, for each thread, before they come again."""
+BATCH = 64
+"""Blocks that the compiled loop reads at once: of a slow drive no more than a second's."""
 NUM_RATES = 10
 """Samples of a rate, each of as many blocks, in the order in which they were there."""
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
@@ -27,6 +34,8 @@ _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 Act = Callable[[mmap.mmap, int], object]
 """Moves a block between memory and a place in the file, in bytes from its beginning."""
+Step = Callable[[mmap.mmap, Sequence[int], float], list[float]]
+"""Moves blocks one after another, for so many seconds but at least one; begin, end, begin, end of each."""
 
 
 class Span(NamedTuple):
@@ -45,6 +54,8 @@ class Scratch:
     Attributes:
         is_direct: Reads and writes go past the system's cache of files.
         num_bytes: How much was written.
+        is_compiled: Reads are issued by a loop in C; without a compiler by Python, whose threads wait for
+            each other where there are many blocks a second.
 
     Raises:
         OSError: no file can be made there, or its first block not be written.
@@ -55,6 +66,7 @@ class Scratch:
         self._direct: int | None = None
         self._noise = mmap.mmap(-1, NUM_PIECES * PIECE_BYTES)
         self.num_bytes = 0
+        self.is_compiled = _can_compile()
         try:
             try:
                 self._direct = _direct(name)
@@ -102,7 +114,8 @@ class Scratch:
             if not self.is_direct and number % NUM_PIECES == NUM_PIECES - 1:
                 os.fsync(self._cached)
 
-        spans = moved(act, [range(0, num_bytes, PIECE_BYTES)], PIECE_BYTES, limit_s=limit_s)
+        places = range(0, num_bytes, PIECE_BYTES)
+        spans = moved(one_by_one(act), [places], PIECE_BYTES, limit_s=limit_s)
         self.num_bytes = len(spans) * PIECE_BYTES
         os.fsync(self._cached)
         return spans
@@ -118,7 +131,7 @@ class Scratch:
             os.fsync(self._cached)
 
         places = range(self.num_bytes, self.num_bytes + most * BLOCK_BYTES, BLOCK_BYTES)
-        return moved(act, [places], BLOCK_BYTES, limit_s=limit_s)
+        return moved(one_by_one(act), [places], BLOCK_BYTES, limit_s=limit_s)
 
     def read(
         self, depth: int = 1, limit_s: float = math.inf, most: int | None = None
@@ -132,33 +145,62 @@ class Scratch:
             )
             for first in range(depth)
         ]
-        return moved(self._read, places, PIECE_BYTES, limit_s=limit_s)
+        return self._moved(places, PIECE_BYTES, limit_s, batch=1)
 
     def read_at_random(
         self, depth: int = 1, limit_s: float = math.inf, most: int | None = None
     ) -> list[Span]:
         """Read blocks at random; thread by thread at most so many."""
         places = [itertools.islice(self._at_random(seed), most) for seed in range(depth)]
-        return moved(self._read, places, BLOCK_BYTES, limit_s=limit_s)
+        return self._moved(places, BLOCK_BYTES, limit_s, batch=BATCH)
 
     @property
     def _file(self) -> int:
         return self._cached if self._direct is None else self._direct
 
+    def _moved(
+        self, places: Sequence[Iterator[int]], num_bytes: int, limit_s: float, batch: int
+    ) -> list[Span]:
+        if self.is_compiled:
+            return moved(self._read_compiled, places, num_bytes, limit_s=limit_s, batch=batch)
+        return moved(one_by_one(self._read), places, num_bytes, limit_s=limit_s)
+
     def _read(self, memory: mmap.mmap, place: int) -> None:
         if os.preadv(self._file, [memory], place) != len(memory):
-            raise OSError(errno.EIO, "the file ended early")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def _read_compiled(
+        self, memory: mmap.mmap, places: Sequence[int], limit_s: float
+    ) -> list[float]:
+        count = len(places)
+        given, times = (ctypes.c_int64 * count)(*places), (ctypes.c_double * (2 * count))()
+        block = ctypes.c_char.from_buffer(memory)
+        done = storage_library().ridgeline_read_blocks(
+            self._file, ctypes.addressof(block), len(memory), given, count, limit_s, times
+        )
+        del block  # memory that is referred to cannot be given back
+        if done < 0:
+            raise OSError(-done, os.strerror(-done))
+        return times[: 2 * done]
 
     def _at_random(self, seed: int) -> Iterator[int]:
-        noise, blocks = random.Random(seed), self.num_bytes // BLOCK_BYTES
-        while True:
-            yield noise.randrange(blocks) * BLOCK_BYTES
+        """Places of blocks without end, made ahead: making one takes as long as reading it from memory."""
+        blocks = range(0, self.num_bytes, BLOCK_BYTES)
+        return itertools.cycle(random.Random(seed).choices(blocks, k=NUM_PLACES))
 
     def _write(self, file: int, place: int, num_bytes: int) -> None:
         start = place % len(self._noise)
         with memoryview(self._noise) as whole, whole[start : start + num_bytes] as part:
             if os.pwrite(file, part, place) != num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _can_compile() -> bool:
+    try:
+        storage_library()
+    except MachineError:
+        return False
+    return True
 
 
 def _direct(name: str) -> int | None:
@@ -179,43 +221,55 @@ def _direct(name: str) -> int | None:
     return file
 
 
+def one_by_one(act: Act) -> Step:
+    """A step of one act in Python for each place."""
+
+    def step(memory: mmap.mmap, places: Sequence[int], limit_s: float) -> list[float]:
+        times: list[float] = []
+        end_s = time.perf_counter() + limit_s
+        for place in places:
+            begun_s = time.perf_counter()
+            if times and begun_s > end_s:
+                break
+            act(memory, place)
+            times += begun_s, time.perf_counter()
+        return times
+
+    return step
+
+
 def moved(
-    act: Act,
+    step: Step,
     places: Sequence[Iterable[int]],
     num_bytes: int,
     *,
     limit_s: float = math.inf,
+    batch: int = 1,
 ) -> list[Span]:
     """The times of blocks that threads move, each one block after another, in the order of their ends.
 
     Args:
-        act: See `Act`.
+        step: See `Step`.
         places: For each thread, where its blocks are.
         num_bytes: Of a block.
         limit_s: No block begins later, but every thread's first.
+        batch: Places that are given to a step at once; an interrupt waits for so many blocks.
 
     Raises:
-        OSError: as `act` does; the other threads end with their blocks.
-
-    Cost: Python's own part of a block is some microseconds of one core: to about 100,000 blocks a second
-        threads follow a drive.
+        OSError: as `step` does; the other threads end with their blocks.
     """
-    spans: list[Span] = []
+    times: list[float] = []
     failures: list[BaseException] = []
     stop = threading.Event()
     end_s = time.perf_counter() + limit_s
 
     def work(mine: Iterable[int]) -> None:
         try:
+            left = iter(mine)
             with mmap.mmap(-1, num_bytes) as memory:
-                for place in mine:
-                    if stop.is_set():
-                        return
-                    begun_s = time.perf_counter()
-                    act(memory, place)
-                    ended_s = time.perf_counter()
-                    spans.append(Span(begun_s, ended_s))
-                    if ended_s > end_s:
+                while (some := list(itertools.islice(left, batch))) and not stop.is_set():
+                    times.extend(step(memory, some, end_s - time.perf_counter()))
+                    if time.perf_counter() > end_s:
                         return
         except BaseException as error:  # noqa: BLE001 - raised again where the threads were started
             failures.append(error)
@@ -227,6 +281,7 @@ def moved(
         _run([threading.Thread(target=work, args=(mine,)) for mine in places], stop)
     for failure in failures:
         raise failure
+    spans = map(Span, times[::2], times[1::2])
     return sorted(spans, key=lambda span: span.ended_s)
 
 

@@ -152,6 +152,7 @@ def _with(storage: Storage, way: Way, spans: list[Span], scratch: Scratch) -> St
     return msgspec.structs.replace(
         storage,
         is_direct=scratch.is_direct,
+        is_compiled=scratch.is_compiled,
         file_bytes=scratch.num_bytes,
         accesses=(*storage.accesses, access),
     )

@@ -193,16 +193,38 @@ def test_quotas_sets_and_processes_are_the_least_above(tmp_path: Path) -> None:
 
 def test_a_group_outside_of_what_is_seen_is_where_it_is_mounted(tmp_path: Path) -> None:
     """Containers without a namespace of groups read paths of the host, or paths that lead out of theirs."""
-    for number, path in enumerate(("/kubepods/pod1", "/../../other")):
+    seen = V2.replace(" / /sys", " /kubepods/pod2 /sys")
+    for number, (path, mounted) in enumerate(
+        [("/kubepods/pod1", seen), ("/../../other", seen), ("/../../other", V2)]
+    ):
         root = write(
             tmp_path / str(number),
             {
-                "proc/self/mountinfo": V2.replace(" / /sys", " /kubepods/pod2 /sys"),
+                "proc/self/mountinfo": mounted,
                 "proc/self/cgroup": f"0::{path}",
                 "sys/fs/cgroup/memory.max": "1000",
             },
         )
+        (root / "sys/other").mkdir()
+        (root / "sys/other/memory.max").write_text("1\n")
         assert memory_limit(root) == Grant(1000, "cgroup memory.max")
+
+
+def test_both_versions_at_once(tmp_path: Path) -> None:
+    """A path of one version is no path of the other."""
+    group = "sys/fs/cgroup"
+    unified = V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+    root = write(
+        tmp_path,
+        {
+            "proc/self/mountinfo": f"{V1.replace('/docker/abc', '/')}\n{unified}",
+            "proc/self/cgroup": "4:memory:/mine\n0::/session",
+            f"{group}/memory/mine/memory.limit_in_bytes": "3000",
+            f"{group}/memory/session/memory.limit_in_bytes": "1000",
+            f"{group}/unified/mine/memory.max": "2000",
+        },
+    )
+    assert memory_limit(root) == Grant(3000, "cgroup memory.limit_in_bytes")
 
 
 @pytest.mark.parametrize(("total", "is_told"), [(64 << 20, True), (64 << 30, False)])

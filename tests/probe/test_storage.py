@@ -6,6 +6,7 @@ import itertools
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,19 @@ def test_every_block_is_moved_once(counts: list[int]) -> None:
     assert len(spans) == sum(counts)
     assert [span.ended_s for span in spans] == sorted(span.ended_s for span in spans)
     assert all(span.begun_s <= span.ended_s for span in spans)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, 5))
+def test_spans_come_in_the_order_of_their_ends(ends: list[int], batch: int) -> None:
+    """Threads hand over several blocks at once, and not in the order of time."""
+
+    def step(memory: mmap.mmap, places: Sequence[int], limit_s: float) -> list[float]:
+        assert len(places) <= batch
+        return [time_s for place in places for time_s in (place - 0.5, float(place))]
+
+    halves = [ends[::2], ends[1::2]]
+    spans = moved(step, halves, 4096, batch=batch)
+    assert spans == [Span(end - 0.5, float(end)) for end in sorted(ends)]
 
 
 def test_time_that_is_over_leaves_every_thread_its_first_block() -> None:

@@ -1,9 +1,9 @@
 """A scratch file and the times of its blocks: nothing of it stays, and the rates are those of all threads."""
 
 import _thread
+import ctypes
 import errno
 import itertools
-import mmap
 import os
 import threading
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from ridgeline.probe.storage import (
     Span,
     moved,
     one_by_one,
+    pages,
     rate_of,
     seconds_of,
     shown,
@@ -70,7 +71,7 @@ def places(
     name = "_read_compiled" if request.param else "_read"
     read = getattr(Scratch, name)
 
-    def noted(self: Scratch, memory: mmap.mmap, given: Any, *rest: float) -> object:
+    def noted(self: Scratch, memory: memoryview, given: Any, *rest: float) -> object:
         many = given if request.param else [given]
         done = read(self, memory, given, *rest)
         assert memory[:] == os.pread(self._cached, len(memory), many[-1])
@@ -117,7 +118,7 @@ def test_reads_in_c_tell_their_errors_and_end_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond the end there is nothing; with no time left there is one block."""
-    with Scratch(tmp_path) as scratch, mmap.mmap(-1, BLOCK_BYTES) as memory:
+    with Scratch(tmp_path) as scratch, pages(BLOCK_BYTES) as memory:
         scratch.write(PIECE_BYTES)
         times = scratch._read_compiled(memory, [0, BLOCK_BYTES, 0], 60.0)
         assert times == sorted(times)
@@ -189,7 +190,7 @@ def test_every_block_is_moved_once(counts: list[int]) -> None:
     """By the thread whose it is, in its order; the spans come in the order of their ends."""
     seen: dict[int, list[int]] = {}
 
-    def act(memory: mmap.mmap, place: int) -> None:
+    def act(memory: memoryview, place: int) -> None:
         assert len(memory) == 4096
         seen.setdefault(threading.get_ident() if len(counts) > 1 else 0, []).append(place)
 
@@ -205,7 +206,7 @@ def test_every_block_is_moved_once(counts: list[int]) -> None:
 def test_spans_come_in_the_order_of_their_ends(ends: list[int], batch: int) -> None:
     """Threads hand over several blocks at once, and not in the order of time."""
 
-    def step(memory: mmap.mmap, places: Sequence[int], limit_s: float) -> list[float]:
+    def step(memory: memoryview, places: Sequence[int], limit_s: float) -> list[float]:
         assert len(places) <= batch
         return [time_s for place in places for time_s in (place - 0.5, float(place))]
 
@@ -229,7 +230,7 @@ def test_time_that_is_over_leaves_every_thread_its_first_block() -> None:
 def test_a_thread_that_fails_ends_the_others() -> None:
     """They would go on for ever; what the one found is raised."""
 
-    def act(memory: mmap.mmap, place: int) -> None:
+    def act(memory: memoryview, place: int) -> None:
         if place == 7:
             raise OSError(errno.EIO, "drive")
 
@@ -243,7 +244,7 @@ def test_an_interrupt_ends_the_threads(depth: int) -> None:
     """Ctrl-C reaches the thread that waits, or works alone; those that read end with their blocks."""
     told = threading.Event()
 
-    def act(memory: mmap.mmap, place: int) -> None:
+    def act(memory: memoryview, place: int) -> None:
         if not told.is_set():
             told.set()
             _thread.interrupt_main()
@@ -251,6 +252,20 @@ def test_an_interrupt_ends_the_threads(depth: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         moved(one_by_one(act), [itertools.repeat(0)] * depth, 4096)
     assert all(not thread.name.startswith("Thread-") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("num_bytes", [BLOCK_BYTES, PIECE_BYTES, 3 * PIECE_BYTES])
+def test_memory_begins_at_a_large_page(num_bytes: int) -> None:
+    """All of it can be written, and nothing refers to it afterwards."""
+    with pages(num_bytes) as memory:
+        assert len(memory) == num_bytes
+        first = ctypes.c_char.from_buffer(memory)
+        assert ctypes.addressof(first) % (2 << 20) == 0
+        del first
+        memory[:] = bytes(range(256)) * (num_bytes // 256)
+        assert memory[-1] == 255
+    with pytest.raises(ValueError, match="released"):
+        memory[0]
 
 
 @given(

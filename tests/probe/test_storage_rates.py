@@ -95,6 +95,9 @@ def test_an_interrupted_one_goes_on(
     assert ways_of(kept) == ALL[:3]
     tried.clear()
     lines.clear()
+    kept = msgspec.structs.replace(
+        kept, storage=(msgspec.structs.replace(kept.storage[0], folder="/data/elsewhere"),)
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(0, 0, 200 << 20))
     whole = with_storage(kept, keep, lines.append, tmp_path)
     assert ways_of(whole) == ALL

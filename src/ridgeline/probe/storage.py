@@ -21,6 +21,7 @@ from ridgeline.probe.native import storage_library
 from ridgeline.quantity import Quantity
 
 BLOCK_BYTES, PIECE_BYTES = 4 << 10, 1 << 20
+LARGE_PAGE_BYTES = 2 << 20
 NUM_PIECES = 16
 """Different ones, written over and over. What goes through the cache is synced after as many."""
 NUM_PLACES = 1 << 15
@@ -32,9 +33,9 @@ NUM_RATES = 10
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 """What file systems say that allow no direct I/O. Source: open(2), `O_DIRECT`."""
 
-Act = Callable[[mmap.mmap, int], object]
+Act = Callable[[memoryview, int], object]
 """Moves a block between memory and a place in the file, in bytes from its beginning."""
-Step = Callable[[mmap.mmap, Sequence[int], float], list[float]]
+Step = Callable[[memoryview, Sequence[int], float], list[float]]
 """Moves blocks one after another, for so many seconds but at least one; begin, end, begin, end of each."""
 
 
@@ -64,7 +65,8 @@ class Scratch:
     def __init__(self, folder: Path) -> None:
         self._cached, name = tempfile.mkstemp(dir=folder, prefix=".storage-")
         self._direct: int | None = None
-        self._noise = mmap.mmap(-1, NUM_PIECES * PIECE_BYTES)
+        self._stack = contextlib.ExitStack()
+        self._noise = self._stack.enter_context(pages(NUM_PIECES * PIECE_BYTES))
         self.num_bytes = 0
         self.is_compiled = _can_compile()
         try:
@@ -75,8 +77,7 @@ class Scratch:
         except BaseException:
             self.close()
             raise
-        # Noise, as drives and file systems that compress would otherwise store next to nothing. It begins at
-        # a page, as direct I/O wants it.
+        # Noise, as drives and file systems that compress would otherwise store next to nothing.
         self._noise[:] = random.Random(0).randbytes(NUM_PIECES * PIECE_BYTES)
 
     @property
@@ -97,7 +98,7 @@ class Scratch:
 
     def close(self) -> None:
         """Give the file's room back."""
-        self._noise.close()
+        self._stack.close()
         for file in (self._cached, self._direct):
             if file is not None:
                 os.close(file)
@@ -108,7 +109,7 @@ class Scratch:
         Where that goes through the cache, every sixteenth piece takes all before it to the drive.
         """
 
-        def act(memory: mmap.mmap, place: int) -> None:
+        def act(memory: memoryview, place: int) -> None:
             number = place // PIECE_BYTES
             self._write(self._file, place, PIECE_BYTES)
             if not self.is_direct and number % NUM_PIECES == NUM_PIECES - 1:
@@ -126,7 +127,7 @@ class Scratch:
         Each takes the file system's own books to the drive, too, as the file grows.
         """
 
-        def act(memory: mmap.mmap, place: int) -> None:
+        def act(memory: memoryview, place: int) -> None:
             self._write(self._cached, place, BLOCK_BYTES)
             os.fsync(self._cached)
 
@@ -165,12 +166,12 @@ class Scratch:
             return moved(self._read_compiled, places, num_bytes, limit_s=limit_s, batch=batch)
         return moved(one_by_one(self._read), places, num_bytes, limit_s=limit_s)
 
-    def _read(self, memory: mmap.mmap, place: int) -> None:
+    def _read(self, memory: memoryview, place: int) -> None:
         if os.preadv(self._file, [memory], place) != len(memory):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _read_compiled(
-        self, memory: mmap.mmap, places: Sequence[int], limit_s: float
+        self, memory: memoryview, places: Sequence[int], limit_s: float
     ) -> list[float]:
         count = len(places)
         given, times = (ctypes.c_int64 * count)(*places), (ctypes.c_double * (2 * count))()
@@ -190,7 +191,7 @@ class Scratch:
 
     def _write(self, file: int, place: int, num_bytes: int) -> None:
         start = place % len(self._noise)
-        with memoryview(self._noise) as whole, whole[start : start + num_bytes] as part:
+        with self._noise[start : start + num_bytes] as part:
             if os.pwrite(file, part, place) != num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -210,7 +211,7 @@ def _direct(name: str) -> int | None:
     file = None
     try:
         file = os.open(name, os.O_RDWR | os.O_DIRECT)
-        with mmap.mmap(-1, BLOCK_BYTES) as memory:  # begins at a page, as direct I/O wants it
+        with pages(BLOCK_BYTES) as memory:
             os.pwrite(file, memory, 0)
     except BaseException as error:
         if file is not None:
@@ -221,10 +222,30 @@ def _direct(name: str) -> int | None:
     return file
 
 
+@contextlib.contextmanager
+def pages(num_bytes: int) -> Iterator[memoryview]:
+    """Memory that begins at a page, as direct I/O wants it, and lies in large pages where there are any.
+
+    A transfer to pages that lie apart has a part for each, and drives take only so many parts at once: on a
+    virtual machine of two cores 1 MiB at a time was read with 1.3 GB/s into small pages, with 2.4 into large.
+    """
+    with mmap.mmap(
+        -1, num_bytes + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    ) as memory:
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without large pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        first = ctypes.c_char.from_buffer(memory)
+        start = -ctypes.addressof(first) % LARGE_PAGE_BYTES
+        del first  # memory that is referred to cannot be given back
+        with memoryview(memory) as whole, whole[start : start + num_bytes] as part:
+            yield part
+
+
 def one_by_one(act: Act) -> Step:
     """A step of one act in Python for each place."""
 
-    def step(memory: mmap.mmap, places: Sequence[int], limit_s: float) -> list[float]:
+    def step(memory: memoryview, places: Sequence[int], limit_s: float) -> list[float]:
         times: list[float] = []
         end_s = time.perf_counter() + limit_s
         for place in places:
@@ -266,7 +287,7 @@ def moved(
     def work(mine: Iterable[int]) -> None:
         try:
             left = iter(mine)
-            with mmap.mmap(-1, num_bytes) as memory:
+            with pages(num_bytes) as memory:
                 while (some := list(itertools.islice(left, batch))) and not stop.is_set():
                     times.extend(step(memory, some, end_s - time.perf_counter()))
                     if time.perf_counter() > end_s:

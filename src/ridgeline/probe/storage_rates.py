@@ -87,11 +87,11 @@ def with_storage(
         with Scratch(folder) as scratch:
             most = room(folder, is_direct=scratch.is_direct)
             if WAYS[0] not in missing:
-                say(f"storage: writing the file in {storage.folder} again")
+                say(f"storage: writing the file in {shown(folder)} again")
                 scratch.write(min(storage.file_bytes, most), WRITE_S)
             for number, way in enumerate(missing, 1):
                 what = described(way.operation, way.block_bytes, way.depth)
-                say(f"storage: {what}, in {storage.folder} ({number} of {len(missing)})")
+                say(f"storage: {what}, in {shown(folder)} ({number} of {len(missing)})")
                 spans = _spans(scratch, way, most)
                 storage = _with(storage, way, spans, scratch)
                 machine = keep(msgspec.structs.replace(machine, storage=(*others, storage)))

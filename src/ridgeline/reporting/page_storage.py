@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ridgeline import units
 from ridgeline.reporting.html import Content, Markup, join, table, tag
-from ridgeline.reporting.sections import sentence
+from ridgeline.reporting.sections import as_sentence, sentence
 from ridgeline.storage import Storage
 
 
@@ -28,6 +28,6 @@ def storage_tables(storage: Sequence[Storage]) -> Markup | None:
         ]
         head = ("", "Each takes", "Quartiles", "Rate", "Quartiles", "A second", "Samples")
         caption = f"Reading and writing in {one.folder}"
-        parts.append(sentence(f"{one.place}; {one.meaning}."))
+        parts.append(sentence(as_sentence(f"{one.place}; {one.meaning}")))
         parts.append(table(head, rows, caption=caption, numeric=range(1, 7)))
     return join(parts)

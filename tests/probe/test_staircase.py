@@ -66,6 +66,12 @@ def test_an_interrupted_walk_goes_on(
     assert walked == SIZES
 
 
+def test_a_container_is_walked_through_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of what is granted, whatever the host has free."""
+    monkeypatch.setattr(staircase, "memory_bytes", lambda: 1 << 20)
+    assert staircase.room_bytes() == 1 << 18
+
+
 def test_a_host_without_a_compiler_has_no_staircase(
     walked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,7 @@ def test_an_interrupted_one_goes_on(
     assert ways_of(whole) == ALL
     assert tried == [("write", 50 << 20), *((way.operation, way.depth) for way in WAYS[3:])]
     assert lines[0] == f"storage: writing the file in {tmp_path} again"
-    assert lines[1].endswith("(1 of 4)")
+    assert lines[1] == f"storage: read of 1.00 MiB in order, 4 at once, in {tmp_path} (1 of 4)"
     assert whole == Machine.load(path)
     tried.clear()
     assert with_storage(whole, keep, lines.append, tmp_path) == whole

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.probe import storage_rates
+from ridgeline.probe.blocks import Span
 from ridgeline.probe.mounts import Mount
-from ridgeline.probe.storage import PIECE_BYTES, Scratch, Span
+from ridgeline.probe.storage import PIECE_BYTES, Scratch
 from ridgeline.probe.storage_rates import WAYS, room, with_storage
 from ridgeline.storage import Access, Storage
 from strategies import make_machine, measured

@@ -10,15 +10,13 @@ import msgspec
 from ridgeline import units
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
+from ridgeline.probe.blocks import Span, rate_of, seconds_of
 from ridgeline.probe.mounts import mount_of
 from ridgeline.probe.staircase import room_bytes
 from ridgeline.probe.storage import (
     BLOCK_BYTES,
     PIECE_BYTES,
     Scratch,
-    Span,
-    rate_of,
-    seconds_of,
     shown,
 )
 from ridgeline.storage import Access, Operation, Storage, described

@@ -15,11 +15,13 @@ from ridgeline.codec import Noun, Value
 from ridgeline.errors import MachineError
 from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
+from ridgeline.limits import Limit
 from ridgeline.quantity import LEAST as LEAST
 from ridgeline.quantity import MOST as MOST
 from ridgeline.quantity import Amount
 from ridgeline.quantity import Quantity as Quantity
 from ridgeline.stairs import Stair
+from ridgeline.storage import Storage
 from ridgeline.stragglers import Stragglers
 
 LEAST_RATE = 1.0
@@ -275,7 +277,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     `fingerprint` names hardware and software it was measured on: a profile with another is not used unasked.
     `effort` tells how thoroughly. Nobody measures `cluster` and `stragglers`: people write how more such
     hosts are joined, and how much devices that do the same differ.
-    `caches` are bytes by level, of one core; `stairs` rise by size. Both come with a full measurement.
+    `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
+    system. These come with a full measurement. `limits` are those of the process that measured last.
     """
 
     kind: ClassVar[str] = "machine"
@@ -297,6 +300,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     stragglers: Stragglers = Stragglers()
     caches: dict[str, int] = {}
     stairs: tuple[Stair, ...] = ()
+    storage: tuple[Storage, ...] = ()
+    limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -98,19 +98,23 @@ def test_without_room_memory_is_not_named_after_a_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("code", "is_direct", "reason"),
     [
-        (errno.EINVAL, "the file system of {folder} allows no direct I/O"),
-        (errno.ENOSPC, "{folder} has no room for 2.00 MiB"),
+        (errno.EINVAL, True, "the file system of {folder} allows no direct I/O"),
+        (errno.ENOSPC, True, "{folder} has no room for 2.00 MiB"),
+        (errno.ENOSPC, False, "{folder} has no room for 2.00 MiB"),
     ],
 )
 def test_storage_that_cannot_be_read_past_the_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, reason: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, is_direct: bool, reason: str
 ) -> None:
-    """It says so, and leaves nothing behind."""
+    """It says so, at its first block or later, and leaves nothing behind."""
+    written = os.pwrite
 
-    def refuse(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
+    def refuse(file: int, part: object, place: int) -> int:
+        if is_direct or place:
+            raise OSError(code, os.strerror(code))
+        return written(file, part, place)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "pwrite", refuse)
     found = storage_latencies(tmp_path, 2 << 20, 4)

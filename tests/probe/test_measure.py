@@ -81,6 +81,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
     monkeypatch.setattr(attempts, "run_in_group", answer)
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 0.0)
     monkeypatch.setattr(probe, "_own_seconds", lambda: 0.0)
+    monkeypatch.setattr(probe, "_completed", lambda machine, say: machine)
     return requests
 
 

@@ -66,6 +66,12 @@ def test_an_interrupted_walk_goes_on(
     assert walked == SIZES
 
 
+def test_a_container_is_walked_through_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of what is granted, whatever the host has free."""
+    monkeypatch.setattr(staircase, "memory_bytes", lambda: 1 << 20)
+    assert staircase.room_bytes() == 1 << 18
+
+
 def test_a_host_without_a_compiler_has_no_staircase(
     walked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,13 +91,14 @@ def test_a_host_without_a_compiler_has_no_staircase(
     assert msgspec.structs.replace(found, warnings=machine.warnings, caches={}) == machine
 
 
-def test_a_full_measurement_walks_and_a_quick_one_does_not(
+def test_a_full_measurement_walks_and_times_files_and_a_quick_one_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """After everything else; nothing else is missing here."""
     from ridgeline.probe import measure
 
     asked: list[Machine] = []
+    timed: list[tuple[Stair, ...]] = []
 
     def with_stairs(machine: Machine, keep: object, say: object) -> Machine:
         asked.append(machine)
@@ -99,10 +106,14 @@ def test_a_full_measurement_walks_and_a_quick_one_does_not(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "with_stairs", with_stairs)
+    monkeypatch.setattr(
+        measure, "with_storage", lambda one, keep, say: (timed.append(one.stairs), one)[1]
+    )
     assert measure.measure(settings=()).stairs == ()
-    assert asked == []
+    assert asked == timed == []
     assert measure.measure(quick=False, settings=()).stairs == (made(4096),)
     assert [machine.effort for machine in asked] == ["full"]
+    assert timed == [(made(4096),)]
 
 
 def test_a_full_measurement_is_asked_setting_by_setting() -> None:

@@ -5,7 +5,9 @@ import argparse
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.output_file import output_file
 from ridgeline.reporting.text import machine_text
+from ridgeline.reporting.text_limits import limits_text
 from ridgeline.reporting.text_stairs import stairs_text
+from ridgeline.reporting.text_storage import storage_text
 
 
 class Command:
@@ -19,8 +21,8 @@ class Command:
         parser.add_argument(
             "--full",
             action="store_true",
-            help="more sizes and samples, and a walk through memory; takes minutes, and goes on "
-            "where it was interrupted",
+            help="more sizes and samples, a walk through memory, and a file in the current directory "
+            "written and read; takes minutes, and goes on where it was interrupted",
         )
         parser.add_argument("--refresh", action="store_true", help="measure again what is known")
         parser.add_argument(
@@ -37,5 +39,9 @@ class Command:
         shown = [machine_text(machine)]
         if machine.stairs:
             shown.append(stairs_text(machine.stairs, machine.caches))
+        if machine.storage:
+            shown.append(storage_text(machine.storage))
+        if machine.limits:
+            shown.append(limits_text(machine.limits))
         output.result(machine, *shown)
         return FINE

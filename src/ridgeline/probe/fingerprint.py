@@ -13,6 +13,7 @@ import torch
 from ridgeline.codec import cache_directory
 from ridgeline.machine import Device, Host, Machine
 from ridgeline.probe.caches import caches
+from ridgeline.probe.control_groups import cpu_quota, memory_limit
 
 SCHEMA = 1
 """Raised when profiles of older releases must not be used any more."""
@@ -24,7 +25,7 @@ def host() -> Host:
         name=platform.node(),
         processor=_processor(),
         cores=num_cores(),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=memory_bytes(),
         cache_bytes=max((cache.num_bytes for cache in caches()), default=0),
         system=platform.platform(),
         python=platform.python_version(),
@@ -34,7 +35,7 @@ def host() -> Host:
 
 def devices() -> tuple[Device, ...]:
     """The CPU, and every GPU that torch can use."""
-    found = [Device(kind="cpu", index=0, name=_processor(), memory_bytes=_memory_bytes())]
+    found = [Device(kind="cpu", index=0, name=_processor(), memory_bytes=memory_bytes())]
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
         found.append(
@@ -105,19 +106,15 @@ def driver() -> str:
 
 
 def _quota() -> int | None:
-    """Whole cores of CPU time that the control group grants; None when it does not limit."""
-    path = Path("/sys/fs/cgroup/cpu.max")
-    words = path.read_text().split() if path.exists() else []
-    if len(words) != 2 or words[0] == "max":
-        return None
-    return max(1, int(words[0]) // int(words[1]))
+    """Whole cores of CPU time that the control groups grant; None when they do not limit."""
+    grant = cpu_quota()
+    return None if grant is None else max(1, int(grant.amount))
 
 
-def _memory_bytes() -> int:
-    total = psutil.virtual_memory().total
-    path = Path("/sys/fs/cgroup/memory.max")
-    limit = path.read_text().strip() if path.exists() else "max"
-    return total if limit == "max" else min(total, int(limit))
+def memory_bytes() -> int:
+    """Memory of the host, or what the control groups grant of it."""
+    total, grant = psutil.virtual_memory().total, memory_limit()
+    return total if grant is None else min(total, int(grant.amount))
 
 
 def _processor() -> str:

@@ -24,9 +24,11 @@ from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import SURVEY, survey_in_group
 from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.group import Group
+from ridgeline.probe.limits import limits
 from ridgeline.probe.missing import merge, requests
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.staircase import with_stairs
+from ridgeline.probe.storage_rates import with_storage
 from ridgeline.probe.survey import Findings, Request, measure_here
 from ridgeline.workload import Workload
 
@@ -63,7 +65,7 @@ def measure(
     collectives are measured every time: the network between them is nobody's property.
 
     Args:
-        quick: Fewer sizes and samples, under 20 s; False takes minutes, and walks through memory, too.
+        quick: Fewer sizes and samples, under 20 s; False takes minutes, walks through memory and times files.
         workload: Also time its distinct operators, about 4 s for each setting.
         settings: How devices will be shared. None: on GPUs 1, 2, 4 ... of them; on the CPU one worker
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
@@ -110,7 +112,7 @@ def measure(
             group=group,
         )
         machine = _kept(merge(machine, findings))
-    return machine if quick else with_stairs(machine, _kept, say)
+    return machine if quick else _completed(machine, say)
 
 
 def stand_by(setting: Setting) -> Group:
@@ -204,6 +206,11 @@ def _kept(machine: Machine, hosts: int = 1) -> Machine:
     return machine
 
 
+def _completed(machine: Machine, say: Progress) -> Machine:
+    """The profile with what only a full measurement has, each part kept as it comes."""
+    return with_storage(with_stairs(machine, _kept, say), _kept, say)
+
+
 def _blank() -> Machine:
     """This machine before anything is measured."""
     host, devices = identity.host(), identity.devices()
@@ -212,6 +219,7 @@ def _blank() -> Machine:
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         host=host,
         devices=devices,
+        limits=limits(),
     )
 
 
@@ -230,7 +238,7 @@ def _cached(blank: Machine, quick: bool, refresh: bool, hosts: int = 1) -> Machi
         )
     if machine.fingerprint != blank.fingerprint or (machine.effort == "quick" and not quick):
         return blank
-    return machine
+    return msgspec.structs.replace(machine, limits=blank.limits)  # another shell may grant less
 
 
 def _busy(machine: Machine) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from ridgeline import units
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.probe.caches import Cache, caches
+from ridgeline.probe.fingerprint import memory_bytes
 from ridgeline.probe.memory_levels import Walked
 from ridgeline.stairs import Stair
 
@@ -67,8 +68,9 @@ def stair(num_bytes: int, say: Callable[[str], None], which: str = "") -> Stair:
 
 
 def room_bytes() -> int:
-    """The most that may be walked through now."""
-    return min(int(MOST_OF_FREE * psutil.virtual_memory().available), MOST_BYTES)
+    """The most that may be walked through now, also where a container grants less than the host has."""
+    free = min(psutil.virtual_memory().available, memory_bytes())
+    return min(int(MOST_OF_FREE * free), MOST_BYTES)
 
 
 def sizes(caches: Sequence[Cache], most_bytes: int, *, quick: bool) -> tuple[int, ...]:

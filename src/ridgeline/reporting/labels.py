@@ -1,38 +1,84 @@
 """Settings and hardware numbers in a few words, the same in the terminal and on the page."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ridgeline import units
-from ridgeline.machine import Machine, Quantity, Setting
+from ridgeline.datasheet import sheet_of, stated
+from ridgeline.machine import Ceiling, Machine, Quantity, Setting
 from ridgeline.synchronisation import COMPRESSIONS
 
 
-def quantities_of(machine: Machine) -> list[tuple[str, str, Quantity]]:
-    """(what, where, number) of everything in a profile but its size tables and operator timings."""
-    found = [(f"{c.family} {c.dtype}", str(c.setting), c.rate) for c in machine.ceilings]
+class Figure(NamedTuple):
+    """One number of a profile: of what, at which setting, and what the vendor's datasheet has for it."""
+
+    what: str
+    where: str
+    number: Quantity
+    stated: Quantity | None = None
+
+    @property
+    def beside(self) -> str:
+        """The datasheet's value, and how much of it was measured; empty where none is known."""
+        if self.stated is None:
+            return ""
+        share = units.percent(self.number.value / self.stated.value)
+        return f"{units.quantity(self.stated.value, self.stated.unit)} ({share})"
+
+
+def quantities_of(machine: Machine) -> list[Figure]:
+    """Everything in a profile but its tables by size and way of access, and its operator timings."""
+    found = [
+        Figure(f"{c.family} {c.dtype}", str(c.setting), c.rate, stated_of(machine, c))
+        for c in machine.ceilings
+    ]
     found += [
-        (f"{entry.phase.replace('_', ' ')} dispatch", entry.device, entry.seconds)
+        Figure(f"{entry.phase.replace('_', ' ')} dispatch", entry.device, entry.seconds)
         for entry in machine.dispatch
     ]
     for overlap in machine.overlaps:
         where = str(overlap.setting)
         if overlap.kernel is not None:
             where += f", kernels of {units.seconds(overlap.kernel.value)}"
-        found.append(("slowdown of computing while communicating", where, overlap.compute_slowdown))
-        found.append(
-            ("slowdown of communicating while computing", where, overlap.communication_slowdown)
-        )
+        found += [
+            Figure("slowdown of computing while communicating", where, overlap.compute_slowdown),
+            Figure(
+                "slowdown of communicating while computing", where, overlap.communication_slowdown
+            ),
+        ]
     for timing in machine.codecs:
         entry = COMPRESSIONS.get(timing.compression)  # of another program, it may be unknown here
         label = timing.compression if entry is None else entry.label
         where = str(timing.setting)
         found += [
-            (f"encoding each further parameter as {label}", where, timing.parameter),
-            (f"encoding each further shape as {label}", where, timing.shape),
-            (f"slowdown of computing while encoding as {label}", where, timing.compute_slowdown),
-            (f"slowdown of encoding as {label} while computing", where, timing.codec_slowdown),
+            Figure(what.format(label), where, number)
+            for what, number in (
+                ("encoding each further parameter as {}", timing.parameter),
+                ("encoding each further shape as {}", timing.shape),
+                ("slowdown of computing while encoding as {}", timing.compute_slowdown),
+                ("slowdown of encoding as {} while computing", timing.codec_slowdown),
+            )
         ]
     return found
+
+
+def stated_of(machine: Machine, ceiling: Ceiling) -> Quantity | None:
+    """What the GPU's datasheet has where a ceiling was measured; None on CPUs, and of GPUs not known."""
+    if ceiling.setting.device != "cuda":
+        return None
+    return stated(_gpu(machine), ceiling.family, ceiling.dtype)
+
+
+def datasheet_of(machine: Machine) -> str:
+    """Where the datasheet's values are from; empty without any."""
+    sheet = sheet_of(_gpu(machine))
+    return "" if sheet is None else sheet.source
+
+
+def _gpu(machine: Machine) -> str:
+    """Name of the GPU on which one worker is measured: the first."""
+    names = (device.name for device in machine.devices if device.kind == "cuda")
+    return next(names, "")
 
 
 def at_work(setting: Setting) -> str:

@@ -10,9 +10,10 @@ from ridgeline.reporting.chart_places import link_matrix_figure, staircase_figur
 from ridgeline.reporting.chart_rates import collectives_figure, efficiency_figure, links_figure
 from ridgeline.reporting.charts import training_figures
 from ridgeline.reporting.html import Content, Markup, join, raw_data_script, table, tag
-from ridgeline.reporting.labels import at_work, quantities_of
+from ridgeline.reporting.labels import at_work, datasheet_of, quantities_of, stated_of
 from ridgeline.reporting.links import link_matrix, link_rates
 from ridgeline.reporting.outages import outages_reading, outages_table
+from ridgeline.reporting.page_storage import storage_tables
 from ridgeline.reporting.sections import chart, section, sentence
 from ridgeline.synchronisation import operations
 
@@ -72,6 +73,7 @@ def machine_section(machine: Machine | None, setting: Setting | None) -> Markup 
         machine_reading(machine, setting),
         _facts(machine),
         _curves(machine, setting),
+        storage_tables(machine.storage),
         tag("h3", "Every number, with its spread and source"),
         quantity_table(machine),
         tag("ul", *(tag("li", warning) for warning in machine.warnings), class_="notes")
@@ -82,7 +84,7 @@ def machine_section(machine: Machine | None, setting: Setting | None) -> Markup 
 
 def machine_reading(machine: Machine, setting: Setting | None) -> str:
     """One sentence on the highest ceiling and where the numbers come from."""
-    quantities = [quantity for _, _, quantity in quantities_of(machine)]
+    quantities = [figure.number for figure in quantities_of(machine)]
     measured = sum(quantity.source == "measured" for quantity in quantities)
     text = f"{measured} of {len(quantities)} numbers were measured on this machine"
     mine = [c for c in machine.ceilings if setting is None or c.setting == setting]
@@ -94,29 +96,41 @@ def machine_reading(machine: Machine, setting: Setting | None) -> str:
     if best is None:
         return f"{text}."
     rate = units.quantity(best.rate.value, best.rate.unit)
+    stated = stated_of(machine, best)
+    share = (
+        f", {units.percent(best.rate.value / stated.value)} of the datasheet's," if stated else ""
+    )
     return (
-        f"{text}; each worker reaches at most {rate} ({best.family}, {best.dtype}) "
+        f"{text}; each worker reaches at most {rate} ({best.family}, {best.dtype}){share} "
         f"while {at_work(best.setting)}."
     )
 
 
 def quantity_table(machine: Machine) -> Markup:
-    """Median, quartiles, samples and source of every number."""
+    """Median, quartiles, samples and source of every number, and what a datasheet has for it."""
+    figures = quantities_of(machine)
+    known = ("Datasheet",) if any(figure.stated for figure in figures) else ()
     rows: list[tuple[Content, ...]] = [
         (
-            what,
-            where,
+            figure.what,
+            figure.where,
             units.quantity(number.value, number.unit),
+            *((figure.beside,) if known else ()),
             f"{units.quantity(number.low, number.unit)} to {units.quantity(number.high, number.unit)}"
             if number.n > 1
             else "",
             str(number.n) if number.n else "",
             tag("span", number.source, class_="tag"),
         )
-        for what, where, number in quantities_of(machine)
+        for figure in figures
+        for number in (figure.number,)
     ]
-    head = ("What", "Where", "Median", "Quartiles", "Samples", "Source")
-    return table(head, rows, caption="Numbers of the machine", numeric=(2, 3, 4))
+    head = ("What", "Where", "Median", *known, "Quartiles", "Samples", "Source")
+    numeric = range(2, len(head) - 1)
+    drawn = table(head, rows, caption="Numbers of the machine", numeric=numeric)
+    if not known:
+        return drawn
+    return join((drawn, tag("p", f"Datasheet: {datasheet_of(machine)}.", class_="reading")))
 
 
 def data_section(nouns: Mapping[str, Noun | None], trace_name: str | None) -> Markup | None:
@@ -171,6 +185,7 @@ def _facts(machine: Machine) -> Markup:
         "GPU": gpus,
         "Memory": units.num_bytes(host.memory_bytes),
         "Last-level cache": units.num_bytes(host.cache_bytes) if host.cache_bytes else "",
+        "Limits": "; ".join(map(str, machine.limits)),
         "Software": f"{host.system}, Python {host.python}, torch {host.torch}",
         "Measured": units.moment(machine.measured_at),
         "Fingerprint": machine.fingerprint,

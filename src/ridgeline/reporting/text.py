@@ -19,7 +19,7 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Choice, Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.labels import label
-from ridgeline.reporting.labels import quantities_of
+from ridgeline.reporting.labels import datasheet_of, quantities_of
 from ridgeline.reporting.links import link_matrix, links_by_kind
 from ridgeline.reporting.operators import (
     FIGURES,
@@ -67,18 +67,25 @@ def machine_text(machine: Machine) -> RenderableType:
         f"{host.processor}, {host.cores} cores, {units.num_bytes(host.memory_bytes)}"
         f"{''.join(f', {name}' for name in names)}; torch {host.torch}; fingerprint {machine.fingerprint}"
     )
-    numbers = table(("What", "Where", "Median", "Spread", "Samples", "Source"), right=(2, 3, 4))
-    for what, where, number in quantities_of(machine):
+    figures = quantities_of(machine)
+    known = ["Datasheet"] if any(figure.stated for figure in figures) else []
+    head = ("What", "Where", "Median", *known, "Spread", "Samples", "Source")
+    numbers = table(head, right=range(2, len(head) - 1))
+    for figure in figures:
+        number = figure.number
         spread = (number.high - number.low) / number.value if number.value else 0.0
         numbers.add_row(
-            what,
-            where,
+            figure.what,
+            figure.where,
             units.quantity(number.value, number.unit),
+            *([figure.beside] if known else []),
             units.percent(spread) if number.n > 1 else "",
             str(number.n) if number.n else "",
             number.source if number.source == "measured" else Text(number.source, style="yellow"),
         )
     parts: list[RenderableType] = [title("Machine", line), numbers]
+    if known:
+        parts.append(Text(f"Datasheet: {datasheet_of(machine)}", style="dim"))
     parts += _size_tables(machine)
     parts += [Text(f"! {warning}", style="yellow") for warning in machine.warnings]
     return Group(*parts)

@@ -21,23 +21,14 @@ LIMIT_S = 60.0
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled loops, from the cache where they were compiled before for this processor.
+    """The loops through memory, from the cache where they were compiled before for this processor.
 
     Raises:
         MachineError: there is no C compiler, or it fails.
 
     Cost: a second, once a host.
     """
-    source = importlib.resources.files(__name__).joinpath("memory.c").read_bytes()
-    compiler = _compiler()
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, check=False, timeout=LIMIT_S
-    ).stdout
-    key = b"\0".join([source, version, " ".join(FLAGS).encode(), _processor()])
-    path = cache_directory() / "native" / f"memory-{hashlib.sha256(key).hexdigest()[:16]}.so"
-    if not path.is_file():
-        _compile(compiler, source, path)
-    loaded = ctypes.CDLL(str(path))
+    loaded = _loaded("memory")
     for name, arguments in (
         ("ridgeline_chase", (ctypes.c_void_p, ctypes.c_int64)),
         ("ridgeline_read", (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)),
@@ -46,6 +37,36 @@ def library() -> ctypes.CDLL:
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, ctypes.c_double
     return loaded
+
+
+@functools.cache
+def storage_library() -> ctypes.CDLL:
+    """The loop that reads blocks of a file, likewise.
+
+    Raises:
+        MachineError: there is no C compiler, or it fails.
+
+    Cost: a second, once a host.
+    """
+    loaded = _loaded("storage")
+    function = loaded.ridgeline_read_blocks
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = (ctypes.c_int, address, number, address, number, ctypes.c_double, address)
+    function.restype = number
+    return loaded
+
+
+def _loaded(stem: str) -> ctypes.CDLL:
+    source = importlib.resources.files(__name__).joinpath(f"{stem}.c").read_bytes()
+    compiler = _compiler()
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, check=False, timeout=LIMIT_S
+    ).stdout
+    key = b"\0".join([source, version, " ".join(FLAGS).encode(), _processor()])
+    path = cache_directory() / "native" / f"{stem}-{hashlib.sha256(key).hexdigest()[:16]}.so"
+    if not path.is_file():
+        _compile(compiler, source, path)
+    return ctypes.CDLL(str(path))
 
 
 def _compiler() -> str:
@@ -64,7 +85,7 @@ def _compile(compiler: str, source: bytes, path: Path) -> None:
     """Compile into a file that appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "memory.so"
+        made = Path(folder) / "made.so"
         words = [compiler, *FLAGS, "-x", "c", "-", "-o", str(made)]
         done = subprocess.run(
             words, input=source, capture_output=True, check=False, timeout=LIMIT_S

@@ -15,6 +15,7 @@ from ridgeline.codec import Noun, Value
 from ridgeline.errors import MachineError
 from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
+from ridgeline.microarchitecture import Microarchitecture
 from ridgeline.quantity import LEAST as LEAST
 from ridgeline.quantity import MOST as MOST
 from ridgeline.quantity import Amount
@@ -273,7 +274,8 @@ class Machine(Noun, frozen=True, kw_only=True):
 
     `fingerprint` names hardware and software it was measured on: a profile with another is not used unasked.
     `effort` tells how thoroughly. Nobody measures `cluster`: people write how more such hosts are joined.
-    `caches` are bytes by level, of one core; `stairs` rise by size. Both come with a full measurement.
+    `caches` are bytes by level, of one core; `stairs` rise by size. Both come with a full measurement,
+    and `microarchitecture` with it.
     """
 
     kind: ClassVar[str] = "machine"
@@ -294,6 +296,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     cluster: tuple[Level, ...] = ()
     caches: dict[str, int] = {}
     stairs: tuple[Stair, ...] = ()
+    microarchitecture: Microarchitecture = Microarchitecture()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -5,6 +5,7 @@ import argparse
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.output_file import output_file
 from ridgeline.reporting.text import machine_text
+from ridgeline.reporting.text_microarchitecture import microarchitecture_texts
 from ridgeline.reporting.text_stairs import stairs_text
 
 
@@ -37,5 +38,6 @@ class Command:
         shown = [machine_text(machine)]
         if machine.stairs:
             shown.append(stairs_text(machine.stairs, machine.caches))
+        shown += microarchitecture_texts(machine.microarchitecture)
         output.result(machine, *shown)
         return FINE

@@ -24,6 +24,7 @@ from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import SURVEY, survey_in_group
 from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.group import Group
+from ridgeline.probe.microarchitecture import with_microarchitecture
 from ridgeline.probe.missing import merge, requests
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.staircase import with_stairs
@@ -110,7 +111,12 @@ def measure(
             group=group,
         )
         machine = _kept(merge(machine, findings))
-    return machine if quick else with_stairs(machine, _kept, say)
+    return machine if quick else _with_walks(machine, say)
+
+
+def _with_walks(machine: Machine, say: Progress) -> Machine:
+    """The profile with what only a full measurement has: memory by size, and what a core makes of it."""
+    return with_microarchitecture(with_stairs(machine, _kept, say), _kept, say)
 
 
 def stand_by(setting: Setting) -> Group:

@@ -35,6 +35,11 @@ def quantities_of(machine: Machine) -> list[tuple[str, str, Quantity]]:
     return found
 
 
+def spread(quantity: Quantity) -> str:
+    """The distance of the quartiles as a share of the median."""
+    return units.percent((quantity.high - quantity.low) / quantity.value)
+
+
 def at_work(setting: Setting) -> str:
     """What runs at a setting, to follow "while"."""
     if setting.device == "cuda":

@@ -117,7 +117,7 @@ def test_cores_that_others_use_all_the_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.cores == (2, 5)
     assert found.counters == ()
     assert found.reason == (
-        "other programs used cores 2 and 5: both threads ran at once in 0 of 300 rounds"
+        "other programs used cores 2 and 5: both threads ran at once in 0 of 500 rounds"
     )
 
 

@@ -91,6 +91,7 @@ def test_every_path_is_measured_from_the_cores_of_its_node(
     before = os.sched_getaffinity(0)
     monkeypatch.setattr(nodes, "allowed", lambda: (0, 1, 2, 3))
     monkeypatch.setattr(nodes, "ROUNDS", 2)
+    monkeypatch.setattr(nodes, "LEAST_S", 0.0)
     monkeypatch.setattr(nodes, "Walked", Laid)
     monkeypatch.setattr(os, "sched_setaffinity", noted)
     system = described(tmp_path, {0: "0-1", 1: "2-3"})
@@ -119,6 +120,7 @@ def test_memory_that_lies_elsewhere_is_told(
     """A system may place it on another node than the one that it was first written from."""
     usable = min(os.sched_getaffinity(0))
     monkeypatch.setattr(nodes, "ROUNDS", 1)
+    monkeypatch.setattr(nodes, "LEAST_S", 0.0)
     monkeypatch.setattr(
         nodes,
         "describe",

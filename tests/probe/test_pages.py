@@ -25,6 +25,11 @@ def test_a_copied_walk_is_the_same_in_its_own_memory() -> None:
     [
         (0, 8 * MIB, ""),
         (MIB, 9 * MIB, ""),
+        (
+            8 * MIB,
+            8 * MIB,
+            "of 8.00 MiB that were asked for in large pages the system gave 0 B (FOLDER/enabled: [never])",
+        ),
         (None, 8 * MIB, "the system does not tell what lies in large pages"),
         (0, None, "the system does not tell what lies in large pages"),
         (
@@ -57,6 +62,7 @@ def test_small_pages_are_timed_where_large_ones_are_refused(
 ) -> None:
     """And nothing is said of the gain."""
     monkeypatch.setattr(pages, "ROUNDS", 3)
+    monkeypatch.setattr(pages, "LEAST_S", 0.0)
     monkeypatch.setattr(pages, "refusal", lambda *_: "refused")
     found = measure_pages(MIB)
     assert found.small.n == len(found.small.samples) == 3
@@ -68,6 +74,7 @@ def test_both_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     """The gain is that of each round."""
     (tmp_path / "hpage_pmd_size").write_text("2097152\n")
     monkeypatch.setattr(pages, "ROUNDS", 3)
+    monkeypatch.setattr(pages, "LEAST_S", 0.0)
     monkeypatch.setattr(pages, "refusal", lambda *_: "")
     found = measure_pages(MIB, tmp_path)
     assert found.large is not None

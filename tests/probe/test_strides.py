@@ -1,5 +1,6 @@
 """Loads by stride: which words are read, and that no line is read twice before all were."""
 
+import ctypes
 import itertools
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.probe import strides
+from ridgeline.probe import native, strides
 from ridgeline.probe.memory_levels import LINE_BYTES
 from ridgeline.probe.strides import Reader, measure_strides
 
@@ -94,6 +95,7 @@ def test_random_loads_stay_in_the_memory_and_change_lines_too(power: int) -> Non
 def test_what_strides_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stride has as many samples as there are rounds, all of them above nothing."""
     monkeypatch.setattr(strides, "ROUNDS", 3)
+    monkeypatch.setattr(strides, "LEAST_S", 0.0)
     monkeypatch.setattr(strides, "SHORT_S", 1e-5)
     found = measure_strides(1 << 20)
     assert found.num_bytes == 1 << 20
@@ -103,3 +105,14 @@ def test_what_strides_cost(monkeypatch: pytest.MonkeyPatch) -> None:
             assert seconds.n == len(seconds.samples) == 3
             assert min(seconds.samples) > 0.0
             assert seconds.unit == "s"
+
+
+def test_drawn_words_follow_the_generator() -> None:
+    """The state goes on from call to call, so that no call draws what the one before it drew."""
+    words, state = (ctypes.c_uint64 * 64)(), ctypes.c_uint64(5)
+    draw, expected = native.library().ridgeline_draw, 5
+    for loads in (3, 4):
+        assert draw(ctypes.addressof(words), 8, 8, loads, ctypes.byref(state)) >= 0.0
+        for _ in range(loads):
+            expected = (expected * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        assert state.value == expected

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ridgeline.probe import native, vectors
-from ridgeline.probe.turns import in_turns, ratio
 from ridgeline.probe.vectors import measure_vectors, why_missing
 
 
@@ -14,6 +13,7 @@ from ridgeline.probe.vectors import measure_vectors, why_missing
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few samples, and short ones."""
     monkeypatch.setattr(vectors, "ROUNDS", 3)
+    monkeypatch.setattr(vectors, "LEAST_S", 0.0)
     monkeypatch.setattr(vectors, "SHORT_S", 1e-5)
     monkeypatch.setattr(vectors, "CLOCK_TURNS", 100)
 
@@ -64,17 +64,3 @@ def test_why_a_width_is_missing() -> None:
     assert why_missing(256, frozenset({"avx"})) == (
         "256 bit: the compiler makes no such instructions for this processor"
     )
-
-
-def test_loops_take_turns_in_both_orders() -> None:
-    """None always follows the same other one; samples of a round stand at the same place."""
-    order: list[str] = []
-
-    def loop(name: str, scale: float) -> float:
-        order.append(name)
-        return scale * len(order)
-
-    found = in_turns({"a": lambda: loop("a", 1.0), "b": lambda: loop("b", 10.0)}, 3)
-    assert order == ["a", "b", "b", "a", "a", "b"]
-    assert found == {"a": (1.0, 4.0, 5.0), "b": (20.0, 30.0, 60.0)}
-    assert ratio(found["b"], found["a"]).samples == (20.0, 7.5, 12.0)

@@ -12,7 +12,7 @@ from ridgeline.microarchitecture import CountersApart, FalseSharing
 from ridgeline.probe.memory_levels import LINE_BYTES, Mapped
 from ridgeline.probe.native import library
 from ridgeline.probe.processors import SYSTEM, allowed, may_pin, pinned, two_apart
-from ridgeline.probe.turns import ratio
+from ridgeline.probe.turns import evenly, ratio
 from ridgeline.quantity import Sampled
 from ridgeline.stairs import WORD_BYTES
 
@@ -22,7 +22,7 @@ GATES_AT = 16
 """Lines between the counters and the first gate."""
 ROUNDS = 100
 """At once: both threads do as many."""
-LEAST_S, MOST_S = 1.0, 4.0
+LEAST_S, MOST_S = 3.0, 6.0
 """Rounds are counted for so long, and beyond where others use the cores: until there are enough."""
 ENOUGH, MOST_SAMPLES = 31, 101
 INCREMENTS = 10_000
@@ -40,7 +40,7 @@ def measure_false_sharing(system: Path = SYSTEM) -> FalseSharing:
     Raises:
         MachineError: there is no C compiler to make the loops with.
 
-    Cost: two cores for about a second.
+    Cost: two cores for about 3 s.
     """
     if not may_pin():
         return FalseSharing(reason="this system does not let threads choose their cores")
@@ -60,8 +60,7 @@ def measure_false_sharing(system: Path = SYSTEM) -> FalseSharing:
             reason=f"other programs used cores {pair[0]} and {pair[1]}: both threads ran at once in "
             f"{len(rounds)} of {num_tried} rounds",
         )
-    kept = rounds[:: -(-len(rounds) // MOST_SAMPLES)]
-    shared, *others = zip(*kept, strict=True)
+    shared, *others = zip(*evenly(rounds, MOST_SAMPLES), strict=True)
     return FalseSharing(
         cores=pair,
         counters=tuple(

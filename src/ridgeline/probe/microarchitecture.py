@@ -36,7 +36,7 @@ def with_microarchitecture(
         keep: Saves a profile, and gives back what it saved.
         say: Takes a line before each part.
 
-    Cost: one core for about 20 s and a second of two, and memory of eight times the largest cache, at most a
+    Cost: one core for about 20 s, and two for 3 s, and memory of eight times the largest cache, at most a
         quarter of what is free. Without a C compiler nothing is measured, and a warning says so.
     """
     missing = [part for part in parts() if getattr(machine.microarchitecture, part.field) is None]

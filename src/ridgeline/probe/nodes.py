@@ -9,7 +9,7 @@ from ridgeline.probe.processors import SYSTEM, allowed, numbers, pinned
 from ridgeline.probe.turns import in_turns
 from ridgeline.quantity import Sampled
 
-ROUNDS = 21
+ROUNDS, LEAST_S = 21, 1.0
 MOST_STRAY = 0.1
 """Share of the memory that may lie on another node than the one that it was written from."""
 
@@ -36,7 +36,7 @@ def measure_nodes(
     Raises:
         MachineError: there are several, and no C compiler to make the loops with.
 
-    Cost: nothing where there is one. Else one core for about 4 s a node and a second a path, and so much
+    Cost: nothing where there is one. Else one core for about 4 s a node and two a path, and so much
         memory.
     """
     described = describe(system)
@@ -58,7 +58,7 @@ def measure_nodes(
             for cores in ends:
                 with pinned(cores.usable[:1]):
                     loops = {"access": walked.timed_access(), "word": walked.timed_word()}
-                    found = in_turns(loops, ROUNDS)
+                    found = in_turns(loops, ROUNDS, LEAST_S)
                 paths.append(
                     NodePath(
                         cores_of=cores.index,

@@ -11,7 +11,7 @@ from ridgeline.probe.memory_levels import SHORT_S, Sample, Walked
 from ridgeline.probe.turns import in_turns, ratio
 from ridgeline.quantity import Sampled
 
-ROUNDS = 101
+ROUNDS, LEAST_S = 101, 4.0
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 ENOUGH = 0.9
 """Share of what is walked through that must lie in large pages."""
@@ -27,7 +27,7 @@ def measure_pages(num_bytes: int, settings: Path = SETTINGS) -> Pages:
     Raises:
         MachineError: there is no C compiler to make the loops with.
 
-    Cost: one core for about 5 s, and twice so much memory.
+    Cost: one core for about 9 s, and twice so much memory.
     """
     with Walked(num_bytes, large_pages=False) as small:
         before = small.large_page_bytes
@@ -36,7 +36,7 @@ def measure_pages(num_bytes: int, settings: Path = SETTINGS) -> Pages:
             loops: dict[str, Sample] = {"small": small.timed_access(SHORT_S)}
             if not reason:
                 loops["large"] = large.timed_access(SHORT_S)
-            found = in_turns(loops, ROUNDS)
+            found = in_turns(loops, ROUNDS, LEAST_S)
     pages = Pages(
         num_bytes=num_bytes,
         small_page_bytes=mmap.PAGESIZE,

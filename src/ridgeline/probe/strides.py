@@ -11,7 +11,7 @@ from ridgeline.stairs import WORD_BYTES
 
 STRIDES = tuple(1 << power for power in range(3, 13))
 """Bytes: from the next word to the next small page."""
-ROUNDS = 31
+ROUNDS, LEAST_S = 31, 6.0
 LEAST_LOADS = 1 << 14
 
 
@@ -24,7 +24,7 @@ def measure_strides(num_bytes: int) -> Strides:
     Raises:
         MachineError: there is no C compiler to make the loops with.
 
-    Cost: one core for about 4 s, and so much memory.
+    Cost: one core for about 7 s, and so much memory.
     """
     library()  # before memory is taken
     with Mapped(num_bytes) as memory:
@@ -35,7 +35,7 @@ def measure_strides(num_bytes: int) -> Strides:
             for name, run in (("in order", reader.in_order), ("at random", reader.at_random)):
                 loads = enough(run, LEAST_LOADS, SHORT_S)
                 loops[stride, name] = lambda run=run, loads=loads: run(loads) / loads
-        found = in_turns(loops, ROUNDS)
+        found = in_turns(loops, ROUNDS, LEAST_S)
     return Strides(
         num_bytes=num_bytes,
         points=tuple(

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -12,7 +13,7 @@ from ridgeline.probe.processors import flags
 from ridgeline.probe.turns import in_turns, ratio
 from ridgeline.quantity import Sampled
 
-ROUNDS = 61
+ROUNDS, LEAST_S = 61, 3.0
 FLOAT_BITS = 32
 AT_ONCE = 48
 """Multiply-adds that the loops do at least."""
@@ -33,25 +34,22 @@ def measure_vectors() -> Vectors:
     Raises:
         MachineError: there is no C compiler to make the loops with.
 
-    Cost: one core for about a second.
+    Cost: one core for about 3 s.
     """
     loops = multiply_adds()
-    clocks: dict[int, list[float]] = {bits: [] for bits in loops}
-    rates = in_turns({bits: _rate(run, bits, clocks[bits]) for bits, run in loops.items()}, ROUNDS)
+    found = in_turns({bits: _timed(run, bits) for bits, run in loops.items()}, ROUNDS, LEAST_S)
+    rates = {bits: tuple(one.rate for one in samples) for bits, samples in found.items()}
     return Vectors(
         rates=tuple(
             VectorRate(
                 bits=bits,
-                rate=Sampled.measured(samples, "FLOP/s"),
-                per_cycle=Sampled.measured(
-                    [rate / clock for rate, clock in zip(samples, clocks[bits], strict=True)],
-                    "FLOP/cycle",
-                ),
-                gain=ratio(samples, rates[FLOAT_BITS]),
+                rate=Sampled.measured(rates[bits], "FLOP/s"),
+                per_cycle=Sampled.measured([one.rate / one.clock for one in samples], "FLOP/cycle"),
+                gain=ratio(rates[bits], rates[FLOAT_BITS]),
             )
-            for bits, samples in rates.items()
+            for bits, samples in found.items()
         ),
-        clock=Sampled.measured([clock for each in clocks.values() for clock in each], "Hz"),
+        clock=Sampled.measured([one.clock for each in found.values() for one in each], "Hz"),
         torch_capability=torch.backends.cpu.get_cpu_capability(),
         missing=tuple(why_missing(bits, flags()) for bits in VECTOR_BITS if bits not in loops),
     )
@@ -70,15 +68,21 @@ def why_missing(bits: int, known: frozenset[str]) -> str:
     return f"{bits} bit: the compiler makes no such instructions for this processor"
 
 
-def _rate(run: Callable[[int], float], bits: int, clocks: list[float]) -> Callable[[], float]:
-    """A function that takes a sample in FLOP/s, and notes the clock right behind it."""
+class Timed(NamedTuple):
+    """A sample in FLOP/s, and the clock of the core right behind it, in Hz."""
+
+    rate: float
+    clock: float
+
+
+def _timed(run: Callable[[int], float], bits: int) -> Callable[[], Timed]:
+    """A function that takes a sample."""
     operations = enough(run, AT_ONCE, SHORT_S)
     flops = 2 * (bits // FLOAT_BITS) * operations
     additions = library().ridgeline_additions
 
-    def sample() -> float:
-        taken = run(operations)
-        clocks.append(PER_TURN * CLOCK_TURNS / additions(CLOCK_TURNS))
-        return flops / taken
+    def sample() -> Timed:
+        rate = flops / run(operations)
+        return Timed(rate, PER_TURN * CLOCK_TURNS / additions(CLOCK_TURNS))
 
     return sample

@@ -26,21 +26,31 @@ class Strides(Value, frozen=True, kw_only=True):
     points: tuple[StridePoint, ...]
 
 
-class Pages(Value, frozen=True, kw_only=True):
-    """Seconds of a load that waits for the one before it, by the size of the pages that it is in.
+class PageLoads(Value, frozen=True, kw_only=True):
+    """Seconds of a load at random in small pages and in large.
 
-    It is somewhere in `num_bytes`. `gain` is `small` over `large`, of samples that were taken in turns; where
-    the system gives no large pages both are None, and `reason` says why.
+    `gain` is `small` over `large`, of samples that were taken in turns. Both are None without large pages.
+    """
+
+    small: Sampled
+    large: Sampled | None = None
+    gain: Sampled | None = None
+
+
+class Pages(Value, frozen=True, kw_only=True):
+    """What loads at random in `num_bytes` cost by the size of the pages that they are in.
+
+    `waiting` are loads each of which waits for the one before it, `independent` those of which none does.
     """
 
     num_bytes: int
     small_page_bytes: int
-    small: Sampled
     large_page_bytes: int | None = None
-    """None where the system does not tell."""
-    large: Sampled | None = None
-    gain: Sampled | None = None
+    """None where the system does not tell, or gives none."""
+    waiting: PageLoads
+    independent: PageLoads
     reason: str = ""
+    """Why there are no large ones; empty where there are."""
 
 
 class CountersApart(Value, frozen=True, kw_only=True):

@@ -9,16 +9,17 @@ import pytest
 from ridgeline.codec import Value, decode, encode
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
-from ridgeline.microarchitecture import FalseSharing, Microarchitecture, Nodes, Pages
+from ridgeline.microarchitecture import FalseSharing, Microarchitecture, Nodes, PageLoads, Pages
 from ridgeline.probe import microarchitecture
 from ridgeline.probe.caches import Cache
 from ridgeline.probe.microarchitecture import Part, with_microarchitecture
 from ridgeline.quantity import Quantity, Sampled
 from strategies import make_machine
 
+LOADS = PageLoads(small=Sampled.measured([1.0, 3.0, 2.0], "s"))
 FOUND: dict[str, Value] = {
     "false_sharing": FalseSharing(reason="one core"),
-    "pages": Pages(num_bytes=8, small_page_bytes=4, small=Sampled.measured([1.0, 3.0, 2.0], "s")),
+    "pages": Pages(num_bytes=8, small_page_bytes=4, waiting=LOADS, independent=LOADS),
     "nodes": Nodes(nodes=(), reason="one node"),
 }
 

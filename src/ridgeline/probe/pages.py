@@ -3,11 +3,10 @@
 import mmap
 from pathlib import Path
 
-import msgspec
-
 from ridgeline import units
-from ridgeline.microarchitecture import Pages
+from ridgeline.microarchitecture import PageLoads, Pages
 from ridgeline.probe.memory_levels import SHORT_S, Sample, Walked
+from ridgeline.probe.strides import timed_at_random
 from ridgeline.probe.turns import in_turns, ratio
 from ridgeline.quantity import Sampled
 
@@ -18,10 +17,10 @@ ENOUGH = 0.9
 
 
 def measure_pages(num_bytes: int, settings: Path = SETTINGS) -> Pages:
-    """Seconds of a load that waits for another, in small pages and in large.
+    """Seconds of loads at random, in small pages and in large.
 
     Args:
-        num_bytes: That are walked through, in each.
+        num_bytes: That are walked through, in each; a power of two.
         settings: Where the system describes its large pages.
 
     Raises:
@@ -33,23 +32,29 @@ def measure_pages(num_bytes: int, settings: Path = SETTINGS) -> Pages:
         before = small.large_page_bytes
         with Walked(num_bytes, like=small) as large:
             reason = refusal(num_bytes, before, large.large_page_bytes, settings)
-            loops: dict[str, Sample] = {"small": small.timed_access(SHORT_S)}
-            if not reason:
-                loops["large"] = large.timed_access(SHORT_S)
+            walks = {"small": small} if reason else {"small": small, "large": large}
+            loops: dict[tuple[str, str], Sample] = {}
+            for size, walked in walks.items():
+                loops["waiting", size] = walked.timed_access(SHORT_S)
+                loops["independent", size] = timed_at_random(walked, num_bytes)
             found = in_turns(loops, ROUNDS, LEAST_S)
-    pages = Pages(
+    return Pages(
         num_bytes=num_bytes,
         small_page_bytes=mmap.PAGESIZE,
-        small=Sampled.measured(found["small"], "s"),
+        large_page_bytes=None if reason else _large_page_bytes(settings),
+        waiting=_loads(found["waiting", "small"], found.get(("waiting", "large"))),
+        independent=_loads(found["independent", "small"], found.get(("independent", "large"))),
         reason=reason,
     )
-    if reason:
-        return pages
-    return msgspec.structs.replace(
-        pages,
-        large_page_bytes=_large_page_bytes(settings),
-        large=Sampled.measured(found["large"], "s"),
-        gain=ratio(found["small"], found["large"]),
+
+
+def _loads(small: tuple[float, ...], large: tuple[float, ...] | None) -> PageLoads:
+    if large is None:
+        return PageLoads(small=Sampled.measured(small, "s"))
+    return PageLoads(
+        small=Sampled.measured(small, "s"),
+        large=Sampled.measured(large, "s"),
+        gain=ratio(small, large),
     )
 
 

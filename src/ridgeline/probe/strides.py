@@ -3,7 +3,7 @@
 import ctypes
 
 from ridgeline.microarchitecture import StridePoint, Strides
-from ridgeline.probe.memory_levels import LINE_BYTES, SHORT_S, Mapped, enough
+from ridgeline.probe.memory_levels import LINE_BYTES, SHORT_S, Mapped, Sample, enough
 from ridgeline.probe.native import library
 from ridgeline.probe.turns import in_turns
 from ridgeline.quantity import Sampled
@@ -47,6 +47,18 @@ def measure_strides(num_bytes: int) -> Strides:
             for stride in STRIDES
         ),
     )
+
+
+def timed_at_random(memory: Mapped, num_bytes: int) -> Sample:
+    """A function that takes a sample: seconds of a load of a word of any line, none waiting for another.
+
+    Args:
+        memory: That is read.
+        num_bytes: Of it; a power of two.
+    """
+    run = Reader(memory, num_bytes, LINE_BYTES).at_random
+    loads = enough(run, LEAST_LOADS, SHORT_S)
+    return lambda: run(loads) / loads
 
 
 class Reader:

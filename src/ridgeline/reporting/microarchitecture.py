@@ -64,22 +64,27 @@ def _strides(strides: Strides) -> Effect:
 
 
 def _pages(pages: Pages) -> Effect:
-    rows = [
-        (units.num_bytes(pages.small_page_bytes), *_seconds(pages.small), _samples(pages.small))
-    ]
-    walked = units.num_bytes(pages.num_bytes)
-    if pages.large is None or pages.gain is None:
+    waiting, independent = pages.waiting, pages.independent
+    small = units.num_bytes(pages.small_page_bytes)
+    rows = [_page_row(small, waiting.small, independent.small)]
+    if not (waiting.large and waiting.gain and independent.large and independent.gain):
         reading = f"No large pages: {pages.reason}."
     else:
         size = pages.large_page_bytes
         large = "large" if size is None else units.num_bytes(size)
-        rows.append((large, *_seconds(pages.large), _samples(pages.large)))
+        rows.append(_page_row(large, waiting.large, independent.large))
         reading = (
-            f"A load at random in {walked} takes {_with_spread(pages.gain)} as long in small pages as in "
-            "large; embedding tables and data sets in memory pay this, unless large ones are asked for (of "
-            "torch's allocator by THP_MEM_ALLOC_ENABLE=1)."
+            f"In small pages a load at random in {units.num_bytes(pages.num_bytes)} takes "
+            f"{_with_spread(waiting.gain)} as long as in large where it waits for the one before it, and "
+            f"{_with_spread(independent.gain)} where none waits; embedding tables and cached samples pay "
+            "this, unless large ones are asked for (of torch's allocator by THP_MEM_ALLOC_ENABLE=1)."
         )
-    return Effect("Pages", ("Page", f"Load in {walked}", "Spread", "Samples"), tuple(rows), reading)
+    head = ("Page", "Load that waits", "Spread", "Independent load", "Spread", "Samples")
+    return Effect("Pages", head, tuple(rows), reading)
+
+
+def _page_row(page: str, waiting: Quantity, independent: Quantity) -> tuple[str, ...]:
+    return page, *_seconds(waiting), *_seconds(independent), _samples(waiting)
 
 
 def _false_sharing(sharing: FalseSharing) -> Effect:
@@ -145,11 +150,8 @@ def _nodes(nodes: Nodes) -> Effect:
         for is_near in (True, False)
     )
     if not near or not far:
-        rest = (
-            ""
-            if nodes.nodes[1:]
-            else ": all memory is as near to each core, and nothing was measured"
-        )
+        alike = ": all memory is as near to each core, and nothing was measured"
+        rest = alike if len(nodes.nodes) == 1 else ""
         reading = f"{nodes.reason[:1].upper()}{nodes.reason[1:]}{rest}."
     else:
         slow = _worst(far).access.value / _worst(near).access.value

@@ -16,6 +16,7 @@ from ridgeline.errors import MachineError
 from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
 from ridgeline.limits import Limit
+from ridgeline.microarchitecture import Microarchitecture
 from ridgeline.quantity import LEAST as LEAST
 from ridgeline.quantity import MOST as MOST
 from ridgeline.quantity import Amount
@@ -278,7 +279,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     `effort` tells how thoroughly. Nobody measures `cluster` and `stragglers`: people write how more such
     hosts are joined, and how much devices that do the same differ.
     `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
-    system. These come with a full measurement. `limits` are those of the process that measured last.
+    system. These and `microarchitecture` come with a full measurement. `limits` are those of the process that
+    measured last.
     """
 
     kind: ClassVar[str] = "machine"
@@ -300,6 +302,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     stragglers: Stragglers = Stragglers()
     caches: dict[str, int] = {}
     stairs: tuple[Stair, ...] = ()
+    microarchitecture: Microarchitecture = Microarchitecture()
     storage: tuple[Storage, ...] = ()
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()

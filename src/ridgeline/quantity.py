@@ -54,3 +54,21 @@ class Quantity(Value, frozen=True, kw_only=True):
             return f"{text} ({self.source})"
         spread = (self.high - self.low) / self.value if self.value else 0.0
         return f"{text} (spread {units.percent(spread)}, n={self.n})"
+
+
+class Sampled(Quantity, frozen=True, kw_only=True):
+    """A measured number that keeps its samples, in the order in which they were taken."""
+
+    samples: tuple[float, ...]
+
+    @classmethod
+    def measured(cls, samples: Sequence[float], unit: str) -> Self:
+        """Median and quartiles of the samples, and those; needs at least one."""
+        known = Quantity.measured(samples, unit)
+        fields = {name: getattr(known, name) for name in Quantity.__struct_fields__}
+        return cls(**fields, samples=tuple(samples))
+
+    def times(self, factor: float) -> Self:
+        """The number, its quartiles and its samples multiplied."""
+        samples = tuple(factor * sample for sample in self.samples)
+        return structs.replace(super().times(factor), samples=samples)

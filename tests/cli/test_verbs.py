@@ -9,6 +9,7 @@ import pytest
 
 from ridgeline.codec import decode
 from ridgeline.machine import Machine
+from ridgeline.microarchitecture import Microarchitecture, Nodes
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking
 from ridgeline.planner.expectation import expected
@@ -51,6 +52,16 @@ def test_measure_passes_its_flags_on(run, monkeypatch, machine_file, tmp_path) -
     assert asked[1] == {"quick": True, "refresh": False}
     assert ran.err == ""
     assert decode(Machine, ran.out.encode(), where="stdout") == machine
+
+
+def test_measure_shows_what_a_full_measurement_found(run, monkeypatch, machine_file) -> None:
+    """Also when a later one, that is not full, takes it from the cache."""
+    known = Microarchitecture(nodes=Nodes(nodes=(), reason="the system describes no nodes"))
+    machine = msgspec.structs.replace(Machine.load(machine_file), microarchitecture=known)
+    monkeypatch.setattr("ridgeline.probe.measure.measure", lambda **_: machine)
+    ran = run("measure", "-q")
+    assert "Nodes of memory (NUMA)" in ran.out
+    assert "The system describes no nodes." in ran.out
 
 
 def test_trace_shows_and_writes_the_workload(run, task_file, tmp_path) -> None:

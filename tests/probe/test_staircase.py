@@ -7,6 +7,7 @@ import pytest
 
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine, Quantity, Setting
+from ridgeline.microarchitecture import Microarchitecture, Nodes
 from ridgeline.probe import staircase
 from ridgeline.probe.caches import Cache
 from ridgeline.probe.missing import requests
@@ -104,15 +105,24 @@ def test_a_full_measurement_walks_and_times_files_and_a_quick_one_does_not(
         asked.append(machine)
         return msgspec.structs.replace(machine, stairs=(made(4096),))
 
+    def with_nodes(machine: Machine, keep: object, say: object) -> Machine:
+        asked.append(machine)
+        known = Microarchitecture(nodes=Nodes(nodes=(), reason="one node"))
+        return msgspec.structs.replace(machine, microarchitecture=known)
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "with_stairs", with_stairs)
+    monkeypatch.setattr(measure, "with_microarchitecture", with_nodes)
     monkeypatch.setattr(
         measure, "with_storage", lambda one, keep, say: (timed.append(one.stairs), one)[1]
     )
     assert measure.measure(settings=()).stairs == ()
     assert asked == timed == []
-    assert measure.measure(quick=False, settings=()).stairs == (made(4096),)
-    assert [machine.effort for machine in asked] == ["full"]
+    found = measure.measure(quick=False, settings=())
+    assert found.stairs == (made(4096),)
+    assert found.microarchitecture.nodes == Nodes(nodes=(), reason="one node")
+    assert [machine.effort for machine in asked] == ["full", "full"]
+    assert asked[1].stairs == (made(4096),)
     assert timed == [(made(4096),)]
 
 

@@ -6,6 +6,7 @@ from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.output_file import output_file
 from ridgeline.reporting.text import machine_text
 from ridgeline.reporting.text_limits import limits_text
+from ridgeline.reporting.text_microarchitecture import microarchitecture_texts
 from ridgeline.reporting.text_stairs import stairs_text
 from ridgeline.reporting.text_storage import storage_text
 
@@ -39,6 +40,7 @@ class Command:
         shown = [machine_text(machine)]
         if machine.stairs:
             shown.append(stairs_text(machine.stairs, machine.caches))
+        shown += microarchitecture_texts(machine.microarchitecture)
         if machine.storage:
             shown.append(storage_text(machine.storage))
         if machine.limits:

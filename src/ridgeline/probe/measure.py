@@ -25,6 +25,7 @@ from ridgeline.probe.attempts import SURVEY, survey_in_group
 from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.group import Group
 from ridgeline.probe.limits import limits
+from ridgeline.probe.microarchitecture import with_microarchitecture
 from ridgeline.probe.missing import merge, requests
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.staircase import with_stairs
@@ -208,7 +209,8 @@ def _kept(machine: Machine, hosts: int = 1) -> Machine:
 
 def _completed(machine: Machine, say: Progress) -> Machine:
     """The profile with what only a full measurement has, each part kept as it comes."""
-    return with_storage(with_stairs(machine, _kept, say), _kept, say)
+    machine = with_microarchitecture(with_stairs(machine, _kept, say), _kept, say)
+    return with_storage(machine, _kept, say)
 
 
 def _blank() -> Machine:

@@ -62,6 +62,11 @@ def quantities_of(machine: Machine) -> list[Figure]:
     return found
 
 
+def spread(quantity: Quantity) -> str:
+    """The distance of the quartiles as a share of the median."""
+    return units.percent((quantity.high - quantity.low) / quantity.value)
+
+
 def stated_of(machine: Machine, ceiling: Ceiling) -> Quantity | None:
     """What the GPU's datasheet has where a ceiling was measured; None on CPUs, and of GPUs not known."""
     if ceiling.setting.device != "cuda":

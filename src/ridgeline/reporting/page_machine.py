@@ -13,6 +13,7 @@ from ridgeline.reporting.html import Content, Markup, join, raw_data_script, tab
 from ridgeline.reporting.labels import at_work, datasheet_of, quantities_of, stated_of
 from ridgeline.reporting.links import link_matrix, link_rates
 from ridgeline.reporting.outages import outages_reading, outages_table
+from ridgeline.reporting.page_microarchitecture import microarchitecture_tables
 from ridgeline.reporting.page_storage import storage_tables
 from ridgeline.reporting.sections import chart, section, sentence
 from ridgeline.synchronisation import operations
@@ -73,6 +74,7 @@ def machine_section(machine: Machine | None, setting: Setting | None) -> Markup 
         machine_reading(machine, setting),
         _facts(machine),
         _curves(machine, setting),
+        microarchitecture_tables(machine.microarchitecture),
         storage_tables(machine.storage),
         tag("h3", "Every number, with its spread and source"),
         quantity_table(machine),

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.quantity import Quantity
+from ridgeline.reporting.labels import spread
 from ridgeline.reporting.text import bar, table, title
 from ridgeline.stairs import Stair
 
@@ -36,11 +36,6 @@ def stairs_text(stairs: Sequence[Stair], caches: Mapping[str, int]) -> Renderabl
             Text(f"{decades(stair.access_s.value)} {' '.join(ends)}", style="cyan"),
         )
     return Group(title("Staircase", "one access after another, by the bytes walked through"), rows)
-
-
-def spread(quantity: Quantity) -> str:
-    """The distance of the quartiles as a share of the median."""
-    return units.percent((quantity.high - quantity.low) / quantity.value)
 
 
 def decades(seconds: float) -> str:

@@ -9,7 +9,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ridgeline.codec import cache_directory
 from ridgeline.errors import MachineError
@@ -17,6 +19,20 @@ from ridgeline.errors import MachineError
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-std=gnu11")
 LIMIT_S = 60.0
+SOURCES = ("shared.h", "memory.c", "sharing.c", "vectors.c")
+"""Compiled as one, in this order."""
+VECTOR_BITS = (32, 128, 256, 512)
+"""Widths of vectors of 32-bit floats; the first is one float, as a loop has it that is not vectorised."""
+_COUNT, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_FUNCTIONS: dict[str, tuple[type[Any], ...]] = {
+    "ridgeline_chase": (_POINTER, _COUNT),
+    "ridgeline_read": (_POINTER, _COUNT, _COUNT),
+    "ridgeline_stride": (_POINTER, *(_COUNT,) * 3),
+    "ridgeline_draw": (_POINTER, *(_COUNT,) * 3, _POINTER),
+    "ridgeline_count": (_POINTER, _POINTER, _COUNT, _COUNT, _POINTER),
+    "ridgeline_additions": (_COUNT,),
+}
+"""What is in the library on every host, and what it takes; all return seconds."""
 
 
 @functools.cache
@@ -28,12 +44,8 @@ def library() -> ctypes.CDLL:
 
     Cost: a second, once a host.
     """
-    loaded = _loaded("memory")
-    for name, arguments in (
-        ("ridgeline_chase", (ctypes.c_void_p, ctypes.c_int64)),
-        ("ridgeline_read", (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)),
-        ("ridgeline_stride", (ctypes.c_void_p, *(ctypes.c_int64,) * 3)),
-    ):
+    loaded = _loaded("memory", SOURCES)
+    for name, arguments in _FUNCTIONS.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, ctypes.c_double
     return loaded
@@ -48,7 +60,7 @@ def storage_library() -> ctypes.CDLL:
 
     Cost: a second, once a host.
     """
-    loaded = _loaded("storage")
+    loaded = _loaded("storage", ("storage.c",))
     function = loaded.ridgeline_read_blocks
     address, number = ctypes.c_void_p, ctypes.c_int64
     function.argtypes = (ctypes.c_int, address, number, address, number, ctypes.c_double, address)
@@ -56,8 +68,25 @@ def storage_library() -> ctypes.CDLL:
     return loaded
 
 
-def _loaded(stem: str) -> ctypes.CDLL:
-    source = importlib.resources.files(__name__).joinpath(f"{stem}.c").read_bytes()
+def multiply_adds() -> dict[int, Callable[[int], float]]:
+    """By bits of a vector: seconds of so many multiply-adds of such vectors, a multiple of 48.
+
+    Only widths in which the compiler makes instructions for this processor.
+
+    Raises:
+        MachineError: see `library`.
+    """
+    found: dict[int, Callable[[int], float]] = {}
+    for bits in VECTOR_BITS:
+        function = getattr(library(), f"ridgeline_multiply_add_{bits}", None)
+        if function is not None:
+            function.argtypes, function.restype = (_COUNT,), ctypes.c_double
+            found[bits] = function
+    return found
+
+
+def _loaded(stem: str, sources: Sequence[str]) -> ctypes.CDLL:
+    source = _joined(sources)
     compiler = _compiler()
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, check=False, timeout=LIMIT_S
@@ -67,6 +96,14 @@ def _loaded(stem: str) -> ctypes.CDLL:
     if not path.is_file():
         _compile(compiler, source, path)
     return ctypes.CDLL(str(path))
+
+
+def _joined(sources: Sequence[str]) -> bytes:
+    folder = importlib.resources.files(__name__)
+    parts = (
+        f'#line 1 "{name}"\n'.encode() + folder.joinpath(name).read_bytes() for name in sources
+    )
+    return b"\n".join(parts)
 
 
 def _compiler() -> str:

@@ -1,17 +1,4 @@
 /* What memory costs, one access and many: loops that Python is too slow for. Compiled when first used. */
-#include <stdint.h>
-#include <time.h>
-
-static volatile uint64_t sink;
-
-static double seconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-#define TWICE(x) x x
-#define SIXTEEN(x) TWICE(TWICE(TWICE(TWICE(x))))
 
 /* Seconds of `hops` loads, each from the address that the one before it brought; a multiple of 16. The walk
    goes on where it was: from the beginning it would find its first lines in a cache. */
@@ -49,6 +36,22 @@ double ridgeline_stride(const uint64_t *words, int64_t count, int64_t stride, in
     __asm__ volatile("" : "+r"(words), "+r"(total));
   }
   double taken = seconds() - begun;
+  sink = total;
+  return taken;
+}
+
+/* Seconds of `loads` of words that lie whole strides apart, drawn from the first `count` (a power of two) of
+   them, each independent of the others. `state` goes on from call to call.
+   Source: the generator is Knuth's, MMIX; the upper bits, since its lower ones repeat soon. */
+double ridgeline_draw(const uint64_t *words, int64_t count, int64_t stride, int64_t loads, uint64_t *state) {
+  uint64_t total = 0, drawn = *state;
+  double begun = seconds();
+  for (int64_t load = 0; load < loads; ++load) {
+    drawn = drawn * 6364136223846793005u + 1442695040888963407u;
+    total += words[(int64_t)((drawn >> 33) & (uint64_t)(count - 1)) * stride];
+  }
+  double taken = seconds() - begun;
+  *state = drawn;
   sink = total;
   return taken;
 }

@@ -1,0 +1,80 @@
+"""Which cores this process may use, which of them are apart, and what they say that they can."""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+SYSTEM = Path("/sys/devices/system")
+
+
+def may_pin() -> bool:
+    """Whether the system lets a thread choose its cores."""
+    return hasattr(os, "sched_setaffinity")
+
+
+def allowed() -> tuple[int, ...]:
+    """Numbers of the cores that this thread may use, ascending; none where the system does not tell."""
+    return tuple(sorted(os.sched_getaffinity(0))) if may_pin() else ()
+
+
+@contextlib.contextmanager
+def pinned(cores: Iterable[int]) -> Iterator[None]:
+    """This thread runs on these cores only; afterwards where it ran before.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(cores))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def two_apart(cores: Iterable[int], system: Path = SYSTEM) -> tuple[int, int] | None:
+    """Two of these that do not share one core's caches as its threads do; None where there are none.
+
+    Where the system does not tell what is shared, as on many virtual machines, each counts as a core.
+    """
+    return next(
+        (
+            (one, other)
+            for one, other in itertools.combinations(cores, 2)
+            if other not in _threads(one, system)
+        ),
+        None,
+    )
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """A list as the system writes it, such as `0-3,8`, number by number."""
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """What the first processor says that it can, in the system's words; empty where it does not tell."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, words = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(words.split())
+    return frozenset()
+
+
+def _threads(core: int, system: Path) -> tuple[int, ...]:
+    try:
+        return numbers(
+            (system / "cpu" / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
+        )
+    except OSError:
+        return (core,)

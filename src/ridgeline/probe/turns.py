@@ -1,0 +1,49 @@
+"""Samples of several loops, taken in turns: what changes on the host meanwhile meets all of them alike."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from ridgeline.quantity import Sampled
+
+Name = TypeVar("Name")
+Taken = TypeVar("Taken")
+
+
+def in_turns(
+    loops: Mapping[Name, Callable[[], Taken]],
+    rounds: int,
+    least_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[Name, tuple[Taken, ...]]:
+    """So many samples of each loop, as the loops return them; those of a round belong together.
+
+    The order of a round is reversed in every second round, so that no loop always follows the same one.
+    Where `rounds` are over sooner than in `least_s` there are more, and some are kept, evenly: others who use
+    the host come and go within seconds, and samples of a moment would know nothing of them.
+
+    Args:
+        loops: Each returns a sample.
+        rounds: That are kept.
+        least_s: Seconds that they are spread over.
+        clock: Seconds.
+    """
+    names = list(loops)
+    found: list[dict[Name, Taken]] = []
+    begin = clock()
+    while len(found) < rounds or clock() < begin + least_s:
+        order = names if len(found) % 2 == 0 else names[::-1]
+        found.append({name: loops[name]() for name in order})
+    kept = evenly(found, rounds)
+    return {name: tuple(samples[name] for samples in kept) for name in names}
+
+
+def evenly(found: Sequence[Taken], most: int) -> list[Taken]:
+    """So many of these at most, as far apart as can be, in their order."""
+    count = min(most, len(found))
+    return [found[place * len(found) // count] for place in range(count)]
+
+
+def ratio(over: tuple[float, ...], under: tuple[float, ...]) -> Sampled:
+    """The quotients of two loops, round by round."""
+    return Sampled.measured([a / b for a, b in zip(over, under, strict=True)], "x")

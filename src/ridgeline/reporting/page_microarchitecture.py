@@ -1,0 +1,28 @@
+"""What a host does to memory access and arithmetic, in the report's section on the machine."""
+
+from ridgeline.microarchitecture import Microarchitecture
+from ridgeline.reporting.html import Markup, join, table, tag
+from ridgeline.reporting.microarchitecture import effects
+from ridgeline.reporting.sections import sentence
+
+
+def microarchitecture_tables(known: Microarchitecture) -> Markup | None:
+    """A table and a sentence for each effect that was measured; None without any."""
+    boxes = [
+        join(
+            (
+                tag("h3", effect.title),
+                sentence(effect.reading),
+                table(
+                    effect.head,
+                    effect.rows,
+                    caption=effect.title,
+                    numeric=range(1, len(effect.head)),
+                )
+                if effect.rows
+                else "",
+            )
+        )
+        for effect in effects(known)
+    ]
+    return tag("div", *(tag("div", box) for box in boxes), class_="grid2") if boxes else None

@@ -69,16 +69,6 @@ def test_what_cannot_be_trained_is_named(plan: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("plan", ["auto", rl.Plan()])
-def test_an_optimizer_that_evaluates_the_loss_is_refused(plan: Any) -> None:
-    """One gradient is made in a step."""
-    model = nn.Linear(2, 1)
-    assert refusal(plan, model=model, optimizer=torch.optim.LBFGS(model.parameters())) == (
-        "wanted an optimizer that takes one gradient a step, got LBFGS, whose step evaluates the loss by a "
-        "closure; train with it in a loop of your own"
-    )
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("plan", [rl.Plan(), rl.Plan(execution="compiled")])
 def test_a_module_of_torchscript_trains_as_a_loop_trains_it(plan: rl.Plan) -> None:

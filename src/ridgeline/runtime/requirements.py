@@ -1,6 +1,5 @@
 """What a training step asks of its optimizer, its numbers and its plan, before anything is touched."""
 
-import inspect
 import math
 
 import torch
@@ -67,8 +66,7 @@ def check_optimizer(optimizer: object) -> None:
     """A step calls the optimizer's methods.
 
     Raises:
-        PlanError: it is none of torch's (an object that wraps one, say), or evaluates the loss itself, as
-            often as it likes.
+        PlanError: it is none of torch's (an object that wraps one, say).
     """
     if not isinstance(optimizer, Optimizer):
         inner = [
@@ -82,12 +80,6 @@ def check_optimizer(optimizer: object) -> None:
         raise PlanError(
             f"wanted a torch.optim.Optimizer, got {type(optimizer).__name__}; give {what}, and call "
             "whatever else it does (setting learning rates, say) before or after each step"
-        )
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise PlanError(
-            f"wanted an optimizer that takes one gradient a step, got {type(optimizer).__name__}, whose step "
-            "evaluates the loss by a closure; train with it in a loop of your own"
         )
 
 

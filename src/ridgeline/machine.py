@@ -17,9 +17,7 @@ from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
 from ridgeline.limits import Limit
 from ridgeline.microarchitecture import Microarchitecture
-from ridgeline.quantity import LEAST as LEAST
-from ridgeline.quantity import MOST as MOST
-from ridgeline.quantity import Amount
+from ridgeline.quantity import LEAST, MOST, Amount
 from ridgeline.quantity import Quantity as Quantity
 from ridgeline.stairs import Stair
 from ridgeline.storage import Storage

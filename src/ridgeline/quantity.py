@@ -43,6 +43,11 @@ class Quantity(Value, frozen=True, kw_only=True):
         """A number nobody measured; shown as such wherever it is printed."""
         return cls(value=value, unit=unit, low=value, high=value, n=0, source="assumed")
 
+    @property
+    def spread(self) -> float:
+        """The distance of the quartiles as a share of the median; 0 of a median that is 0."""
+        return (self.high - self.low) / self.value if self.value else 0.0
+
     def times(self, factor: float) -> Self:
         """The number and its quartiles multiplied."""
         fields = {name: factor * getattr(self, name) for name in ("value", "low", "high")}
@@ -52,8 +57,7 @@ class Quantity(Value, frozen=True, kw_only=True):
         text = units.quantity(self.value, self.unit)
         if self.source != "measured":
             return f"{text} ({self.source})"
-        spread = (self.high - self.low) / self.value if self.value else 0.0
-        return f"{text} (spread {units.percent(spread)}, n={self.n})"
+        return f"{text} (spread {units.percent(self.spread)}, n={self.n})"
 
 
 class Sampled(Quantity, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from ridgeline.errors import TaskError
 from ridgeline.experiments.hybrid.calls import call_contenders
 from ridgeline.experiments.hybrid.cases import MODELS, Case, cases, left_out
 from ridgeline.experiments.hybrid.experiment import run
-from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, Limit, Row
+from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, LowerBound, Row
 from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.hybrid.text import experiment_text
 from ridgeline.experiments.plain_step import PlainStep
@@ -155,7 +155,7 @@ def test_text() -> None:
         ),
         calls=1000,
         turns=15,
-        limit=Limit(seconds=4e-6, reason="328 kFLOP"),
+        limit=LowerBound(seconds=4e-6, reason="328 kFLOP"),
     )
     host = Host(
         name="host",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ridgeline.errors import EngineError, TaskError
-from ridgeline.experiments.hybrid.result import Limit
+from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.experiments.ways.case import (
     Bound,
     Case,
@@ -266,7 +266,7 @@ FULL = WayCase(
         WayRow(way="by hand", kind="peer", status="skipped", reason="needs a CUDA device"),
         row("loading alone", "part", 1.6e-3),
     ),
-    limit=Limit(seconds=1.9e-3, reason="the longer"),
+    limit=LowerBound(seconds=1.9e-3, reason="the longer"),
     notes=("the law says so",),
 )
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.probe.blocks import Span, moved, one_by_one, pages, rate_of, seconds_of
+from ridgeline.probe.blocks import BlockSpan, moved, one_by_one, pages, rate_of, seconds_of
 from ridgeline.probe.storage import BLOCK_BYTES, PIECE_BYTES
 
 
@@ -42,7 +42,7 @@ def test_spans_come_in_the_order_of_their_ends(ends: list[int], batch: int) -> N
 
     halves = [ends[::2], ends[1::2]]
     spans = moved(step, halves, 4096, batch=batch)
-    assert spans == [Span(end - 0.5, float(end)) for end in sorted(ends)]
+    assert spans == [BlockSpan(end - 0.5, float(end)) for end in sorted(ends)]
 
 
 def test_time_that_is_over_leaves_every_thread_its_first_block() -> None:
@@ -105,7 +105,7 @@ def test_memory_begins_at_a_large_page(num_bytes: int) -> None:
 def test_rates_are_of_all_the_blocks(gaps: list[float], num_bytes: int) -> None:
     """Ten samples, or one a block; no sample is faster than the fastest block, nor slower than the slowest."""
     ends = list(itertools.accumulate(gaps))
-    spans = [Span(begun, end) for begun, end in itertools.pairwise((0.0, *ends))]
+    spans = [BlockSpan(begun, end) for begun, end in itertools.pairwise((0.0, *ends))]
     rate = rate_of(spans, num_bytes)
     assert rate.unit == "B/s"
     assert rate.n == min(10, len(gaps))
@@ -119,7 +119,9 @@ def test_steady_threads_move_as_many_times_as_there_are(
 ) -> None:
     """A block takes as long as it takes; so many threads move so many times as much."""
     spans = [
-        Span(each_s * turn, each_s * (turn + 1)) for turn in range(rounds) for _ in range(depth)
+        BlockSpan(each_s * turn, each_s * (turn + 1))
+        for turn in range(rounds)
+        for _ in range(depth)
     ]
     assert seconds_of(spans).value == pytest.approx(each_s)
     if rounds % 10 == 0:

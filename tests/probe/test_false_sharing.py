@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.probe import false_sharing, native
-from ridgeline.probe.false_sharing import INCREMENTS, Span, measure_false_sharing, together
+from ridgeline.probe.false_sharing import INCREMENTS, CountingSpan, measure_false_sharing, together
 
 SECONDS = st.floats(0.0, 1.0)
 
@@ -30,7 +30,7 @@ def test_only_rounds_in_which_both_counted_at_once_are_kept(
 ) -> None:
     """In each of them both did for nine tenths of the time in which either did; the slower one counts."""
     pairs = [
-        (Span(min(a, b), max(a, b) + 0.01), Span(min(c, d), max(c, d) + 0.01))
+        (CountingSpan(min(a, b), max(a, b) + 0.01), CountingSpan(min(c, d), max(c, d) + 0.01))
         for a, b, c, d in spans
     ]
     together_s = [min(one.end, other.end) - max(one.begin, other.begin) for one, other in pairs]
@@ -44,8 +44,8 @@ def test_only_rounds_in_which_both_counted_at_once_are_kept(
 
 def test_one_after_the_other_is_no_contention() -> None:
     """A thread that was interrupted counts alone, and as fast as if the line were its own."""
-    at_once = (Span(0.0, 1.0), Span(0.05, 1.0))
-    in_turn = (Span(0.0, 1.0), Span(1.0, 2.0))
+    at_once = (CountingSpan(0.0, 1.0), CountingSpan(0.05, 1.0))
+    in_turn = (CountingSpan(0.0, 1.0), CountingSpan(1.0, 2.0))
     assert together([[at_once, at_once], [at_once, in_turn]]) == [(1.0 / INCREMENTS,) * 2]
 
 
@@ -81,7 +81,9 @@ def test_a_system_that_does_not_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure_false_sharing().reason == said
 
 
-def made(monkeypatch: pytest.MonkeyPatch, rounds: Iterable[list[tuple[Span, Span]]]) -> None:
+def made(
+    monkeypatch: pytest.MonkeyPatch, rounds: Iterable[list[tuple[CountingSpan, CountingSpan]]]
+) -> None:
     """Two cores whose threads took these spans, and a clock that advances by a second a look."""
     left, clock = iter(rounds), iter(range(1000))
     monkeypatch.setattr(false_sharing, "allowed", lambda: (2, 5))
@@ -95,8 +97,8 @@ def test_the_slowdown_is_that_within_a_line_over_that_apart(
 ) -> None:
     """Round by round, for each distance beyond the line."""
 
-    def both(seconds: float) -> tuple[Span, Span]:
-        return Span(0.0, seconds), Span(0.0, seconds)
+    def both(seconds: float) -> tuple[CountingSpan, CountingSpan]:
+        return CountingSpan(0.0, seconds), CountingSpan(0.0, seconds)
 
     made(monkeypatch, [[both(8.0), both(2.0), both(1.0)]] * 9)
     found = measure_false_sharing()
@@ -111,7 +113,7 @@ def test_the_slowdown_is_that_within_a_line_over_that_apart(
 
 def test_cores_that_others_use_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """After some seconds it gives up, and says what it has seen."""
-    in_turn = (Span(0.0, 1.0), Span(1.0, 2.0))
+    in_turn = (CountingSpan(0.0, 1.0), CountingSpan(1.0, 2.0))
     made(monkeypatch, [[in_turn] * 3] * 99)
     found = measure_false_sharing()
     assert found.cores == (2, 5)

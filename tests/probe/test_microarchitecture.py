@@ -12,7 +12,7 @@ from ridgeline.machine import Machine
 from ridgeline.microarchitecture import FalseSharing, Microarchitecture, Nodes, PageLoads, Pages
 from ridgeline.probe import microarchitecture
 from ridgeline.probe.caches import Cache
-from ridgeline.probe.microarchitecture import Part, with_microarchitecture
+from ridgeline.probe.microarchitecture import FieldProbe, with_microarchitecture
 from ridgeline.quantity import Quantity, Sampled
 from strategies import make_machine
 
@@ -29,8 +29,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fields that were measured, by stand-ins."""
     found: list[str] = []
 
-    def part(field: str) -> Part:
-        return Part(field, f"the {field}", lambda: (found.append(field), FOUND[field])[1])
+    def part(field: str) -> FieldProbe:
+        return FieldProbe(field, f"the {field}", lambda: (found.append(field), FOUND[field])[1])
 
     monkeypatch.setattr(microarchitecture, "parts", lambda: tuple(map(part, FOUND)))
     return found

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.probe import storage_rates
-from ridgeline.probe.blocks import Span
+from ridgeline.probe.blocks import BlockSpan
 from ridgeline.probe.mounts import Mount
 from ridgeline.probe.storage import PIECE_BYTES, Scratch
 from ridgeline.probe.storage_rates import WAYS, room, with_storage
@@ -23,7 +23,7 @@ from strategies import make_machine, measured
 
 Usage = namedtuple("Usage", "total used free")  # noqa: PYI024 - as shutil's own
 ALL = [(way.operation, way.block_bytes, way.depth) for way in WAYS]
-SPANS = [Span(0.0, 1.0), Span(1.0, 2.0)]
+SPANS = [BlockSpan(0.0, 1.0), BlockSpan(1.0, 2.0)]
 
 
 def ways_of(machine: Machine) -> list[tuple[str, int, int]]:
@@ -36,20 +36,20 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, in
     """What a scratch file is asked for, by stand-ins; writing it takes its bytes."""
     asked: list[tuple[str, int]] = []
 
-    def write(self: Scratch, num_bytes: int, limit_s: float) -> list[Span]:
+    def write(self: Scratch, num_bytes: int, limit_s: float) -> list[BlockSpan]:
         asked.append(("write", num_bytes))
         self.num_bytes = num_bytes
         return SPANS
 
-    def append(self: Scratch, most: int, limit_s: float) -> list[Span]:
+    def append(self: Scratch, most: int, limit_s: float) -> list[BlockSpan]:
         asked.append(("synced append", 1))
         return SPANS
 
-    def read(self: Scratch, depth: int, limit_s: float) -> list[Span]:
+    def read(self: Scratch, depth: int, limit_s: float) -> list[BlockSpan]:
         asked.append(("read", depth))
         return SPANS
 
-    def read_at_random(self: Scratch, depth: int, limit_s: float) -> list[Span]:
+    def read_at_random(self: Scratch, depth: int, limit_s: float) -> list[BlockSpan]:
         asked.append(("read at random", depth))
         return SPANS
 
@@ -155,7 +155,7 @@ def test_what_was_found_before_a_fault_stays(
 ) -> None:
     """A drive that fails costs the ways that are left, with a warning, and not the profile."""
 
-    def fail(*_: object) -> list[Span]:
+    def fail(*_: object) -> list[BlockSpan]:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(Scratch, "read_at_random", fail)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ridgeline.probe import native, strides
 from ridgeline.probe.memory_levels import LINE_BYTES
-from ridgeline.probe.strides import Reader, measure_strides
+from ridgeline.probe.strides import StrideReader, measure_strides
 
 ADDRESS = 1 << 20
 
@@ -31,8 +31,8 @@ class Recorder:
         return 1e-9 * loads
 
 
-def reader(num_bytes: int, stride_bytes: int) -> Reader:
-    return Reader(SimpleNamespace(address=ADDRESS), num_bytes, stride_bytes)  # type: ignore[arg-type]
+def reader(num_bytes: int, stride_bytes: int) -> StrideReader:
+    return StrideReader(SimpleNamespace(address=ADDRESS), num_bytes, stride_bytes)  # type: ignore[arg-type]
 
 
 @given(st.integers(3, 12), st.integers(0, 4), st.lists(st.integers(1, 300), min_size=1, max_size=9))

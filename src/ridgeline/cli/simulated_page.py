@@ -12,7 +12,7 @@ from ridgeline.simulator.model import resized
 from ridgeline.simulator.scaling import ScalingPoint, scaling_curve
 from ridgeline.simulator.what_if import what_if
 from ridgeline.timeline import Timeline
-from ridgeline.verdict.predicted_scaling import predicted_scaling
+from ridgeline.verdict.predicted_scaling import PredictedScaling, predicted_scaling
 from ridgeline.verdict.scaling_nouns import Regime
 
 
@@ -43,8 +43,7 @@ def draw_curve(
     Cost: 105 predictions for the levers, and one for each number of workers.
     """
     most = points[-1].workers
-    load = found.load(most)
-    gains = levers(found.machine, load, resized(found.plan, most))
+    gains = levers(found.machine, found.load(most), resized(found.plan, most))
     best = max(gains, key=lambda lever: lever.gain)
     curves = dict(others)
     if best.low > LEAST_GAIN:
@@ -52,16 +51,7 @@ def draw_curve(
         curves.setdefault(
             lever_name(best), scaling_curve(faster, found.loads, found.plan, found.counts)
         )
-    scaling = predicted_scaling(
-        load.name,
-        regime,
-        load.samples * (most if regime == STRONG else 1),
-        found.machine,
-        found.plan,
-        points,
-        others=curves,
-        levers=gains,
-    )
+    scaling = _scaling(found, most, points, curves, regime, gains)
     return report(path, machine=found.machine, predicted_scaling=scaling, intensities=shared)
 
 
@@ -86,21 +76,32 @@ def draw_step(
     Raises:
         OSError: the file cannot be written.
     """
-    load = found.load(timeline.workers)
-    scaling = predicted_scaling(
+    scaling = _scaling(found, timeline.workers, points, others, STRONG, gains)
+    return report(
+        path,
+        machine=found.machine,
+        workload=found.load(timeline.workers),
+        predicted=timeline,
+        predicted_scaling=scaling,
+    )
+
+
+def _scaling(
+    found: Curve,
+    most: int,
+    points: Sequence[ScalingPoint],
+    others: Mapping[str, Sequence[ScalingPoint]],
+    regime: Regime,
+    gains: Sequence[Lever],
+) -> PredictedScaling:
+    load = found.load(most)
+    return predicted_scaling(
         load.name,
-        STRONG,
-        load.samples * timeline.workers,
+        regime,
+        load.samples * (most if regime == STRONG else 1),
         found.machine,
         found.plan,
         points,
         others=others,
         levers=gains,
-    )
-    return report(
-        path,
-        machine=found.machine,
-        workload=load,
-        predicted=timeline,
-        predicted_scaling=scaling,
     )

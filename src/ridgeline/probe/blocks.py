@@ -22,7 +22,7 @@ Step = Callable[[memoryview, Sequence[int], float], list[float]]
 """Moves blocks one after another, for so many seconds but at least one; begin, end, begin, end of each."""
 
 
-class Span(NamedTuple):
+class BlockSpan(NamedTuple):
     """When a block began to be moved and when it was there, in seconds of one clock."""
 
     begun_s: float
@@ -73,7 +73,7 @@ def moved(
     *,
     limit_s: float = math.inf,
     batch: int = 1,
-) -> list[Span]:
+) -> list[BlockSpan]:
     """The times of blocks that threads move, each one block after another, in the order of their ends.
 
     Args:
@@ -109,7 +109,7 @@ def moved(
         _run([threading.Thread(target=work, args=(mine,)) for mine in places], stop)
     for failure in failures:
         raise failure
-    spans = map(Span, times[::2], times[1::2])
+    spans = map(BlockSpan, times[::2], times[1::2])
     return sorted(spans, key=lambda span: span.ended_s)
 
 
@@ -128,12 +128,12 @@ def _run(threads: Sequence[threading.Thread], stop: threading.Event) -> None:
                 thread.join()
 
 
-def seconds_of(spans: Sequence[Span]) -> Quantity:
+def seconds_of(spans: Sequence[BlockSpan]) -> Quantity:
     """What a block took, from its beginning to its end."""
     return Quantity.measured([span.ended_s - span.begun_s for span in spans], "s")
 
 
-def rate_of(spans: Sequence[Span], num_bytes: int) -> Quantity:
+def rate_of(spans: Sequence[BlockSpan], num_bytes: int) -> Quantity:
     """Bytes per second of all threads together, one sample for each tenth of the blocks.
 
     Args:

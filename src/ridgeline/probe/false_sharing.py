@@ -71,14 +71,16 @@ def measure_false_sharing(system: Path = SYSTEM) -> FalseSharing:
     )
 
 
-class Span(NamedTuple):
+class CountingSpan(NamedTuple):
     """When a thread began to count, and when it was done; seconds of one clock."""
 
     begin: float
     end: float
 
 
-def together(rounds: Sequence[Sequence[tuple[Span, Span]]]) -> list[tuple[float, ...]]:
+def together(
+    rounds: Sequence[Sequence[tuple[CountingSpan, CountingSpan]]],
+) -> list[tuple[float, ...]]:
     """Seconds of an increment of the slower thread, of each round in which both always counted at once.
 
     Args:
@@ -91,13 +93,13 @@ def together(rounds: Sequence[Sequence[tuple[Span, Span]]]) -> list[tuple[float,
     ]
 
 
-def _share(one: Span, other: Span) -> float:
+def _share(one: CountingSpan, other: CountingSpan) -> float:
     """How much of the time in which either counted both did."""
     both = min(one.end, other.end) - max(one.begin, other.begin)
     return both / (max(one.end, other.end) - min(one.begin, other.begin))
 
 
-def _count(cores: Sequence[int]) -> list[list[tuple[Span, Span]]]:
+def _count(cores: Sequence[int]) -> list[list[tuple[CountingSpan, CountingSpan]]]:
     """Spans of two threads that count at once, by round and distance.
 
     Both run the same schedule and meet before each sample, in C, at a gate of that sample's own.
@@ -107,7 +109,7 @@ def _count(cores: Sequence[int]) -> list[list[tuple[Span, Span]]]:
     with Mapped(LINE_BYTES * (len(schedule) + GATES_AT)) as memory:
         memory.words[:] = 0
 
-        def run(number: int) -> list[Span]:
+        def run(number: int) -> list[CountingSpan]:
             span = (ctypes.c_double * 2)()
             counter, gate = memory.address, memory.address + GATES_AT * LINE_BYTES
             found = []
@@ -117,7 +119,7 @@ def _count(cores: Sequence[int]) -> list[list[tuple[Span, Span]]]:
                     for place, distance in enumerate(schedule):
                         here, at = counter + number * distance, gate + place * LINE_BYTES
                         count(here, at, len(cores), INCREMENTS, span)
-                        found.append(Span(*span))
+                        found.append(CountingSpan(*span))
             except BaseException:
                 met.abort()  # the other must not wait for a thread that could not be pinned
                 raise

@@ -18,7 +18,7 @@ from ridgeline.probe.strides import measure_strides
 from ridgeline.probe.vectors import measure_vectors
 
 
-class Part(NamedTuple):
+class FieldProbe(NamedTuple):
     """One field of `Microarchitecture`: how a person calls it, and what measures it."""
 
     field: str
@@ -55,20 +55,22 @@ def with_microarchitecture(
     return msgspec.structs.replace(machine, warnings=warnings)
 
 
-def parts() -> tuple[Part, ...]:
+def parts() -> tuple[FieldProbe, ...]:
     """The parts in the order in which they are measured: first what needs least memory."""
     half, whole = (walked_bytes(share) for share in (0.5, 1.0))
     walk = f"over {units.num_bytes(whole)}"
     return (
-        Part("vectors", "multiply-adds by width of vectors", measure_vectors),
-        Part("false_sharing", "two cores that write to one cache line", measure_false_sharing),
-        Part("strides", f"loads by stride {walk}", lambda: measure_strides(whole)),
-        Part(
+        FieldProbe("vectors", "multiply-adds by width of vectors", measure_vectors),
+        FieldProbe(
+            "false_sharing", "two cores that write to one cache line", measure_false_sharing
+        ),
+        FieldProbe("strides", f"loads by stride {walk}", lambda: measure_strides(whole)),
+        FieldProbe(
             "pages",
             f"small and large pages over {units.num_bytes(half)}",
             lambda: measure_pages(half),
         ),
-        Part("nodes", "nodes of memory", lambda: measure_nodes(half)),
+        FieldProbe("nodes", "nodes of memory", lambda: measure_nodes(half)),
     )
 
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from ridgeline.errors import MachineError
-from ridgeline.probe.blocks import Span, moved, one_by_one, pages
+from ridgeline.probe.blocks import BlockSpan, moved, one_by_one, pages
 from ridgeline.probe.native import storage_library
 
 BLOCK_BYTES, PIECE_BYTES = 4 << 10, 1 << 20
@@ -85,7 +85,7 @@ class Scratch:
             if file is not None:
                 os.close(file)
 
-    def write(self, num_bytes: int, limit_s: float = math.inf) -> list[Span]:
+    def write(self, num_bytes: int, limit_s: float = math.inf) -> list[BlockSpan]:
         """Write the file in order, a piece at a time, until it has so many bytes or the time is over.
 
         Where that goes through the cache, every sixteenth piece takes all before it to the drive.
@@ -103,7 +103,7 @@ class Scratch:
         os.fsync(self._cached)
         return spans
 
-    def append(self, most: int, limit_s: float = math.inf) -> list[Span]:
+    def append(self, most: int, limit_s: float = math.inf) -> list[BlockSpan]:
         """Append at most so many blocks through the cache, as programs do, each with an fsync behind it.
 
         Each takes the file system's own books to the drive, too, as the file grows.
@@ -118,7 +118,7 @@ class Scratch:
 
     def read(
         self, depth: int = 1, limit_s: float = math.inf, most: int | None = None
-    ) -> list[Span]:
+    ) -> list[BlockSpan]:
         """Read pieces in order, from the beginning again after the last; thread by thread at most so many."""
         pieces = self.num_bytes // PIECE_BYTES
         places = [
@@ -132,7 +132,7 @@ class Scratch:
 
     def read_at_random(
         self, depth: int = 1, limit_s: float = math.inf, most: int | None = None
-    ) -> list[Span]:
+    ) -> list[BlockSpan]:
         """Read blocks at random; thread by thread at most so many."""
         places = [itertools.islice(self._at_random(seed), most) for seed in range(depth)]
         return self._moved(places, BLOCK_BYTES, limit_s, batch=BATCH)
@@ -143,7 +143,7 @@ class Scratch:
 
     def _moved(
         self, places: Sequence[Iterator[int]], num_bytes: int, limit_s: float, batch: int
-    ) -> list[Span]:
+    ) -> list[BlockSpan]:
         if self.is_compiled:
             return moved(self._read_compiled, places, num_bytes, limit_s=limit_s, batch=batch)
         return moved(one_by_one(self._read), places, num_bytes, limit_s=limit_s)

@@ -10,7 +10,7 @@ import msgspec
 from ridgeline import units
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
-from ridgeline.probe.blocks import Span, rate_of, seconds_of
+from ridgeline.probe.blocks import BlockSpan, rate_of, seconds_of
 from ridgeline.probe.mounts import mount_of
 from ridgeline.probe.staircase import room_bytes
 from ridgeline.probe.storage import (
@@ -32,7 +32,7 @@ PREFIX = "no figures of storage: "
 NEXT = "run `ridgeline measure --full` in a directory where runs could be written"
 
 
-class Way(NamedTuple):
+class AccessTrial(NamedTuple):
     """One way of access: what `Access` says of it, and how long it is tried."""
 
     operation: Operation
@@ -42,13 +42,13 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way("write", PIECE_BYTES, 1, WRITE_S),
-    Way("synced append", BLOCK_BYTES, 1, 1.5),
-    Way("read", PIECE_BYTES, 1, 2.0),
-    Way("read", PIECE_BYTES, 4, 2.0),
-    Way("read at random", BLOCK_BYTES, 1, 2.0),
-    Way("read at random", BLOCK_BYTES, 4, 2.0),
-    Way("read at random", BLOCK_BYTES, 16, 2.0),
+    AccessTrial("write", PIECE_BYTES, 1, WRITE_S),
+    AccessTrial("synced append", BLOCK_BYTES, 1, 1.5),
+    AccessTrial("read", PIECE_BYTES, 1, 2.0),
+    AccessTrial("read", PIECE_BYTES, 4, 2.0),
+    AccessTrial("read at random", BLOCK_BYTES, 1, 2.0),
+    AccessTrial("read at random", BLOCK_BYTES, 4, 2.0),
+    AccessTrial("read at random", BLOCK_BYTES, 16, 2.0),
 )
 """The first also makes the file that the others use."""
 
@@ -121,12 +121,12 @@ def _refusal(folder: Path, error: OSError) -> str:
     return f"wanted to write and read a file in {shown(folder)}, got: {error.strerror or error}; {NEXT}"
 
 
-def _has(storage: Storage, way: Way) -> bool:
+def _has(storage: Storage, way: AccessTrial) -> bool:
     known = {(one.operation, one.block_bytes, one.depth) for one in storage.accesses}
     return (way.operation, way.block_bytes, way.depth) in known
 
 
-def _spans(scratch: Scratch, way: Way, most_bytes: int) -> list[Span]:
+def _spans(scratch: Scratch, way: AccessTrial, most_bytes: int) -> list[BlockSpan]:
     """What each block took that way."""
     match way.operation:
         case "write":
@@ -139,7 +139,7 @@ def _spans(scratch: Scratch, way: Way, most_bytes: int) -> list[Span]:
             return scratch.read_at_random(way.depth, way.limit_s)
 
 
-def _with(storage: Storage, way: Way, spans: list[Span], scratch: Scratch) -> Storage:
+def _with(storage: Storage, way: AccessTrial, spans: list[BlockSpan], scratch: Scratch) -> Storage:
     access = Access(
         operation=way.operation,
         block_bytes=way.block_bytes,

@@ -29,7 +29,7 @@ def measure_strides(num_bytes: int) -> Strides:
     library()  # before memory is taken
     with Mapped(num_bytes) as memory:
         memory.words[:] = 1  # what was never written is one page of zeros, wherever it is read
-        readers = {stride: Reader(memory, num_bytes, stride) for stride in STRIDES}
+        readers = {stride: StrideReader(memory, num_bytes, stride) for stride in STRIDES}
         loops = {}
         for stride, reader in readers.items():
             for name, run in (("in order", reader.in_order), ("at random", reader.at_random)):
@@ -56,12 +56,12 @@ def timed_at_random(memory: Mapped, num_bytes: int) -> Sample:
         memory: That is read.
         num_bytes: Of it; a power of two.
     """
-    run = Reader(memory, num_bytes, LINE_BYTES).at_random
+    run = StrideReader(memory, num_bytes, LINE_BYTES).at_random
     loads = enough(run, LEAST_LOADS, SHORT_S)
     return lambda: run(loads) / loads
 
 
-class Reader:
+class StrideReader:
     """Reads one word of every stride; each call goes on where the one before ended.
 
     Args:

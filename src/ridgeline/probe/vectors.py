@@ -68,21 +68,21 @@ def why_missing(bits: int, known: frozenset[str]) -> str:
     return f"{bits} bit: the compiler makes no such instructions for this processor"
 
 
-class Timed(NamedTuple):
+class ClockedSample(NamedTuple):
     """A sample in FLOP/s, and the clock of the core right behind it, in Hz."""
 
     rate: float
     clock: float
 
 
-def _timed(run: Callable[[int], float], bits: int) -> Callable[[], Timed]:
+def _timed(run: Callable[[int], float], bits: int) -> Callable[[], ClockedSample]:
     """A function that takes a sample."""
     operations = enough(run, AT_ONCE, SHORT_S)
     flops = 2 * (bits // FLOAT_BITS) * operations
     additions = library().ridgeline_additions
 
-    def sample() -> Timed:
+    def sample() -> ClockedSample:
         rate = flops / run(operations)
-        return Timed(rate, PER_TURN * CLOCK_TURNS / additions(CLOCK_TURNS))
+        return ClockedSample(rate, PER_TURN * CLOCK_TURNS / additions(CLOCK_TURNS))
 
     return sample

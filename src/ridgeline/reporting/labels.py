@@ -64,7 +64,7 @@ def quantities_of(machine: Machine) -> list[Figure]:
 
 def spread(quantity: Quantity) -> str:
     """The distance of the quartiles as a share of the median."""
-    return units.percent((quantity.high - quantity.low) / quantity.value)
+    return units.percent(quantity.spread)
 
 
 def stated_of(machine: Machine, ceiling: Ceiling) -> Quantity | None:

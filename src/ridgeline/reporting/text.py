@@ -73,13 +73,12 @@ def machine_text(machine: Machine) -> RenderableType:
     numbers = table(head, right=range(2, len(head) - 1))
     for figure in figures:
         number = figure.number
-        spread = (number.high - number.low) / number.value if number.value else 0.0
         numbers.add_row(
             figure.what,
             figure.where,
             units.quantity(number.value, number.unit),
             *([figure.beside] if known else []),
-            units.percent(spread) if number.n > 1 else "",
+            units.percent(number.spread) if number.n > 1 else "",
             str(number.n) if number.n else "",
             number.source if number.source == "measured" else Text(number.source, style="yellow"),
         )

@@ -13,6 +13,9 @@ from ridgeline.plan import Plan
 from ridgeline.runtime.world import JOIN, World
 from ridgeline.synchronisation import is_exact, replaces_update, shards_update, values_of
 
+_LOSSES = "torch.nn.modules."
+"""Where torch's own criteria are, whose calls take outputs and targets."""
+
 
 def check_training(optimizer: Optimizer, plan: Plan, clip_norm: float | None) -> None:
     """What a step asks of its optimizer and of clipping.
@@ -49,9 +52,6 @@ def check_parts(model: object, loss_fn: object, optimizer: object) -> None:
             "targets; write lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
     check_optimizer(optimizer)
-
-
-_LOSSES = "torch.nn.modules."
 
 
 def _is_functional(loss_fn: object) -> bool:

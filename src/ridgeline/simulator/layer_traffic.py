@@ -19,7 +19,7 @@ _GROUPS = 8
 """Place of the number of groups among the arguments of `aten.convolution`."""
 
 
-class Traffic(NamedTuple):
+class LayerTraffic(NamedTuple):
     """Bytes by module, of one worker's samples.
 
     `modules` are those that do something, in their order; `readers` the modules that use a parameter, by the
@@ -33,13 +33,13 @@ class Traffic(NamedTuple):
     recurrent: frozenset[str]
 
 
-def traffic_of(workload: Workload) -> Traffic:
+def traffic_of(workload: Workload) -> LayerTraffic:
     """The traffic of each module; none of a workload that does not tell where tensors lie."""
     walk = _Walk(workload)
     for op in workload.phase("forward"):
         if len(op.memory) == len(op.inputs) + len(op.outputs):
             walk.pass_by(op)
-    return Traffic(
+    return LayerTraffic(
         modules=tuple(dict.fromkeys(op.module for op in workload.phase("forward"))),
         readers={storage: tuple(modules) for storage, modules in walk.readers.items()},
         gathered=walk.gathered,

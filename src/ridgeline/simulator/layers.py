@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.codec import Value
-from ridgeline.simulator.layer_traffic import Traffic, traffic_of
+from ridgeline.simulator.layer_traffic import LayerTraffic, traffic_of
 from ridgeline.workload import Op, Workload
 
 ROOT = "(model)"
@@ -88,7 +88,7 @@ def layers_of(workload: Workload) -> Layers:
     return Layers(tuple(found), workload.flops - sum(layer.flops for layer in found))
 
 
-def _owners(workload: Workload, traffic: Traffic) -> dict[str, str]:
+def _owners(workload: Workload, traffic: LayerTraffic) -> dict[str, str]:
     """Parameter to the module that uses it: its own, else the nearest above that reads parameters."""
     readers = {module for modules in traffic.readers.values() for module in modules}
     return {
@@ -107,7 +107,7 @@ def _upwards(name: str) -> Iterator[str]:
         yield name
 
 
-def _joined(owners: Mapping[str, str], traffic: Traffic) -> list[frozenset[str]]:
+def _joined(owners: Mapping[str, str], traffic: LayerTraffic) -> list[frozenset[str]]:
     """The modules with parameters, those together that read the same ones."""
     groups: dict[str, frozenset[str]] = {
         module: frozenset((module,)) for module in dict.fromkeys(owners.values())
@@ -120,7 +120,7 @@ def _joined(owners: Mapping[str, str], traffic: Traffic) -> list[frozenset[str]]
     return list(dict.fromkeys(groups.values()))
 
 
-def _kind(workload: Workload, group: frozenset[str], traffic: Traffic) -> tuple[str, str]:
+def _kind(workload: Workload, group: frozenset[str], traffic: LayerTraffic) -> tuple[str, str]:
     """Family and dtype of the operator that does most, by FLOP, then by bytes."""
     mine = [op for op in workload.ops if op.phase == "forward" and op.module in group]
     op = max(mine, key=_weight, default=None)

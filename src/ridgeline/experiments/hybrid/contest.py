@@ -24,7 +24,7 @@ from ridgeline.experiments.hybrid.cases import PURPOSES, Case
 from ridgeline.experiments.hybrid.check import Seen, begin, difference, observe
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant
 from ridgeline.experiments.hybrid.limit import limit_of
-from ridgeline.experiments.hybrid.result import BASE, CaseResult, Limit, Row, break_even
+from ridgeline.experiments.hybrid.result import BASE, CaseResult, LowerBound, Row, break_even
 from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
 from ridgeline.probe.timing import synchronize, time_block
@@ -160,7 +160,7 @@ class Contest:
 
         return turn
 
-    def _limit(self) -> Limit | None:
+    def _limit(self) -> LowerBound | None:
         base = self._entrants.get(BASE)
         if base is None:
             return None
@@ -170,7 +170,7 @@ class Contest:
             self._notes.append(f"no limit, for counting FLOP failed: {reason_of(error)}")
             return None
 
-    def _result(self, samples: Samples, calls: int, limit: Limit | None) -> CaseResult:
+    def _result(self, samples: Samples, calls: int, limit: LowerBound | None) -> CaseResult:
         peers = [c.name for c in self.contenders if c.kind == "peer" and c.name in samples]
         ratios = {peer: times_faster(samples, peer) for peer in peers}
         return CaseResult(

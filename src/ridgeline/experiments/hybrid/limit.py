@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ridgeline import units
 from ridgeline.experiments.hybrid.cases import Case
 from ridgeline.experiments.hybrid.entrant import Entrant, Inputs
-from ridgeline.experiments.hybrid.result import Limit
+from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.probe.timing import sample
 from ridgeline.tracing.flops import flops
 
@@ -38,7 +38,7 @@ class CountFlops(TorchDispatchMode):
         return result
 
 
-def limit_of(case: Case, entrant: Entrant, batch: Inputs) -> Limit | None:
+def limit_of(case: Case, entrant: Entrant, batch: Inputs) -> LowerBound | None:
     """The limit of a case, from one more eager call; None for a program without matrix products.
 
     Args:
@@ -58,7 +58,7 @@ def limit_of(case: Case, entrant: Entrant, batch: Inputs) -> Limit | None:
     rate = matmul_rate(case.device, torch.bfloat16 if case.precision == "bf16" else torch.float32)
     what = "matrix products and convolutions at the measured rate of matrix products"
     reason = f"{units.quantity(counted.total, 'FLOP')} of {what}, {units.quantity(rate, 'FLOP/s')}"
-    return Limit(seconds=counted.total / rate, reason=reason)
+    return LowerBound(seconds=counted.total / rate, reason=reason)
 
 
 def matmul_rate(device: str, dtype: torch.dtype) -> float:

@@ -48,7 +48,7 @@ class Row(Value, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class Limit(Value, frozen=True, kw_only=True):
+class LowerBound(Value, frozen=True, kw_only=True):
     """A time that no program can go below, and how it was found."""
 
     seconds: float
@@ -68,7 +68,7 @@ class CaseResult(Value, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     calls: int = 0
     turns: int = 0
-    limit: Limit | None = None
+    limit: LowerBound | None = None
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
 

@@ -174,7 +174,7 @@ def start_lines(summary: Summary) -> Iterator[tuple[str, str]]:
 def spread_of(result: NetworkResult) -> float | None:
     """How far apart the quartiles of the training steps are, over their median: the machine's own drift."""
     trained = None if result.headline is None else result.headline.trained_s
-    return None if trained is None else (trained.high - trained.low) / trained.value
+    return None if trained is None else trained.spread
 
 
 def _by_family(results: Sequence[NetworkResult], *, is_after: bool) -> dict[Family, Errors]:

@@ -21,7 +21,7 @@ from ridgeline.experiments.contests import (
     release_memory,
     torch_threads,
 )
-from ridgeline.experiments.hybrid.result import Limit
+from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way
 from ridgeline.experiments.ways.result import WayCase, WayRow, hidden_share
@@ -268,10 +268,10 @@ def _limits(bound: Bound, samples: Samples) -> list[float]:
     return [bound.seconds(dict(zip(samples, turn, strict=True))) for turn in turns]
 
 
-def _limit(bound: Bound | None, limits: list[float], units: int) -> Limit | None:
+def _limit(bound: Bound | None, limits: list[float], units: int) -> LowerBound | None:
     if bound is None or not limits:
         return None
-    return Limit(seconds=spread(limits).value / units, reason=bound.reason)
+    return LowerBound(seconds=spread(limits).value / units, reason=bound.reason)
 
 
 def _hidden(bound: Bound | None, samples: Samples, name: str) -> float | None:

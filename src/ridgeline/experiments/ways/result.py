@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from ridgeline.codec import Noun, Value
-from ridgeline.experiments.hybrid.result import Limit, Status
+from ridgeline.experiments.hybrid.result import LowerBound, Status
 from ridgeline.machine import Device, Host, Quantity
 
 WayName = Literal["async", "parallel", "overlap", "allreduce", "sync", "kvstore"]
@@ -23,7 +23,7 @@ class WayRow(Value, frozen=True, kw_only=True):
         status: `failed` and `skipped` have a reason and no figures.
         seconds: Of one unit of the case: a run, a task, a batch.
         times_faster: Than the case's first way, turn by turn.
-        of_limit: Limit over seconds, turn by turn: 1.0 cannot be beaten; None for parts.
+        of_limit: LowerBound over seconds, turn by turn: 1.0 cannot be beaten; None for parts.
         difference: Largest, from the results of the first way, over their largest value.
         hidden: Share of the shorter part that ran while the longer one did: 1.0 hides all of it.
         peak_bytes: Most bytes of items that were alive at once, where the case counts them.
@@ -73,7 +73,7 @@ class WayCase(Value, frozen=True, kw_only=True):
     unit: str = "run"
     calls: int = 0
     turns: int = 0
-    limit: Limit | None = None
+    limit: LowerBound | None = None
     skipped: str = ""
     elapsed_s: float = 0.0
     notes: tuple[str, ...] = ()

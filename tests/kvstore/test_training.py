@@ -255,14 +255,19 @@ def test_training_survives_servers_that_are_killed(workers: Workers, tmp_path: P
 
 
 def test_a_run_tells_of_outages_that_it_went_through(workers: Workers, tmp_path: Path) -> None:
-    """Those of all workers, on all; what is taken up again from a checkpoint still knows of them."""
+    """Those of all workers, on all; what is taken up again from a checkpoint still knows of them.
+
+    On a host that is busy servers may be silent for seconds besides, also after the run was taken up again.
+    """
     store = {**SERVERS, "staleness": 0, "snapshots": str(tmp_path / "servers")}
     folder = str(tmp_path / "run")
     told = [one["told"] for one in workers.ask("reported", 4, store=store, folder=folder, kills=2)]
     assert told == [told[0]] * 4
     first, second = told[0]
-    assert second == first
-    assert sorted(re.findall(r"worker (\d) did not hear of server 0", " ".join(first))) == [*"0123"]
+    assert [outage for outage in second if outage in first] == first
+    assert all("it came back" in outage for outage in second if outage not in first)
+    replaced = [outage for outage in first if "another took its place" in outage]
+    assert sorted(re.findall(r"worker (\d) did not hear of server 0", " ".join(replaced))) == [*"0123"]
 
 
 @pytest.mark.parametrize(("staleness", "is_unequal"), [(-1, True), (2, False)])

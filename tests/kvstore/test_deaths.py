@@ -20,7 +20,7 @@ def processes() -> Any:
 @pytest.fixture(autouse=True)
 def usual_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of this process are quick, and share memory elsewhere, here alone."""
-    monkeypatch.setattr(dying.connections, "Channel", dying.connections.Channel)
+    monkeypatch.setattr(dying.connections, "Connection", dying.connections.Connection)
     monkeypatch.setattr(dying.segment, "SHARED_FILES", dying.segment.SHARED_FILES)
 
 

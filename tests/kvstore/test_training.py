@@ -267,7 +267,9 @@ def test_a_run_tells_of_outages_that_it_went_through(workers: Workers, tmp_path:
     assert [outage for outage in second if outage in first] == first
     assert all("it came back" in outage for outage in second if outage not in first)
     replaced = [outage for outage in first if "another took its place" in outage]
-    assert sorted(re.findall(r"worker (\d) did not hear of server 0", " ".join(replaced))) == [*"0123"]
+    assert sorted(re.findall(r"worker (\d) did not hear of server 0", " ".join(replaced))) == [
+        *"0123"
+    ]
 
 
 @pytest.mark.parametrize(("staleness", "is_unequal"), [(-1, True), (2, False)])

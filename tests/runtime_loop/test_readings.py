@@ -92,7 +92,7 @@ def test_compiling_in_a_trial_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
         limits.append(forms.limit_s)
         raise InterruptedError
 
-    monkeypatch.setattr(plan_trial, "TrainStep", made)
+    monkeypatch.setattr(plan_trial, "PlannedStep", made)
     task = load_task("mlp", data_dir=None, batch_size=64)
     for more in ({}, {"compile_limit_s": 2.0}):
         with pytest.raises(InterruptedError):

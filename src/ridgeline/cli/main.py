@@ -97,8 +97,9 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
 
 
 def load_verb(name: str) -> Verb:
-    """The command of a verb, from its module."""
-    command: Verb = importlib.import_module(f"ridgeline.cli.{name}").Command()
+    """The command of a verb, from its module: `MeasureCommand` of `cli/measure.py`."""
+    module = importlib.import_module(f"ridgeline.cli.{name}")
+    command: Verb = getattr(module, f"{name.capitalize()}Command")()
     return command
 
 

@@ -17,6 +17,7 @@ from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
 from ridgeline.limits import Limit
 from ridgeline.microarchitecture import Microarchitecture
+from ridgeline.operator_dispatch import OperatorDispatch
 from ridgeline.quantity import LEAST, MOST, Amount
 from ridgeline.quantity import Quantity as Quantity
 from ridgeline.stairs import Stair
@@ -277,8 +278,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     `effort` tells how thoroughly. Nobody measures `cluster` and `stragglers`: people write how more such
     hosts are joined, and how much devices that do the same differ.
     `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
-    system. These and `microarchitecture` come with a full measurement. `limits` are those of the process that
-    measured last.
+    system. These, `microarchitecture` and `operator_dispatch` come with a full measurement. `limits` are
+    those of the process that measured last.
     """
 
     kind: ClassVar[str] = "machine"
@@ -301,6 +302,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     caches: dict[str, int] = {}
     stairs: tuple[Stair, ...] = ()
     microarchitecture: Microarchitecture = Microarchitecture()
+    operator_dispatch: tuple[OperatorDispatch, ...] = ()
     storage: tuple[Storage, ...] = ()
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()

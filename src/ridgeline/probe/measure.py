@@ -27,6 +27,7 @@ from ridgeline.probe.group import Group
 from ridgeline.probe.limits import limits
 from ridgeline.probe.microarchitecture import with_microarchitecture
 from ridgeline.probe.missing import merge, requests
+from ridgeline.probe.operator_dispatch import with_operator_dispatch
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.staircase import with_stairs
 from ridgeline.probe.storage_rates import with_storage
@@ -209,8 +210,14 @@ def _kept(machine: Machine, hosts: int = 1) -> Machine:
 
 def _completed(machine: Machine, say: Progress) -> Machine:
     """The profile with what only a full measurement has, each part kept as it comes."""
-    machine = with_microarchitecture(with_stairs(machine, _kept, say), _kept, say)
-    return with_storage(machine, _kept, say)
+    for part in (
+        with_operator_dispatch,
+        with_stairs,
+        with_microarchitecture,
+        with_storage,
+    ):
+        machine = part(machine, _kept, say)
+    return machine
 
 
 def _blank() -> Machine:

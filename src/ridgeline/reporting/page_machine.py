@@ -12,8 +12,9 @@ from ridgeline.reporting.charts import training_figures
 from ridgeline.reporting.html import Content, Markup, join, raw_data_script, table, tag
 from ridgeline.reporting.labels import at_work, datasheet_of, quantities_of, stated_of
 from ridgeline.reporting.links import link_matrix, link_rates
+from ridgeline.reporting.machine_effects import machine_effects
 from ridgeline.reporting.outages import outages_reading, outages_table
-from ridgeline.reporting.page_microarchitecture import microarchitecture_tables
+from ridgeline.reporting.page_effects import effect_tables
 from ridgeline.reporting.page_storage import storage_tables
 from ridgeline.reporting.sections import chart, section, sentence
 from ridgeline.synchronisation import operations
@@ -74,7 +75,7 @@ def machine_section(machine: Machine | None, setting: Setting | None) -> Markup 
         machine_reading(machine, setting),
         _facts(machine),
         _curves(machine, setting),
-        microarchitecture_tables(machine.microarchitecture),
+        effect_tables(machine_effects(machine)),
         storage_tables(machine.storage),
         tag("h3", "Every number, with its spread and source"),
         quantity_table(machine),

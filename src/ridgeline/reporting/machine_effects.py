@@ -1,0 +1,14 @@
+"""All that a full measurement finds beside ceilings, tables by size and files, for terminal and page."""
+
+from ridgeline.machine import Machine
+from ridgeline.reporting.dispatch_effects import dispatch_effects
+from ridgeline.reporting.effects import Effect
+from ridgeline.reporting.microarchitecture import host_effects
+
+
+def machine_effects(machine: Machine) -> tuple[Effect, ...]:
+    """Those that were measured: what issuing costs first, then the host."""
+    return (
+        *dispatch_effects(machine.operator_dispatch),
+        *host_effects(machine.microarchitecture),
+    )

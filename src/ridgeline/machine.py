@@ -13,6 +13,7 @@ from msgspec import Meta
 from ridgeline.cluster import Level
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import MachineError
+from ridgeline.gpu_levels import GpuLevels
 from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
 from ridgeline.limits import Limit
@@ -278,8 +279,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     `effort` tells how thoroughly. Nobody measures `cluster` and `stragglers`: people write how more such
     hosts are joined, and how much devices that do the same differ.
     `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
-    system. These, `microarchitecture` and `operator_dispatch` come with a full measurement. `limits` are
-    those of the process that measured last.
+    system. These, `microarchitecture`, `operator_dispatch` and `gpu` come with a full measurement. `limits`
+    are those of the process that measured last.
     """
 
     kind: ClassVar[str] = "machine"
@@ -303,6 +304,7 @@ class Machine(Noun, frozen=True, kw_only=True):
     stairs: tuple[Stair, ...] = ()
     microarchitecture: Microarchitecture = Microarchitecture()
     operator_dispatch: tuple[OperatorDispatch, ...] = ()
+    gpu: GpuLevels = GpuLevels()
     storage: tuple[Storage, ...] = ()
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -3,12 +3,14 @@
 from ridgeline.machine import Machine
 from ridgeline.reporting.dispatch_effects import dispatch_effects
 from ridgeline.reporting.effects import Effect
+from ridgeline.reporting.gpu_effects import gpu_effects
 from ridgeline.reporting.microarchitecture import host_effects
 
 
 def machine_effects(machine: Machine) -> tuple[Effect, ...]:
-    """Those that were measured: what issuing costs first, then the host."""
+    """Those that were measured: what issuing costs, then the GPU, then the host."""
     return (
         *dispatch_effects(machine.operator_dispatch),
+        *gpu_effects(machine.gpu),
         *host_effects(machine.microarchitecture),
     )

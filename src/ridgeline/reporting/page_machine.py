@@ -15,6 +15,7 @@ from ridgeline.reporting.links import link_matrix, link_rates
 from ridgeline.reporting.machine_effects import machine_effects
 from ridgeline.reporting.outages import outages_reading, outages_table
 from ridgeline.reporting.page_effects import effect_tables
+from ridgeline.reporting.page_gpu import gpu_charts
 from ridgeline.reporting.page_storage import storage_tables
 from ridgeline.reporting.sections import chart, section, sentence
 from ridgeline.synchronisation import operations
@@ -227,6 +228,7 @@ def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
         add("link-matrix", title, _links_reading(machine), link_matrix_figure(matrix))
     if machine.stairs:
         add("staircase", "Memory by size", _stairs_reading(machine), staircase_figure(machine))
+    boxes += gpu_charts(machine.gpu)
     if setting is not None:
         for unit, title in (
             ("FLOP/s", "Rate by operation size"),

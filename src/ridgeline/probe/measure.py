@@ -22,6 +22,7 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.probe import fingerprint as identity
 from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import SURVEY, survey_in_group
+from ridgeline.probe.contention import with_contention
 from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.gpu_levels import with_gpu_levels
 from ridgeline.probe.group import Group
@@ -213,6 +214,7 @@ def _completed(machine: Machine, say: Progress) -> Machine:
     """The profile with what only a full measurement has, each part kept as it comes."""
     for part in (
         with_operator_dispatch,
+        with_contention,
         with_gpu_levels,
         with_stairs,
         with_microarchitecture,

@@ -15,7 +15,6 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.probe import contention
 from ridgeline.probe.contention import (
     family_calls,
-    in_worker,
     measure_contention,
     settings_without,
     with_contention,
@@ -167,20 +166,3 @@ def test_two_workers_measure_each_family_beside_all_reduces() -> None:
         assert one.setting == TWO
         assert (one.compute_slowdown.n, one.transfer_slowdown.n) == (1, 2)
         assert min(*one.compute_slowdown.samples, *one.transfer_slowdown.samples) >= 1.0
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_alone_copies_beside_each_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To it and back."""
-    monkeypatch.setattr(contention, "ROUNDS", 1)
-    found = msgspec.json.decode(
-        in_worker(msgspec.json.encode(Setting(device="cuda"))), type=tuple[Contention, ...]
-    )
-    families = get_args(ComputeFamily)
-    assert [(one.transfer, one.family) for one in found] == [
-        (transfer, family)
-        for transfer in ("host_to_device", "device_to_host")
-        for family in families
-    ]
-    assert all(1.0 <= one.compute_slowdown.value < 5.0 for one in found)

@@ -17,7 +17,6 @@ from ridgeline.probe.operator_dispatch import (
     CallSeconds,
     SmallCall,
     in_worker,
-    measure_operator_dispatch,
     seconds_of,
     small_calls,
     with_operator_dispatch,
@@ -122,17 +121,6 @@ def test_every_class_is_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(min(one.plain.samples) > 0.0 for one in found)
     assert [one.kind for one in found if one.recorded is None] == ["optimizer"]
     assert all((one.recorded is None) == (one.backward is None) for one in found)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_every_class_is_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same calls on tensors there."""
-    monkeypatch.setattr(operator_dispatch, "ROUNDS", 3)
-    monkeypatch.setattr(operator_dispatch, "LEAST_S", 0.0)
-    found = measure_operator_dispatch(torch.device("cuda", 0))
-    assert {one.device for one in found} == {"cuda"}
-    assert all(min(one.plain.samples) > 0.0 for one in found)
 
 
 def answered(

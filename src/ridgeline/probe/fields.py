@@ -9,6 +9,8 @@ from ridgeline.codec import Value
 from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 
+PREFIX = "not measured: "
+
 
 class FieldProbe(NamedTuple):
     """One field of a value: how a person calls it, and what measures it."""
@@ -36,8 +38,12 @@ def with_fields(
         say: Takes a line before each field.
         heading: Begins these lines.
 
-    Cost: that of the probes. Those that end in a `MachineError` cost their field, and a warning says so.
+    Cost: that of the probes. Those that end in a `MachineError` cost their field, and a warning says so,
+        which goes when they are measured.
     """
+    mine = frozenset(probe.name for probe in probes)
+    others = tuple(line for line in machine.warnings if not _is_of(line, mine))
+    machine = msgspec.structs.replace(machine, warnings=others)
     missing = [probe for probe in probes if getattr(getattr(machine, value), probe.field) is None]
     refused: dict[str, list[str]] = {}
     for number, probe in enumerate(missing, 1):
@@ -49,6 +55,12 @@ def with_fields(
             continue
         known = msgspec.structs.replace(getattr(machine, value), **{probe.field: found})
         machine = keep(msgspec.structs.replace(machine, **{value: known}))
-    told = [f"not measured: {', '.join(names)}: {error}" for error, names in refused.items()]
+    told = [f"{PREFIX}{', '.join(names)}: {error}" for error, names in refused.items()]
     warnings = tuple(dict.fromkeys((*machine.warnings, *told)))
     return msgspec.structs.replace(machine, warnings=warnings)
+
+
+def _is_of(warning: str, names: frozenset[str]) -> bool:
+    """Whether it tells that some of these were not measured."""
+    told, colon, _ = warning.removeprefix(PREFIX).partition(": ")
+    return warning.startswith(PREFIX) and bool(colon) and names.issuperset(told.split(", "))

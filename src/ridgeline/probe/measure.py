@@ -69,7 +69,7 @@ def measure(
     collectives are measured every time: the network between them is nobody's property.
 
     Args:
-        quick: Fewer sizes and samples, under 20 s; False takes minutes, walks through memory and times files.
+        quick: Fewer sizes and samples, under 20 s; False takes minutes, and adds what only a full one has.
         workload: Also time its distinct operators, about 4 s for each setting.
         settings: How devices will be shared. None: on GPUs 1, 2, 4 ... of them; on the CPU one worker
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.

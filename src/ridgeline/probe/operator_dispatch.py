@@ -23,7 +23,7 @@ from ridgeline.quantity import Sampled
 
 SIDE = 8
 """Of the tensors: their work takes well under the microseconds of a call."""
-LONG, SHORT = 64, 16
+LONG, SHORT = 128, 16
 """Calls of a chain. Backward is timed over both, so that its start is not in the seconds of a call."""
 FOREACH = 8
 """Parameters that one call of the optimizer's operator updates."""
@@ -157,7 +157,7 @@ def seconds_of(call: SmallCall, clock: Callable[[], float] = time.perf_counter) 
         call: Which one.
         clock: Seconds.
 
-    Cost: 160 calls and, where gradients pass, backward of 80; synchronises the device before each chain.
+    Cost: 288 calls and, where gradients pass, backward of 144; synchronises the device before each chain.
     """
     with torch.no_grad():
         _chain(call, SHORT)  # another class came before

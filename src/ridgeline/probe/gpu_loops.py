@@ -48,11 +48,7 @@ class CudaLoops:
         Raises:
             MachineError: kernels cannot be compiled.
         """
-        words = self._memory(num_bytes)
-        order = torch.randperm(num_bytes // LINE_BYTES, device=self._device)
-        addresses = order.mul(LINE_BYTES).add_(words.data_ptr())
-        self._at.copy_(addresses[:1])
-        words[order.mul_(LINE_BYTES // WORD_BYTES)] = addresses.roll(-1)
+        self._at.copy_(lay_walk(self._memory(num_bytes)))
         self.access(min(num_bytes // LINE_BYTES, MOST_WARMING))
 
     def access(self, loads: int) -> float:
@@ -88,7 +84,8 @@ class CudaLoops:
         """So many bytes in words of 8, the same ones again and again."""
         count = num_bytes // WORD_BYTES
         if count > self._words.numel():
-            self._words = self._made(0)  # given back before more is taken
+            self._words = self._made(0)
+            torch.cuda.empty_cache()  # else each size would be held beside the next
             self._words = self._made(count)
         return self._words[:count]
 
@@ -97,6 +94,24 @@ class CudaLoops:
         return seconds_of_launch(
             lambda: launch(grid=(blocks, 1, 1), block=(threads, 1, 1), args=[*arguments])
         )
+
+
+def lay_walk(words: Tensor) -> Tensor:
+    """Write a random walk into the first word of each line: the address of the next, one circle through all.
+
+    Args:
+        words: [n] int64, contiguous; n is a multiple of the words of a line.
+
+    Returns:
+        [1] int64, on the same device: the address that it begins with.
+
+    Cost: for a while a quarter of the memory of `words` again.
+    """
+    per_line = LINE_BYTES // WORD_BYTES
+    order = torch.randperm(words.numel() // per_line, device=words.device)
+    addresses = order.mul(LINE_BYTES).add_(words.data_ptr())
+    words[order.mul_(per_line)] = addresses.roll(-1)
+    return addresses[:1]
 
 
 def seconds_of_launch(launch: Callable[[], object]) -> float:

@@ -20,7 +20,7 @@ from ridgeline.probe.contention import (
     with_contention,
 )
 from ridgeline.probe.group import run_in_group
-from ridgeline.probe.overlap import Round
+from ridgeline.probe.overlap import OverlapRound
 from ridgeline.probe.peers import Peers
 from ridgeline.quantity import Sampled
 from strategies import make_machine
@@ -74,12 +74,14 @@ def test_each_family_has_its_slowdowns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of computing those of the slowest worker, of transfers those of all; the first round warms up."""
     rounds: dict[int, int] = {}
 
-    def beside(compute: Callable[[], torch.Tensor], message: torch.Tensor, peers: Peers) -> Round:
+    def beside(
+        compute: Callable[[], torch.Tensor], message: torch.Tensor, peers: Peers
+    ) -> OverlapRound:
         assert message.nbytes == 4 << 20
         size = compute().numel()
         rounds[size] = rounds.get(size, 0) + 1
         is_warm = rounds[size] > 1
-        return Round(2.0 if is_warm else 99.0, 3.0 if is_warm else 99.0, 1e-3)
+        return OverlapRound(2.0 if is_warm else 99.0, 3.0 if is_warm else 99.0, 1e-3)
 
     monkeypatch.setattr(contention, "beside_all_reduces", beside)
     peers: Any = SimpleNamespace(

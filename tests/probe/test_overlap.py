@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.probe.overlap import Round, computing_slowdowns, rounds_of, transfer_slowdowns
+from ridgeline.probe.overlap import OverlapRound, computing_slowdowns, rounds_of, transfer_slowdowns
 
-ROUNDS = [Round(slow, 2.0 * slow, 1e-3) for slow in (1.0, 2.5, 0.25)]
+ROUNDS = [OverlapRound(slow, 2.0 * slow, 1e-3) for slow in (1.0, 2.5, 0.25)]
 
 
 def beside(device: str) -> Any:
@@ -32,5 +32,5 @@ def test_of_transfers_all_workers_count_and_nobody_is_faster_than_alone(device: 
 
 def test_a_round_before_the_others_warms_up() -> None:
     """It is not among them."""
-    taken = iter([Round(9.0, 9.0, 9.0), *ROUNDS])
+    taken = iter([OverlapRound(9.0, 9.0, 9.0), *ROUNDS])
     assert rounds_of(lambda: next(taken), 3) == ROUNDS

@@ -21,7 +21,7 @@ from ridgeline.probe.group import run_in_group
 from ridgeline.probe.overlap import (
     MESSAGE_BYTES,
     Compute,
-    Round,
+    OverlapRound,
     Transfer,
     beside_all_reduces,
     beside_on_stream,
@@ -56,7 +56,7 @@ class TransferRound(NamedTuple):
 
     transfer: TransferKind
     num_bytes: int
-    together: Callable[[Compute], Round]
+    together: Callable[[Compute], OverlapRound]
 
 
 def with_contention(
@@ -173,7 +173,7 @@ def _transfers(peers: Peers) -> tuple[TransferRound, ...]:
     if peers.size > 1:
         message = torch.zeros(MESSAGE_BYTES // 4, device=peers.device)
 
-        def reduced(compute: Compute) -> Round:
+        def reduced(compute: Compute) -> OverlapRound:
             return beside_all_reduces(compute, message, peers)
 
         return (TransferRound("collective", MESSAGE_BYTES, reduced),)
@@ -182,7 +182,7 @@ def _transfers(peers: Peers) -> tuple[TransferRound, ...]:
     there = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=peers.device)
     here = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def copied(transfer: Transfer) -> Callable[[Compute], Round]:
+    def copied(transfer: Transfer) -> Callable[[Compute], OverlapRound]:
         return lambda compute: beside_on_stream(compute, transfer, peers)
 
     to_device = copied(lambda: there.copy_(here, non_blocking=True))

@@ -24,7 +24,7 @@ Transfer = Callable[[], object]
 """Enqueues one on the current stream."""
 
 
-class Round(NamedTuple):
+class OverlapRound(NamedTuple):
     """Slowdowns of one round, and the seconds of one call of what computes, alone."""
 
     compute: float
@@ -63,13 +63,13 @@ def _measure(setting: Setting, compute: Compute, peers: Peers, rounds: int) -> O
     )
 
 
-def rounds_of(together: Callable[[], Round], rounds: int) -> list[Round]:
+def rounds_of(together: Callable[[], OverlapRound], rounds: int) -> list[OverlapRound]:
     """So many rounds; one before them warms up."""
     together()
     return [together() for _ in range(rounds)]
 
 
-def computing_slowdowns(found: Sequence[Round], peers: Peers) -> list[float]:
+def computing_slowdowns(found: Sequence[OverlapRound], peers: Peers) -> list[float]:
     """What computing loses: on GPUs of all workers, on CPUs of each round that of the slowest worker.
 
     There threads share cores unevenly, and all wait for it.
@@ -80,7 +80,7 @@ def computing_slowdowns(found: Sequence[Round], peers: Peers) -> list[float]:
     return [max(values) for values in zip(*peers.gather(mine), strict=True)]
 
 
-def transfer_slowdowns(found: Sequence[Round], peers: Peers) -> list[float]:
+def transfer_slowdowns(found: Sequence[OverlapRound], peers: Peers) -> list[float]:
     """What transferring loses, of all workers."""
     return _of_all([max(1.0, one.communication) for one in found], peers)
 
@@ -89,7 +89,7 @@ def _of_all(mine: list[float], peers: Peers) -> list[float]:
     return [value for row in peers.gather(mine) for value in row]
 
 
-def beside_all_reduces(compute: Compute, message: torch.Tensor, peers: Peers) -> Round:
+def beside_all_reduces(compute: Compute, message: torch.Tensor, peers: Peers) -> OverlapRound:
     """One round of computing beside all-reduces of a message; every peer calls this."""
     if peers.device.type == "cpu":
         return _together_on_cpu(compute, message, peers)
@@ -115,7 +115,7 @@ def product(side: int, device: torch.device) -> Compute:
     return lambda: torch.mm(a, a)
 
 
-def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> Round:
+def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> OverlapRound:
     """Rates in the window in which all-reduces are in flight, by rates alone."""
     peers.barrier()
     compute_s = seconds_of_call(0.08, compute)
@@ -139,7 +139,7 @@ def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> R
         done += 1
     window = time.perf_counter() - start
     _wait(works)
-    return Round(window / max(done, 1) / compute_s, window / count / message_s, compute_s)
+    return OverlapRound(window / max(done, 1) / compute_s, window / count / message_s, compute_s)
 
 
 def seconds_of_call(seconds: float, compute: Compute) -> float:
@@ -162,7 +162,7 @@ def _first(value: float, peers: Peers) -> float:
     return peers.gather([value])[0][0]
 
 
-def beside_on_stream(compute: Compute, transfer: Transfer, peers: Peers) -> Round:
+def beside_on_stream(compute: Compute, transfer: Transfer, peers: Peers) -> OverlapRound:
     """One round of kernels beside transfers, from events at the ends of the streams of both.
 
     Each side is measured while the other side has three times as much to do, so that it never runs alone.
@@ -176,7 +176,7 @@ def beside_on_stream(compute: Compute, transfer: Transfer, peers: Peers) -> Roun
     busy_compute = _on_streams(compute, few, transfer, messages, side, peers)[0] / few
     computes = max(1, round(many * message_s / compute_s))
     busy_message = _on_streams(compute, computes, transfer, few, side, peers)[1] / few
-    return Round(busy_compute / compute_s, busy_message / message_s, compute_s)
+    return OverlapRound(busy_compute / compute_s, busy_message / message_s, compute_s)
 
 
 def _on_streams(

@@ -12,32 +12,23 @@ from msgspec import Meta
 
 from ridgeline.cluster import Level
 from ridgeline.codec import Noun, Value
+from ridgeline.contention import Contention
 from ridgeline.errors import MachineError
+from ridgeline.gpu_levels import GpuLevels
 from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
 from ridgeline.limits import Limit
 from ridgeline.microarchitecture import Microarchitecture
+from ridgeline.operator_dispatch import OperatorDispatch
 from ridgeline.quantity import LEAST, MOST, Amount
 from ridgeline.quantity import Quantity as Quantity
+from ridgeline.setting import Setting as Setting
 from ridgeline.stairs import Stair
 from ridgeline.storage import Storage
 from ridgeline.stragglers import Stragglers
 
 LEAST_RATE = 1.0
 """FLOP/s or B/s: no device is slower, and no prediction at this rate leaves the range of numbers."""
-
-
-class Setting(Value, frozen=True, kw_only=True):
-    """How a device is shared: `workers` processes at once, `threads` each (0 on GPUs)."""
-
-    device: Literal["cpu", "cuda"]
-    workers: Annotated[int, Meta(ge=1)] = 1
-    threads: Annotated[int, Meta(ge=0)] = 0
-
-    def __str__(self) -> str:
-        if self.device == "cuda":
-            return f"{self.workers} x cuda"
-        return f"{self.workers} x {self.threads} cpu threads"
 
 
 class Host(Value, frozen=True, kw_only=True):
@@ -277,8 +268,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     `effort` tells how thoroughly. Nobody measures `cluster` and `stragglers`: people write how more such
     hosts are joined, and how much devices that do the same differ.
     `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
-    system. These and `microarchitecture` come with a full measurement. `limits` are those of the process that
-    measured last.
+    system. These, `microarchitecture`, `operator_dispatch`, `gpu` and `contention` come with a full
+    measurement. `limits` are those of the process that measured last.
     """
 
     kind: ClassVar[str] = "machine"
@@ -301,6 +292,9 @@ class Machine(Noun, frozen=True, kw_only=True):
     caches: dict[str, int] = {}
     stairs: tuple[Stair, ...] = ()
     microarchitecture: Microarchitecture = Microarchitecture()
+    operator_dispatch: tuple[OperatorDispatch, ...] = ()
+    gpu: GpuLevels = GpuLevels()
+    contention: tuple[Contention, ...] = ()
     storage: tuple[Storage, ...] = ()
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.machine import Setting
-from ridgeline.probe import ceilings, codecs, collectives, fingerprint, overlap
+from ridgeline.probe import ceilings, codecs, collectives, contention, fingerprint, overlap
 from ridgeline.probe.measure import measure
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.peers import Peers
@@ -88,6 +88,15 @@ def small_survey(request: bytes) -> bytes:
         checks=(timed.check,),
     )
     return msgspec.json.encode(findings)
+
+
+SHORT_CONTENTION = "probe_targets:short_contention"
+
+
+def short_contention(request: bytes) -> bytes:
+    """What contends at the setting in the request, of one round each."""
+    contention.ROUNDS = 1
+    return contention.in_worker(request)
 
 
 def measure_in_place(request: bytes) -> bytes:

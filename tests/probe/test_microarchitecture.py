@@ -12,7 +12,8 @@ from ridgeline.machine import Machine
 from ridgeline.microarchitecture import FalseSharing, Microarchitecture, Nodes, PageLoads, Pages
 from ridgeline.probe import microarchitecture
 from ridgeline.probe.caches import Cache
-from ridgeline.probe.microarchitecture import FieldProbe, with_microarchitecture
+from ridgeline.probe.fields import FieldProbe
+from ridgeline.probe.microarchitecture import with_microarchitecture
 from ridgeline.quantity import Quantity, Sampled
 from strategies import make_machine
 

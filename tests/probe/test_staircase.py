@@ -113,6 +113,8 @@ def test_a_full_measurement_walks_and_times_files_and_a_quick_one_does_not(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "with_stairs", with_stairs)
     monkeypatch.setattr(measure, "with_microarchitecture", with_nodes)
+    for name in ("with_operator_dispatch", "with_contention", "with_gpu_levels"):
+        monkeypatch.setattr(measure, name, lambda one, keep, say: one)
     monkeypatch.setattr(
         measure, "with_storage", lambda one, keep, say: (timed.append(one.stairs), one)[1]
     )

@@ -19,10 +19,12 @@ from ridgeline.microarchitecture import (
     Vectors,
 )
 from ridgeline.quantity import Sampled
-from ridgeline.reporting.microarchitecture import Effect, effects
+from ridgeline.reporting.effects import Effect
+from ridgeline.reporting.machine_effects import machine_effects
+from ridgeline.reporting.microarchitecture import host_effects
 from ridgeline.reporting.page_machine import machine_section
 from ridgeline.reporting.text import as_text
-from ridgeline.reporting.text_microarchitecture import microarchitecture_texts
+from ridgeline.reporting.text_effects import effect_texts
 
 GIB = 1 << 30
 
@@ -102,14 +104,14 @@ def nodes(reason: str = "") -> Nodes:
 
 def one(**parts: object) -> Effect:
     """The only effect of a host of which only this is known."""
-    (effect,) = effects(msgspec.convert(parts, Microarchitecture, from_attributes=True))
+    (effect,) = host_effects(msgspec.convert(parts, Microarchitecture, from_attributes=True))
     return effect
 
 
 def test_what_was_not_measured_is_not_shown() -> None:
     """In no place: not in the terminal, not on the page."""
-    assert effects(Microarchitecture()) == ()
-    assert microarchitecture_texts(Microarchitecture()) == []
+    assert machine_effects(make_machine()) == ()
+    assert effect_texts(()) == []
     assert "False sharing" not in str(machine_section(make_machine(), None))
 
 
@@ -212,8 +214,8 @@ def test_terminal_and_page_show_the_same() -> None:
     )
     machine = msgspec.structs.replace(make_machine(), microarchitecture=known)
     page = str(machine_section(machine, None)).replace("\xa0", " ").replace("&#x27;", "'")
-    text = " ".join(as_text(*microarchitecture_texts(known)).split())
-    shown = effects(known)
+    shown = machine_effects(machine)
+    text = " ".join(as_text(*effect_texts(shown)).split())
     assert len(shown) == 5
     for effect in shown:
         for part in (effect.title, effect.reading, *effect.head, *sum(effect.rows, ())):

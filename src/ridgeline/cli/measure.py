@@ -4,9 +4,10 @@ import argparse
 
 from ridgeline.cli.command import FINE, Output
 from ridgeline.cli.output_file import output_file
+from ridgeline.reporting.machine_effects import machine_effects
 from ridgeline.reporting.text import machine_text
+from ridgeline.reporting.text_effects import effect_texts
 from ridgeline.reporting.text_limits import limits_text
-from ridgeline.reporting.text_microarchitecture import microarchitecture_texts
 from ridgeline.reporting.text_stairs import stairs_text
 from ridgeline.reporting.text_storage import storage_text
 
@@ -40,7 +41,7 @@ class MeasureCommand:
         shown = [machine_text(machine)]
         if machine.stairs:
             shown.append(stairs_text(machine.stairs, machine.caches))
-        shown += microarchitecture_texts(machine.microarchitecture)
+        shown += effect_texts(machine_effects(machine))
         if machine.storage:
             shown.append(storage_text(machine.storage))
         if machine.limits:

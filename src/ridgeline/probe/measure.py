@@ -22,11 +22,14 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.probe import fingerprint as identity
 from ridgeline.probe.apart import time_apart, without_timings
 from ridgeline.probe.attempts import SURVEY, survey_in_group
+from ridgeline.probe.contention import with_contention
 from ridgeline.probe.fitting import expected_s, fitted
+from ridgeline.probe.gpu_levels import with_gpu_levels
 from ridgeline.probe.group import Group
 from ridgeline.probe.limits import limits
 from ridgeline.probe.microarchitecture import with_microarchitecture
 from ridgeline.probe.missing import merge, requests
+from ridgeline.probe.operator_dispatch import with_operator_dispatch
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.staircase import with_stairs
 from ridgeline.probe.storage_rates import with_storage
@@ -66,7 +69,7 @@ def measure(
     collectives are measured every time: the network between them is nobody's property.
 
     Args:
-        quick: Fewer sizes and samples, under 20 s; False takes minutes, walks through memory and times files.
+        quick: Fewer sizes and samples, under 20 s; False takes minutes, and adds what only a full one has.
         workload: Also time its distinct operators, about 4 s for each setting.
         settings: How devices will be shared. None: on GPUs 1, 2, 4 ... of them; on the CPU one worker
             with one thread, one with all cores, and 2, 4 ... workers that divide the cores.
@@ -209,8 +212,16 @@ def _kept(machine: Machine, hosts: int = 1) -> Machine:
 
 def _completed(machine: Machine, say: Progress) -> Machine:
     """The profile with what only a full measurement has, each part kept as it comes."""
-    machine = with_microarchitecture(with_stairs(machine, _kept, say), _kept, say)
-    return with_storage(machine, _kept, say)
+    for part in (
+        with_operator_dispatch,
+        with_contention,
+        with_gpu_levels,
+        with_stairs,
+        with_microarchitecture,
+        with_storage,
+    ):
+        machine = part(machine, _kept, say)
+    return machine
 
 
 def _blank() -> Machine:

@@ -1,29 +1,17 @@
 """What a host does to memory access and arithmetic: the profile with what it lacks, kept part by part."""
 
 from collections.abc import Callable
-from typing import NamedTuple
-
-import msgspec
 
 from ridgeline import units
-from ridgeline.codec import Value
-from ridgeline.errors import MachineError
 from ridgeline.machine import Machine
 from ridgeline.probe.caches import caches
 from ridgeline.probe.false_sharing import measure_false_sharing
+from ridgeline.probe.fields import FieldProbe, with_fields
 from ridgeline.probe.nodes import measure_nodes
 from ridgeline.probe.pages import measure_pages
 from ridgeline.probe.staircase import room_bytes, sizes
 from ridgeline.probe.strides import measure_strides
 from ridgeline.probe.vectors import measure_vectors
-
-
-class FieldProbe(NamedTuple):
-    """One field of `Microarchitecture`: how a person calls it, and what measures it."""
-
-    field: str
-    name: str
-    measure: Callable[[], Value]
 
 
 def with_microarchitecture(
@@ -39,20 +27,7 @@ def with_microarchitecture(
     Cost: one core for about 20 s, and two for 3 s, and memory of eight times the largest cache, at most a
         quarter of what is free. Without a C compiler nothing is measured, and a warning says so.
     """
-    missing = [part for part in parts() if getattr(machine.microarchitecture, part.field) is None]
-    refused: dict[str, list[str]] = {}
-    for number, part in enumerate(missing, 1):
-        say(f"processor: {part.name} ({number} of {len(missing)})")
-        try:
-            value = part.measure()
-        except MachineError as error:
-            refused.setdefault(str(error), []).append(part.name)
-            continue
-        known = msgspec.structs.replace(machine.microarchitecture, **{part.field: value})
-        machine = keep(msgspec.structs.replace(machine, microarchitecture=known))
-    told = [f"not measured: {', '.join(names)}: {error}" for error, names in refused.items()]
-    warnings = tuple(dict.fromkeys((*machine.warnings, *told)))
-    return msgspec.structs.replace(machine, warnings=warnings)
+    return with_fields(machine, "microarchitecture", parts(), keep, say, "processor")
 
 
 def parts() -> tuple[FieldProbe, ...]:

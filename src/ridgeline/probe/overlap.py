@@ -1,7 +1,7 @@
 """How much computing and communicating slow each other when both run at once."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,8 @@ KERNEL_SIDES = (1024, 2048, 4096)
 of the GPU to many times what it holds at once."""
 
 Compute = Callable[[], object]
+Transfer = Callable[[], object]
+"""Enqueues one on the current stream."""
 
 
 class OverlapRound(NamedTuple):
@@ -42,42 +44,56 @@ def measure_overlap(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Ove
     """
     rounds = (1 if quick else 3) * ROUNDS
     if peers.device.type == "cpu":
-        return (_measure(setting, computing_mix(), _together_on_cpu, peers, rounds),)
+        return (_measure(setting, computing_mix(), peers, rounds),)
     return tuple(
-        _measure(setting, _product(side, peers.device), _together_on_gpu, peers, rounds)
-        for side in KERNEL_SIDES
+        _measure(setting, product(side, peers.device), peers, rounds) for side in KERNEL_SIDES
     )
 
 
-def _measure(
-    setting: Setting,
-    compute: Compute,
-    together: Callable[[Compute, torch.Tensor, Peers], OverlapRound],
-    peers: Peers,
-    rounds: int,
-) -> Overlap:
+def _measure(setting: Setting, compute: Compute, peers: Peers, rounds: int) -> Overlap:
     message = torch.zeros(MESSAGE_BYTES // 4, device=peers.device)
-    together(compute, message, peers)  # warms up
-    found = [together(compute, message, peers) for _ in range(rounds)]
-    call = _merge([one.call_s for one in found], "s", peers)
-    merge = _slowest if peers.device.type == "cpu" else _merge
+    found = rounds_of(lambda: beside_all_reduces(compute, message, peers), rounds)
     return Overlap(
         setting=setting,
-        compute_slowdown=merge([max(1.0, one.compute) for one in found], "x", peers),
-        communication_slowdown=_merge([max(1.0, one.communication) for one in found], "x", peers),
-        kernel=call if peers.device.type == "cuda" else None,
+        compute_slowdown=Quantity.measured(computing_slowdowns(found, peers), "x"),
+        communication_slowdown=Quantity.measured(transfer_slowdowns(found, peers), "x"),
+        kernel=Quantity.measured(_of_all([one.call_s for one in found], peers), "s")
+        if peers.device.type == "cuda"
+        else None,
     )
 
 
-def _merge(samples: list[float], unit: str, peers: Peers) -> Quantity:
-    return Quantity.measured([value for row in peers.gather(samples) for value in row], unit)
+def rounds_of(together: Callable[[], OverlapRound], rounds: int) -> list[OverlapRound]:
+    """So many rounds; one before them warms up."""
+    together()
+    return [together() for _ in range(rounds)]
 
 
-def _slowest(samples: list[float], unit: str, peers: Peers) -> Quantity:
-    """Of each round that of the slowest worker: threads share cores unevenly, and all wait for it."""
-    return Quantity.measured(
-        [max(values) for values in zip(*peers.gather(samples), strict=True)], unit
-    )
+def computing_slowdowns(found: Sequence[OverlapRound], peers: Peers) -> list[float]:
+    """What computing loses: on GPUs of all workers, on CPUs of each round that of the slowest worker.
+
+    There threads share cores unevenly, and all wait for it.
+    """
+    mine = [max(1.0, one.compute) for one in found]
+    if peers.device.type != "cpu":
+        return _of_all(mine, peers)
+    return [max(values) for values in zip(*peers.gather(mine), strict=True)]
+
+
+def transfer_slowdowns(found: Sequence[OverlapRound], peers: Peers) -> list[float]:
+    """What transferring loses, of all workers."""
+    return _of_all([max(1.0, one.communication) for one in found], peers)
+
+
+def _of_all(mine: list[float], peers: Peers) -> list[float]:
+    return [value for row in peers.gather(mine) for value in row]
+
+
+def beside_all_reduces(compute: Compute, message: torch.Tensor, peers: Peers) -> OverlapRound:
+    """One round of computing beside all-reduces of a message; every peer calls this."""
+    if peers.device.type == "cpu":
+        return _together_on_cpu(compute, message, peers)
+    return beside_on_stream(compute, lambda: dist.all_reduce(message, group=peers.group), peers)
 
 
 def computing_mix() -> Compute:
@@ -93,7 +109,7 @@ def computing_mix() -> Compute:
     return run
 
 
-def _product(side: int, device: torch.device) -> Compute:
+def product(side: int, device: torch.device) -> Compute:
     """One kernel on a GPU."""
     a = torch.rand(side, side, device=device, dtype=torch.float16)
     return lambda: torch.mm(a, a)
@@ -146,32 +162,32 @@ def _first(value: float, peers: Peers) -> float:
     return peers.gather([value])[0][0]
 
 
-def _together_on_gpu(compute: Compute, message: torch.Tensor, peers: Peers) -> OverlapRound:
-    """From events at the ends of the computing and communicating streams.
+def beside_on_stream(compute: Compute, transfer: Transfer, peers: Peers) -> OverlapRound:
+    """One round of kernels beside transfers, from events at the ends of the streams of both.
 
     Each side is measured while the other side has three times as much to do, so that it never runs alone.
     """
     side = torch.cuda.Stream(peers.device)
-    compute_s = _on_streams(compute, 20, message, 0, side, peers)[0] / 20
-    message_s = _on_streams(compute, 0, message, 20, side, peers)[1] / 20
+    compute_s = _on_streams(compute, 20, transfer, 0, side, peers)[0] / 20
+    message_s = _on_streams(compute, 0, transfer, 20, side, peers)[1] / 20
     compute_s, message_s = _first(compute_s, peers), _first(message_s, peers)
     few, many = 10, 30
     messages = max(1, round(many * compute_s / message_s))
-    busy_compute = _on_streams(compute, few, message, messages, side, peers)[0] / few
+    busy_compute = _on_streams(compute, few, transfer, messages, side, peers)[0] / few
     computes = max(1, round(many * message_s / compute_s))
-    busy_message = _on_streams(compute, computes, message, few, side, peers)[1] / few
+    busy_message = _on_streams(compute, computes, transfer, few, side, peers)[1] / few
     return OverlapRound(busy_compute / compute_s, busy_message / message_s, compute_s)
 
 
 def _on_streams(
     compute: Compute,
     computes: int,
-    message: torch.Tensor,
-    messages: int,
+    transfer: Transfer,
+    transfers: int,
     side: torch.cuda.Stream,
     peers: Peers,
 ) -> tuple[float, float]:
-    """Seconds until the computing stream is done, and until the communicating stream is done."""
+    """Seconds until the computing stream is done, and until the transferring stream is done."""
     peers.barrier()
     main = torch.cuda.current_stream(peers.device)
     begin, end, side_end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
@@ -179,8 +195,8 @@ def _on_streams(
     begin.record(main)
     side.wait_event(begin)
     with torch.cuda.stream(side):
-        for _ in range(messages):
-            dist.all_reduce(message, group=peers.group)
+        for _ in range(transfers):
+            transfer()
         side_end.record(side)
     for _ in range(computes):
         compute()

@@ -21,7 +21,7 @@ def collectives_figure(machine: Machine) -> Figure:
         ]
         for entry in machine.collectives
     }
-    return _rates(curves, "message size", "B", "bytes/s")
+    return rates_figure(curves, "message size", "B", "bytes/s")
 
 
 def links_figure(machine: Machine) -> Figure:
@@ -30,7 +30,7 @@ def links_figure(machine: Machine) -> Figure:
         kind: [(size, size / seconds, seconds) for size, seconds in table.items()]
         for kind, table in links_by_kind(machine).items()
     }
-    return _rates(curves, "copy size", "B", "bytes/s")
+    return rates_figure(curves, "copy size", "B", "bytes/s")
 
 
 def efficiency_figure(machine: Machine, setting: Setting, unit: str) -> Figure:
@@ -45,13 +45,13 @@ def efficiency_figure(machine: Machine, setting: Setting, unit: str) -> Figure:
         if ceiling.setting == setting and ceiling.curve and ceiling.rate.unit == unit
     }
     work = unit.partition("/")[0]
-    return _rates(curves, f"work per operation, {work}", work, unit)
+    return rates_figure(curves, f"work per operation, {work}", work, unit)
 
 
-def _rates(
+def rates_figure(
     curves: Mapping[str, Sequence[tuple[float, float, float]]], x: str, x_unit: str, y_unit: str
 ) -> Figure:
-    """Log-log lines of (size, rate, seconds)."""
+    """Log-log lines of (size, rate, seconds) by name; units of sizes and rates."""
     data = [
         line(
             [point[0] for point in points],

@@ -1,7 +1,5 @@
 """What a host does to memory access and arithmetic, in tables and sentences for terminal and page."""
 
-from typing import NamedTuple
-
 from ridgeline import units
 from ridgeline.microarchitecture import (
     FalseSharing,
@@ -13,23 +11,12 @@ from ridgeline.microarchitecture import (
     Vectors,
 )
 from ridgeline.quantity import Quantity
+from ridgeline.reporting.effects import Effect, samples, seconds, times, with_spread
 from ridgeline.reporting.labels import spread
 from ridgeline.stairs import WORD_BYTES
 
 
-class Effect(NamedTuple):
-    """One effect: the columns, the rows in them, and what it means for a training step.
-
-    The first column says what a row is about, the others are numbers.
-    """
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    reading: str
-
-
-def effects(known: Microarchitecture) -> tuple[Effect, ...]:
+def host_effects(known: Microarchitecture) -> tuple[Effect, ...]:
     """Those that were measured."""
     found = (
         None if known.strides is None else _strides(known.strides),
@@ -46,17 +33,17 @@ def _strides(strides: Strides) -> Effect:
     rows = tuple(
         (
             units.num_bytes(point.stride_bytes),
-            *_seconds(point.in_order),
-            *_seconds(point.at_random),
-            _times(point.at_random.value / point.in_order.value),
+            *seconds(point.in_order),
+            *seconds(point.at_random),
+            times(point.at_random.value / point.in_order.value),
         )
         for point in strides.points
     )
     reading = (
         f"Over {units.num_bytes(strides.num_bytes)}, a load every {units.num_bytes(last.stride_bytes)} costs "
-        f"{_times(last.in_order.value / first.in_order.value)} as much as one every "
+        f"{times(last.in_order.value / first.in_order.value)} as much as one every "
         f"{units.num_bytes(first.stride_bytes)}, and at random "
-        f"{_times(last.at_random.value / first.in_order.value)}; operators on transposed or sliced tensors "
+        f"{times(last.at_random.value / first.in_order.value)}; operators on transposed or sliced tensors "
         "pay the first, lookups of single values the second."
     )
     head = ("Stride", "In order", "Spread", "At random", "Spread", "Random / in order")
@@ -75,8 +62,8 @@ def _pages(pages: Pages) -> Effect:
         rows.append(_page_row(large, waiting.large, independent.large))
         reading = (
             f"In small pages a load at random in {units.num_bytes(pages.num_bytes)} takes "
-            f"{_with_spread(waiting.gain)} as long as in large where it waits for the one before it, and "
-            f"{_with_spread(independent.gain)} where none waits; embedding tables and cached samples pay "
+            f"{with_spread(waiting.gain)} as long as in large where it waits for the one before it, and "
+            f"{with_spread(independent.gain)} where none waits; embedding tables and cached samples pay "
             "this, unless large ones are asked for (of torch's allocator by THP_MEM_ALLOC_ENABLE=1)."
         )
     head = ("Page", "Load that waits", "Spread", "Independent load", "Spread", "Samples")
@@ -84,19 +71,19 @@ def _pages(pages: Pages) -> Effect:
 
 
 def _page_row(page: str, waiting: Quantity, independent: Quantity) -> tuple[str, ...]:
-    return page, *_seconds(waiting), *_seconds(independent), _samples(waiting)
+    return page, *seconds(waiting), *seconds(independent), samples(waiting)
 
 
 def _false_sharing(sharing: FalseSharing) -> Effect:
     rows = tuple(
-        (units.num_bytes(one.distance_bytes), *_seconds(one.increment), _samples(one.increment))
+        (units.num_bytes(one.distance_bytes), *seconds(one.increment), samples(one.increment))
         for one in sharing.counters
     )
     if not sharing.slowdowns:
         reading = f"Not measured: {sharing.reason}."
     else:
         than = " and ".join(
-            f"{_with_spread(slowdown)} slower than {units.num_bytes(one.distance_bytes)} apart"
+            f"{with_spread(slowdown)} slower than {units.num_bytes(one.distance_bytes)} apart"
             for slowdown, one in zip(sharing.slowdowns, sharing.counters[1:], strict=True)
         )
         one, other = sharing.cores
@@ -115,15 +102,15 @@ def _vectors(vectors: Vectors) -> Effect:
             units.quantity(one.rate.value, one.rate.unit),
             spread(one.rate),
             units.digits3(one.per_cycle.value),
-            _times(one.gain.value),
-            _samples(one.rate),
+            times(one.gain.value),
+            samples(one.rate),
         )
         for index, one in enumerate(vectors.rates)
     )
     best = max(vectors.rates, key=lambda one: one.rate.value)
     missing = f" {'; '.join(vectors.missing)}." if vectors.missing else ""
     reading = (
-        f"In vectors of {best.bits} bit one core multiplies and adds {_with_spread(best.gain)} as fast as "
+        f"In vectors of {best.bits} bit one core multiplies and adds {with_spread(best.gain)} as fast as "
         f"one float at a time, at {units.quantity(vectors.clock.value, 'Hz')}; operators that are not "
         f"vectorised pay this. torch's own kernels use {vectors.torch_capability}.{missing}"
     )
@@ -139,7 +126,7 @@ def _nodes(nodes: Nodes) -> Effect:
     rows += [
         (
             f"cores of {path.cores_of}, memory of {path.memory_of}",
-            *_seconds(path.access),
+            *seconds(path.access),
             units.quantity(WORD_BYTES / path.word.value, "B/s"),
             spread(path.word),
         )
@@ -156,7 +143,7 @@ def _nodes(nodes: Nodes) -> Effect:
     else:
         slow = _worst(far).access.value / _worst(near).access.value
         reading = (
-            f"A load from another node takes up to {_times(slow)} as long as one from the core's own; a "
+            f"A load from another node takes up to {times(slow)} as long as one from the core's own; a "
             "worker whose threads leave the node where its memory was first written pays this."
             f"{_note(nodes.reason)}"
         )
@@ -170,21 +157,3 @@ def _worst(paths: list[NodePath]) -> NodePath:
 
 def _note(reason: str) -> str:
     return f" Doubtful: {reason}." if reason else ""
-
-
-def _seconds(quantity: Quantity) -> tuple[str, str]:
-    return units.seconds(quantity.value), spread(quantity)
-
-
-def _samples(quantity: Quantity) -> str:
-    return str(quantity.n)
-
-
-def _times(factor: float) -> str:
-    return f"{units.digits3(factor)} x"
-
-
-def _with_spread(factor: Quantity) -> str:
-    """A factor and its quartiles."""
-    low, high = units.digits3(factor.low), units.digits3(factor.high)
-    return f"{_times(factor.value)} ({low} to {high})"

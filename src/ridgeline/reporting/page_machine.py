@@ -12,8 +12,10 @@ from ridgeline.reporting.charts import training_figures
 from ridgeline.reporting.html import Content, Markup, join, raw_data_script, table, tag
 from ridgeline.reporting.labels import at_work, datasheet_of, quantities_of, stated_of
 from ridgeline.reporting.links import link_matrix, link_rates
+from ridgeline.reporting.machine_effects import machine_effects
 from ridgeline.reporting.outages import outages_reading, outages_table
-from ridgeline.reporting.page_microarchitecture import microarchitecture_tables
+from ridgeline.reporting.page_effects import effect_tables
+from ridgeline.reporting.page_gpu import gpu_charts
 from ridgeline.reporting.page_storage import storage_tables
 from ridgeline.reporting.sections import chart, section, sentence
 from ridgeline.synchronisation import operations
@@ -74,7 +76,7 @@ def machine_section(machine: Machine | None, setting: Setting | None) -> Markup 
         machine_reading(machine, setting),
         _facts(machine),
         _curves(machine, setting),
-        microarchitecture_tables(machine.microarchitecture),
+        effect_tables(machine_effects(machine)),
         storage_tables(machine.storage),
         tag("h3", "Every number, with its spread and source"),
         quantity_table(machine),
@@ -226,6 +228,7 @@ def _curves(machine: Machine, setting: Setting | None) -> Markup | None:
         add("link-matrix", title, _links_reading(machine), link_matrix_figure(matrix))
     if machine.stairs:
         add("staircase", "Memory by size", _stairs_reading(machine), staircase_figure(machine))
+    boxes += gpu_charts(machine.gpu)
     if setting is not None:
         for unit, title in (
             ("FLOP/s", "Rate by operation size"),

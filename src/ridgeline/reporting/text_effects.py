@@ -1,16 +1,17 @@
-"""What a host does to memory access and arithmetic, as text for the terminal."""
+"""What a machine does to a training step, as text for the terminal."""
+
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ridgeline.microarchitecture import Microarchitecture
-from ridgeline.reporting.microarchitecture import effects
+from ridgeline.reporting.effects import Effect
 from ridgeline.reporting.text import table, title
 
 
-def microarchitecture_texts(known: Microarchitecture) -> list[RenderableType]:
+def effect_texts(effects: Sequence[Effect]) -> list[RenderableType]:
     """A table and a sentence for each effect that was measured."""
-    return [_text(*effect) for effect in effects(known)]
+    return [_text(*effect) for effect in effects]
 
 
 def _text(

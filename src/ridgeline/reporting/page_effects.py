@@ -1,12 +1,13 @@
-"""What a host does to memory access and arithmetic, in the report's section on the machine."""
+"""What a machine does to a training step, in the report's section on the machine."""
 
-from ridgeline.microarchitecture import Microarchitecture
+from collections.abc import Sequence
+
+from ridgeline.reporting.effects import Effect
 from ridgeline.reporting.html import Markup, join, table, tag
-from ridgeline.reporting.microarchitecture import effects
 from ridgeline.reporting.sections import sentence
 
 
-def microarchitecture_tables(known: Microarchitecture) -> Markup | None:
+def effect_tables(effects: Sequence[Effect]) -> Markup | None:
     """A table and a sentence for each effect that was measured; None without any."""
     boxes = [
         join(
@@ -23,6 +24,6 @@ def microarchitecture_tables(known: Microarchitecture) -> Markup | None:
                 else "",
             )
         )
-        for effect in effects(known)
+        for effect in effects
     ]
     return tag("div", *(tag("div", box) for box in boxes), class_="grid2") if boxes else None

@@ -1,0 +1,66 @@
+"""A value of the profile that is measured field by field: each once, kept as it comes."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from ridgeline.codec import Value
+from ridgeline.errors import MachineError
+from ridgeline.machine import Machine
+
+PREFIX = "not measured: "
+
+
+class FieldProbe(NamedTuple):
+    """One field of a value: how a person calls it, and what measures it."""
+
+    field: str
+    name: str
+    measure: Callable[[], Value]
+
+
+def with_fields(
+    machine: Machine,
+    value: Literal["microarchitecture", "gpu"],
+    probes: Sequence[FieldProbe],
+    keep: Callable[[Machine], Machine],
+    say: Callable[[str], None],
+    heading: str,
+) -> Machine:
+    """The profile with what it lacks of one of its values, kept after each field.
+
+    Args:
+        machine: What is known of this host.
+        value: Which field of the profile; those of its own fields that are None are measured.
+        probes: In the order in which they are measured.
+        keep: Saves a profile, and gives back what it saved.
+        say: Takes a line before each field.
+        heading: Begins these lines.
+
+    Cost: that of the probes. Those that end in a `MachineError` cost their field, and a warning says so,
+        which goes when they are measured.
+    """
+    mine = frozenset(probe.name for probe in probes)
+    others = tuple(line for line in machine.warnings if not _is_of(line, mine))
+    machine = msgspec.structs.replace(machine, warnings=others)
+    missing = [probe for probe in probes if getattr(getattr(machine, value), probe.field) is None]
+    refused: dict[str, list[str]] = {}
+    for number, probe in enumerate(missing, 1):
+        say(f"{heading}: {probe.name} ({number} of {len(missing)})")
+        try:
+            found = probe.measure()
+        except MachineError as error:
+            refused.setdefault(str(error), []).append(probe.name)
+            continue
+        known = msgspec.structs.replace(getattr(machine, value), **{probe.field: found})
+        machine = keep(msgspec.structs.replace(machine, **{value: known}))
+    told = [f"{PREFIX}{', '.join(names)}: {error}" for error, names in refused.items()]
+    warnings = tuple(dict.fromkeys((*machine.warnings, *told)))
+    return msgspec.structs.replace(machine, warnings=warnings)
+
+
+def _is_of(warning: str, names: frozenset[str]) -> bool:
+    """Whether it tells that some of these were not measured."""
+    told, colon, _ = warning.removeprefix(PREFIX).partition(": ")
+    return warning.startswith(PREFIX) and bool(colon) and names.issuperset(told.split(", "))

@@ -108,6 +108,14 @@ class Clock:
         marks = replay.run(lambda index: True, self._now_ns, Watch(before=self._before, pace=drain))
         return {index: (after - before) * 1e-9 for index, (before, after) in marks.items()}
 
+    def watch(
+        self, replay: Replay, wanted: Callable[[int], bool], around: Callable[..., Any]
+    ) -> None:
+        """A pass that is not timed, with something around every call; see `Watch.around`."""
+        replay.run(wanted, lambda: None, Watch(before=self._before, around=around))
+        if self._ruler is not None:
+            torch.cuda.synchronize(self._device)
+
     def whole(self, replay: Replay) -> list[Stretch] | None:
         """Seconds of one pass, stretch by stretch; None where the clock could not follow.
 

@@ -1,0 +1,93 @@
+"""What operators take for themselves, over the step: measured workspaces at the operators that have them."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
+
+from ridgeline.machine import Machine, Setting, Workspace
+from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.settings import resolve
+from ridgeline.workload import Op, Workload
+
+
+def workspace_bytes(machine: Machine, workload: Workload, setting: Setting) -> tuple[int, ...]:
+    """Bytes beside the traced ones while each operator runs; empty where no workspace was measured.
+
+    What passes counts at its operator. What is kept counts until the last operator that reads it. A library's
+    buffers stay for good, once for the thread that runs the backward pass on a GPU and once for the other.
+
+    Args:
+        machine: Whose timings know the workspaces; of another setting where this one was not measured.
+        workload: The step.
+        setting: Where it runs.
+    """
+    return _workspace_bytes(Identity(machine), Identity(workload), setting)
+
+
+@lru_cache(maxsize=64)
+def _workspace_bytes(
+    machine: Identity[Machine], workload: Identity[Workload], setting: Setting
+) -> tuple[int, ...]:
+    known = _known(machine.value, setting)
+    if not known:
+        return ()
+    nothing = Workspace()
+    ops = workload.value.ops
+    spaces = [known.get(op.key, nothing) for op in ops]
+    held = [0] * len(ops)
+    for index, last in enumerate(_last_readers(ops, spaces)):
+        for position in range(index, last + 1):
+            held[position] += spaces[index].kept_bytes
+    library = sum(
+        max(
+            (
+                space.library_bytes
+                for op, space in zip(ops, spaces, strict=True)
+                if (op.phase == "backward") == is_backward
+            ),
+            default=0,
+        )
+        for is_backward in (False, True)
+    )
+    return tuple(
+        library + space.passing_bytes + kept for space, kept in zip(spaces, held, strict=True)
+    )
+
+
+def _known(machine: Machine, setting: Setting) -> Mapping[str, Workspace]:
+    measured = [timing for timing in machine.timings if timing.workspace is not None]
+    nearest, _ = resolve({timing.setting for timing in measured}, setting, "workspaces")
+    return {
+        timing.key: timing.workspace
+        for timing in measured
+        if timing.setting == nearest and timing.workspace is not None
+    }
+
+
+def _last_readers(ops: Sequence[Op], spaces: Sequence[Workspace]) -> list[int]:
+    """The last operator that reads what each one keeps; -1 of one that keeps nothing."""
+    by_storage: dict[int, int] = {}
+    by_op: dict[int, int] = defaultdict(int)
+    for index, op in enumerate(ops):
+        for storage, _ in op.memory[: len(op.inputs)]:
+            by_storage[storage] = index
+        for made in op.dependencies:
+            by_op[made] = index
+    found = []
+    for index, (op, space) in enumerate(zip(ops, spaces, strict=True)):
+        kept = _kept_storages(op) if space.kept_bytes else []
+        # Sparse tensors have no storage: who depends on the operator may read them.
+        readers = [by_storage.get(s, index) if s >= 0 else by_op.get(index, index) for s in kept]
+        found.append(max(readers, default=index) if space.kept_bytes else -1)
+    return found
+
+
+def _kept_storages(op: Op) -> list[int]:
+    """The storages of outputs whose size is not traced."""
+    places = op.memory[len(op.inputs) :]
+    return [
+        place[0]
+        for spec, place in zip(op.outputs, places, strict=False)
+        if len(spec.stride) != len(spec.shape) or prod(spec.shape) == 0
+    ]

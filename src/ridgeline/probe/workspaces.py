@@ -64,21 +64,23 @@ def measured_workspaces(
     """
     seen: set[str] = set()
 
-    def is_new(index: int) -> bool:
-        key = workload.ops[index].key
-        is_known = key in seen
-        seen.add(key)
-        return not is_known
+    def is_wanted(index: int) -> bool:
+        op = workload.ops[index]
+        is_known = op.key in seen
+        seen.add(op.key)
+        # What only this call can make, an operator may need that was not seen yet.
+        return not is_known or any(is_only_issued(spec) for spec in op.outputs)
 
     meter = _GpuMeter(workload) if setting.device == "cuda" else _CpuMeter(workload)
     try:
         with torch.no_grad(), meter.watching():
-            clock.watch(replay, is_new, meter.around)
+            clock.watch(replay, is_wanted, meter.around)
         found = meter.found()
     except _UNREADABLE as error:
         reason = f"{type(error).__name__}: {first_line(error, type(error).__name__)}"
         return {}, (f"workspaces of {workload.name} were not measured at {setting}: {reason}",)
-    return {workload.ops[index].key: each for index, each in found.items()}, ()
+    first = {workload.ops[index].key: each for index, each in sorted(found.items(), reverse=True)}
+    return first, ()
 
 
 class _Meter:

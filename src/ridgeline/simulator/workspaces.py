@@ -1,6 +1,5 @@
 """What operators take for themselves, over the step: measured workspaces at the operators that have them."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
@@ -14,8 +13,9 @@ from ridgeline.workload import Op, Workload
 def workspace_bytes(machine: Machine, workload: Workload, setting: Setting) -> tuple[int, ...]:
     """Bytes beside the traced ones while each operator runs; empty where no workspace was measured.
 
-    What passes counts at its operator. What is kept counts until the last operator that reads it. A library's
-    buffers stay for good, once for the thread that runs the backward pass on a GPU and once for the other.
+    What passes counts at its operator. What is kept counts until the last operator that reads it, a sparse
+    gradient to the end. A library's buffers stay for good, once for the thread that runs the backward pass on
+    a GPU and once for the other.
 
     Args:
         machine: Whose timings know the workspaces; of another setting where this one was not measured.
@@ -66,28 +66,21 @@ def _known(machine: Machine, setting: Setting) -> Mapping[str, Workspace]:
 
 
 def _last_readers(ops: Sequence[Op], spaces: Sequence[Workspace]) -> list[int]:
-    """The last operator that reads what each one keeps; -1 of one that keeps nothing."""
-    by_storage: dict[int, int] = {}
-    by_op: dict[int, int] = defaultdict(int)
+    """The last operator during which what each one keeps is there; -1 of one that keeps nothing."""
+    readers: dict[int, int] = {}
     for index, op in enumerate(ops):
-        for storage, _ in op.memory[: len(op.inputs)]:
-            by_storage[storage] = index
-        for made in op.dependencies:
-            by_op[made] = index
-    found = []
-    for index, (op, space) in enumerate(zip(ops, spaces, strict=True)):
-        kept = _kept_storages(op) if space.kept_bytes else []
-        # Sparse tensors have no storage: who depends on the operator may read them.
-        readers = [by_storage.get(s, index) if s >= 0 else by_op.get(index, index) for s in kept]
-        found.append(max(readers, default=index) if space.kept_bytes else -1)
-    return found
-
-
-def _kept_storages(op: Op) -> list[int]:
-    """The storages of outputs whose size is not traced."""
-    places = op.memory[len(op.inputs) :]
+        readers |= {storage: index for storage, _ in op.memory[: len(op.inputs)]}
     return [
-        place[0]
-        for spec, place in zip(op.outputs, places, strict=False)
-        if len(spec.stride) != len(spec.shape) or prod(spec.shape) == 0
+        _last(index, op, readers, len(ops) - 1) if space.kept_bytes else -1
+        for index, (op, space) in enumerate(zip(ops, spaces, strict=True))
     ]
+
+
+def _last(index: int, op: Op, readers: Mapping[int, int], end: int) -> int:
+    made = list(zip(op.outputs, op.memory[len(op.inputs) :], strict=False))
+    if any(len(spec.stride) != len(spec.shape) for spec, _ in made):
+        # Sparse: one of the backward pass is a gradient, which stays. The parts of others are traced where
+        # somebody looks at them.
+        return end if op.phase == "backward" else index
+    unknown = [storage for spec, (storage, _) in made if prod(spec.shape) == 0]
+    return max((readers.get(storage, index) for storage in unknown), default=index)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.profiler import profile, record_function
+from torch.autograd import profiler
 
 from ridgeline.errors import first_line
 from ridgeline.machine import Setting, Workspace
@@ -26,7 +26,7 @@ _MEMORY = "[memory]"
 """What torch's profiler calls the event of an allocation, or of freeing one. Source: torch/csrc/autograd/
 profiler_kineto.cpp, releases 2.11 to 2.13."""
 _UNREADABLE = (RuntimeError, AttributeError, KeyError, ValueError)
-"""What a profiler or an allocator raises that somebody else uses, or that does not count."""
+"""What a profiler raises that somebody else uses, and an allocator that does not count."""
 
 
 class Held(NamedTuple):
@@ -62,14 +62,14 @@ def measured_workspaces(
     Cost: One call of each distinct operator, about 0.05 ms more for each, and 5 ms for the CPU's profiler.
         On a GPU cuBLAS lets go of its buffers: not for processes with CUDA graphs that somebody replays.
     """
+    keys = [op.key for op in workload.ops]
     seen: set[str] = set()
 
     def is_wanted(index: int) -> bool:
-        op = workload.ops[index]
-        is_known = op.key in seen
-        seen.add(op.key)
+        is_known = keys[index] in seen
+        seen.add(keys[index])
         # What only this call can make, an operator may need that was not seen yet.
-        return not is_known or any(is_only_issued(spec) for spec in op.outputs)
+        return not is_known or any(is_only_issued(spec) for spec in workload.ops[index].outputs)
 
     meter = _GpuMeter(workload) if setting.device == "cuda" else _CpuMeter(workload)
     try:
@@ -79,8 +79,7 @@ def measured_workspaces(
     except _UNREADABLE as error:
         reason = f"{type(error).__name__}: {first_line(error, type(error).__name__)}"
         return {}, (f"workspaces of {workload.name} were not measured at {setting}: {reason}",)
-    first = {workload.ops[index].key: each for index, each in sorted(found.items(), reverse=True)}
-    return first, ()
+    return {keys[index]: each for index, each in reversed(found.items())}, ()
 
 
 class _Meter:
@@ -134,13 +133,16 @@ class _CpuMeter(_Meter):
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
-        self._profile = profile(use_cpu=True, profile_memory=True)
+        self._profile = profiler.profile(use_cpu=True, profile_memory=True)
 
     def watching(self) -> AbstractContextManager[Any]:
+        # There is one a process: a second one would end the first.
+        if profiler._is_profiler_enabled:  # noqa: SLF001 - as torch asks it
+            raise RuntimeError("torch's profiler is in use; measure where nobody profiles")
         return self._profile
 
     def around(self, index: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with record_function(f"{MARK}{index}"):
+        with profiler.record_function(f"{MARK}{index}"):
             result = call(*args, **kwargs)
         self._note(index, (args, kwargs), result)
         return result

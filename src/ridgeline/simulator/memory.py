@@ -61,9 +61,9 @@ def peak_memory_bytes(workload: Workload, plan: Plan, machine: Machine | None = 
 def memory_peak(workload: Workload, plan: Plan, machine: Machine | None = None) -> MemoryPeak:
     """What one worker holds where it holds most.
 
-    Activations shrink with the micro-batch; workspaces need not, and count whole. With several workers, or
-    several micro-batches, gradients stay allocated for the whole step: in flat buckets, beside which
-    backward makes each gradient anew. Of sparse gradients a worker holds its own rows and those of all.
+    Activations shrink with the micro-batch. With several workers, or several micro-batches, gradients stay
+    allocated for the whole step: in flat buckets, beside which backward makes each gradient anew. Of sparse
+    gradients a worker holds its own rows and those of all.
     The optimizer's state shrinks with the workers where each updates its part of the parameters.
 
     Args:
@@ -77,7 +77,8 @@ def memory_peak(workload: Workload, plan: Plan, machine: Machine | None = None) 
     workload = workload.at(plan.precision, plan.memory_format)
     spaces: tuple[int, ...] = ()
     if machine is not None:
-        spaces = workspace_bytes(machine, workload, setting_of(machine, workload, plan))
+        setting = setting_of(machine, workload, plan)
+        spaces = workspace_bytes(machine, workload, setting, accumulate=plan.accumulate)
     is_alone = plan.workers == 1 and plan.accumulate == 1
     parts = state_parts(plan.sync, plan.workers)
 

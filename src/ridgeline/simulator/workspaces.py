@@ -10,7 +10,9 @@ from ridgeline.simulator.settings import resolve
 from ridgeline.workload import Op, Workload
 
 
-def workspace_bytes(machine: Machine, workload: Workload, setting: Setting) -> tuple[int, ...]:
+def workspace_bytes(
+    machine: Machine, workload: Workload, setting: Setting, *, accumulate: int = 1
+) -> tuple[int, ...]:
     """Bytes beside the traced ones while each operator runs; empty where no workspace was measured.
 
     What passes counts at its operator. What is kept counts until the last operator that reads it, a sparse
@@ -21,13 +23,15 @@ def workspace_bytes(machine: Machine, workload: Workload, setting: Setting) -> t
         machine: Whose timings know the workspaces; of another setting where this one was not measured.
         workload: The step.
         setting: Where it runs.
+        accumulate: Micro-batches of the step. What is kept is smaller in each, as activations are; copies of
+            weights are not, so what passes counts whole.
     """
-    return _workspace_bytes(Identity(machine), Identity(workload), setting)
+    return _workspace_bytes(Identity(machine), Identity(workload), setting, accumulate)
 
 
 @lru_cache(maxsize=64)
 def _workspace_bytes(
-    machine: Identity[Machine], workload: Identity[Workload], setting: Setting
+    machine: Identity[Machine], workload: Identity[Workload], setting: Setting, accumulate: int
 ) -> tuple[int, ...]:
     known = _known(machine.value, setting)
     if not known:
@@ -38,7 +42,7 @@ def _workspace_bytes(
     held = [0] * len(ops)
     for index, last in enumerate(_last_readers(ops, spaces)):
         for position in range(index, last + 1):
-            held[position] += spaces[index].kept_bytes
+            held[position] += -(-spaces[index].kept_bytes // accumulate)
     library = sum(
         max(
             (

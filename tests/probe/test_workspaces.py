@@ -52,7 +52,7 @@ def knowing(timed: Timed) -> Machine:
 class _Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.LSTM(32, 64, 2, batch_first=True)
+        self.layer = nn.LSTM(64, 64, 2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)[0]
@@ -90,7 +90,7 @@ def held_by_a_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Te
 
 
 @pytest.mark.parametrize(
-    ("make", "shape"), [(_Recurrent, (16, 20, 32)), (_convolutions, (2, 3, 8, 16, 16))]
+    ("make", "shape"), [(_Recurrent, (16, 20, 64)), (_convolutions, (2, 3, 8, 16, 16))]
 )
 def test_the_predicted_peak_is_that_of_a_real_step(
     make: Callable[[], nn.Module], shape: tuple[int, ...]
@@ -118,7 +118,9 @@ def test_each_operator_is_called_once_but_those_that_others_need(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two equal layers: each makes the reserve of its own backward, all else is called once a kind."""
-    workload = recurrent_workload(nn.LSTM)
+    model = _Recurrent()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    workload = trace(model, _squares, optimizer, torch.randn(4, 5, 64))
     replay, called = Replay(workload.ops, CPU), []
     with torch.no_grad():
         replay.run(lambda index: True)
@@ -148,6 +150,45 @@ def test_a_profiler_that_is_in_use_costs_a_note_and_no_timing() -> None:
     )
     assert [timing.workspace for timing in timed.timings] == [None]
     assert "aten::relu" in {event.key for event in run.key_averages()}
+
+
+def test_a_gpus_allocator_is_asked_around_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most over what was there passes, but for what is left, which the library keeps: no output is."""
+    one = {"args": [{"tensor": 0}], "kwargs": {}}
+    relu = op("aten.relu.default", [spec(4, 4)], one, outputs=(spec(4, 4),))
+    workload = msgspec.structs.replace(workload_of(), ops=(relu,), variants=())
+    asked = iter([(1000, 5000), (1032, 1532)])
+    done: list[str] = []
+
+    def requested() -> dict[str, dict[str, dict[str, int]]]:
+        current, peak = next(asked)
+        done.append("asked")
+        return {"requested_bytes": {"all": {"current": current, "peak": peak}}}
+
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", requested)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: done.append("reset"))
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: done.append("cleared"), raising=False
+    )
+    replay = Replay(workload.ops, CPU)
+    found, notes = measured_workspaces(replay, workload, Setting(device="cuda"), Clock(CPU))
+    assert notes == ()
+    assert done == ["cleared", "reset", "asked", "asked"]
+    assert found == {relu.key: Workspace(passing_bytes=500, library_bytes=32)}
+
+
+def test_an_allocator_that_does_not_count_costs_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as CUDA's own, which knows no requests."""
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", dict)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    workload = recurrent_workload(nn.LSTM)
+    replay = Replay(workload.ops, CPU)
+    found, notes = measured_workspaces(replay, workload, Setting(device="cuda"), Clock(CPU))
+    assert found == {}
+    assert notes == (
+        f"workspaces of {workload.name} were not measured at 1 x cuda: KeyError: 'requested_bytes'",
+    )
 
 
 def _event(name: str, start: int, end: int, num_bytes: int = 0) -> Any:

@@ -38,7 +38,7 @@ def _workspace_bytes(
         return ()
     nothing = Workspace()
     ops = workload.value.ops
-    spaces = [known.get(op.key, nothing) for op in ops]
+    spaces = [known.get(key, nothing) for key in _keys(workload)]
     held = [0] * len(ops)
     for index, last in enumerate(_last_readers(ops, spaces)):
         for position in range(index, last + 1):
@@ -57,6 +57,12 @@ def _workspace_bytes(
     return tuple(
         library + space.passing_bytes + kept for space, kept in zip(spaces, held, strict=True)
     )
+
+
+@lru_cache(maxsize=64)
+def _keys(workload: Identity[Workload]) -> tuple[str, ...]:
+    """The operators' keys, which are hashes, for all machines that a search draws."""
+    return tuple(op.key for op in workload.value.ops)
 
 
 def _known(machine: Machine, setting: Setting) -> Mapping[str, Workspace]:

@@ -159,11 +159,13 @@ def _measured(name: str, device: str) -> dict[str, Any]:
         for _ in range(WARM_STEPS):
             step(setup.batch)
         held = _held_on_gpu(step, setup) if device == "cuda" else _held_on_cpu(step, setup)
+        requested = _requested() if device == "cuda" else held
     return {
         "network": name,
         "traced": traced,
         "predicted": peak.total_bytes,
         "held": held,
+        "requested": requested,
         "traced_error": traced / held - 1.0,
         "error": peak.total_bytes / held - 1.0,
         "categories": {each: getattr(peak, f"{each}_bytes") for each in PEAK_CATEGORIES},
@@ -201,6 +203,11 @@ def _held_on_gpu(step: rl.TrainStep, setup: Setup) -> int:
         step(setup.batch)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated()
+
+
+def _requested() -> int:
+    """What the allocator was asked for at most: what it held without what it rounds up."""
+    return int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
 
 
 def _held_on_cpu(step: rl.TrainStep, setup: Setup) -> int:

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ridgeline.machine import Machine, Setting, Workspace
 from ridgeline.plan import Plan
+from ridgeline.probe import operators
 from ridgeline.probe.clock import Clock
 from ridgeline.probe.operators import Timed, time_operators
 from ridgeline.probe.replay import Replay
@@ -150,6 +151,27 @@ def test_a_profiler_that_is_in_use_costs_a_note_and_no_timing() -> None:
     )
     assert [timing.workspace for timing in timed.timings] == [None]
     assert "aten::relu" in {event.key for event in run.key_averages()}
+
+
+def test_an_operator_that_fails_only_while_it_is_watched_keeps_its_timing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no workspace, and no warning says that it could not be timed."""
+    one = {"args": [{"tensor": 0}], "kwargs": {}}
+    relu = op("aten.relu.default", [spec(4, 4)], one, outputs=(spec(4, 4),))
+    workload = msgspec.structs.replace(workload_of(), ops=(relu,), variants=())
+    replay = Replay(workload.ops, CPU)
+
+    def fails(x: Tensor) -> Tensor:
+        if torch.autograd.profiler._is_profiler_enabled:
+            raise RuntimeError("watched")
+        return x
+
+    object.__setattr__(replay._program[0], "call", fails)
+    monkeypatch.setattr(operators, "Replay", lambda *args, **kwargs: replay)
+    timed = time_operators(workload, here(), budget_s=0.01)
+    assert [timing.workspace for timing in timed.timings] == [None]
+    assert not any("watched" in line for line in timed.warnings)
 
 
 def test_a_gpus_allocator_is_asked_around_each_call(monkeypatch: pytest.MonkeyPatch) -> None:

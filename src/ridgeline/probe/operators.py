@@ -87,13 +87,13 @@ def time_operators(
             msgspec.structs.replace(timing, seconds=captured.get(timing.key, timing.seconds))
             for timing in merged
         )
+    told = _warnings(workload, replay, setting)  # before the next pass, whose end is no timing's
     workspaces, notes = measured_workspaces(replay, workload, setting, clock)
     merged = tuple(
         msgspec.structs.replace(timing, workspace=workspaces.get(timing.key)) for timing in merged
     )
     said = warning(check)
-    told = (*_warnings(workload, replay, setting), *([said] if said else []), *notes)
-    return Timed(merged, told, check)
+    return Timed(merged, (*told, *([said] if said else []), *notes), check)
 
 
 def _samples(

@@ -110,6 +110,7 @@ def test_a_profile_that_has_no_workspaces_counts_none(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(old))
     loaded = Machine.load(path)
     assert workspace_bytes(loaded, workload, ALONE) == ()
+    assert memory_peak(workload, Plan(), loaded).workspace_bytes is None
     assert peak_memory_bytes(workload, Plan(), loaded) == workload.peak_memory_bytes
     assert peak_memory_bytes(workload, Plan(), machine) == workload.peak_memory_bytes + 7
 

@@ -91,9 +91,10 @@ def timeline_text(
 
 def memory_text(timeline: Timeline) -> RenderableType:
     """The peak of a worker's memory, and what it is held for, of a predicted timeline."""
+    sizes = [timeline.counters.get(f"peak_{category}_bytes") for category in PEAK_CATEGORIES]
     parts = ", ".join(
-        f"{words} {units.num_bytes(round(timeline.counters[f'peak_{category}_bytes']))}"
-        for category, words in zip(PEAK_CATEGORIES, _HELD_FOR, strict=True)
+        f"{words} {'not measured' if size is None else units.num_bytes(round(size))}"
+        for words, size in zip(_HELD_FOR, sizes, strict=True)
     )
     peak = units.num_bytes(round(timeline.counters["peak_memory_bytes"]))
     return Text(f"Memory peak of a worker {peak}: {parts}")

@@ -36,7 +36,7 @@ class MemoryPeak(Value, frozen=True, kw_only=True):
     """The moment of a step at which one worker holds most, and what it holds then.
 
     `gradient_bytes` count buckets and what a compression remembers. `workspace_bytes` are what the operator
-    that runs, and those before it, took for themselves; 0 where nobody measured that.
+    that runs, and those before it, took for themselves; None where nobody measured that.
     """
 
     op: int
@@ -44,13 +44,13 @@ class MemoryPeak(Value, frozen=True, kw_only=True):
     gradient_bytes: int
     state_bytes: int
     activation_bytes: int
-    workspace_bytes: int
+    workspace_bytes: int | None
 
     @property
     def total_bytes(self) -> int:
         """All of them."""
         traced = self.parameter_bytes + self.gradient_bytes + self.state_bytes
-        return traced + self.activation_bytes + self.workspace_bytes
+        return traced + self.activation_bytes + (self.workspace_bytes or 0)
 
 
 def peak_memory_bytes(workload: Workload, plan: Plan, machine: Machine | None = None) -> int:
@@ -97,7 +97,7 @@ def memory_peak(workload: Workload, plan: Plan, machine: Machine | None = None) 
         gradient_bytes=most.gradient_bytes if is_alone else _gradient_bytes(workload, plan),
         state_bytes=_ceil(most.state_bytes, parts),
         activation_bytes=_ceil(most.activation_bytes, plan.accumulate),
-        workspace_bytes=space(most),
+        workspace_bytes=space(most) if spaces else None,
     )
 
 

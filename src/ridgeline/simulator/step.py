@@ -70,8 +70,9 @@ def simulate(
         )
     peak = memory_peak(workload, plan, machine)
     counters = {"peak_memory_bytes": float(peak.total_bytes)} | {
-        f"peak_{category}_bytes": float(getattr(peak, f"{category}_bytes"))
+        f"peak_{category}_bytes": float(num_bytes)
         for category in PEAK_CATEGORIES
+        if (num_bytes := getattr(peak, f"{category}_bytes")) is not None
     }
     notes = model.notes
     if MODES[plan.execution].is_compiled:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ridgeline.machine import Setting, Workspace
 from ridgeline.plan import Plan
-from ridgeline.probe.clock import Clock
+from ridgeline.probe.clock import ReplayClock
 from ridgeline.probe.operators import time_operators
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.probe.workspaces import measured_workspaces
 from ridgeline.simulator.memory import peak_memory_bytes
 from ridgeline.tracing.capture import trace
@@ -46,12 +46,12 @@ def test_the_allocator_tells_what_a_product_leaves_with_cublas() -> None:
     model, batch = nn.Linear(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")
     workload = trace(model, squares, torch.optim.SGD(model.parameters()), batch)
     device = torch.device("cuda", torch.cuda.current_device())
-    replay = Replay(workload.ops, device, has_host=True)
+    replay = WorkloadReplay(workload.ops, device, has_host=True)
     with torch.no_grad():
         replay.run(lambda index: True)
-    found, notes = measured_workspaces(replay, workload, GPU, Clock(device))
+    found, notes = measured_workspaces(replay, workload, GPU, ReplayClock(device))
     assert notes == ()
-    assert measured_workspaces(replay, workload, GPU, Clock(device)) == (found, ())
+    assert measured_workspaces(replay, workload, GPU, ReplayClock(device)) == (found, ())
     by_name = {op.name: found[op.key] for op in workload.ops if op.key in found}
     assert by_name["aten.addmm.default"].library_bytes > 0
     assert by_name["aten.pow.Tensor_Scalar"] == Workspace()

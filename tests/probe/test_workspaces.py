@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 from ridgeline.machine import Machine, Setting, Workspace
 from ridgeline.plan import Plan
 from ridgeline.probe import operators
-from ridgeline.probe.clock import Clock
+from ridgeline.probe.clock import ReplayClock
 from ridgeline.probe.operators import Timed, time_operators
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.probe.workspaces import MARK, Held, held_in, made_bytes, measured_workspaces
 from ridgeline.simulator.memory import peak_memory_bytes
 from ridgeline.tracing.capture import trace
@@ -36,11 +36,11 @@ def here() -> Setting:
 
 def measured(workload: Workload, passes: int = 2) -> dict[str, Workspace]:
     """The workspaces of a step that has run before."""
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     with torch.no_grad():
         for _ in range(passes):
             replay.run(lambda index: True)
-    found, notes = measured_workspaces(replay, workload, here(), Clock(CPU))
+    found, notes = measured_workspaces(replay, workload, here(), ReplayClock(CPU))
     assert notes == ()
     return found
 
@@ -122,17 +122,17 @@ def test_each_operator_is_called_once_but_those_that_others_need(
     model = _Recurrent()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     workload = trace(model, _squares, optimizer, torch.randn(4, 5, 64))
-    replay, called = Replay(workload.ops, CPU), []
+    replay, called = WorkloadReplay(workload.ops, CPU), []
     with torch.no_grad():
         replay.run(lambda index: True)
-    issue = Replay._issue
+    issue = WorkloadReplay._issue
 
-    def counted(self: Replay, index: int, *rest: Any) -> Any:
+    def counted(self: WorkloadReplay, index: int, *rest: Any) -> Any:
         called.append(workload.ops[index])
         return issue(self, index, *rest)
 
-    monkeypatch.setattr(Replay, "_issue", counted)
-    measured_workspaces(replay, workload, here(), Clock(CPU))
+    monkeypatch.setattr(WorkloadReplay, "_issue", counted)
+    measured_workspaces(replay, workload, here(), ReplayClock(CPU))
     others = [each.key for each in called if each.name != "aten.mkldnn_rnn_layer.default"]
     assert len(others) == len(set(others))
     assert len(called) - len(others) == 2
@@ -160,7 +160,7 @@ def test_an_operator_that_fails_only_while_it_is_watched_keeps_its_timing(
     one = {"args": [{"tensor": 0}], "kwargs": {}}
     relu = op("aten.relu.default", [spec(4, 4)], one, outputs=(spec(4, 4),))
     workload = msgspec.structs.replace(workload_of(), ops=(relu,), variants=())
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
 
     def fails(x: Tensor) -> Tensor:
         if torch.autograd.profiler._is_profiler_enabled:
@@ -168,7 +168,7 @@ def test_an_operator_that_fails_only_while_it_is_watched_keeps_its_timing(
         return x
 
     object.__setattr__(replay._program[0], "call", fails)
-    monkeypatch.setattr(operators, "Replay", lambda *args, **kwargs: replay)
+    monkeypatch.setattr(operators, "WorkloadReplay", lambda *args, **kwargs: replay)
     timed = time_operators(workload, here(), budget_s=0.01)
     assert [timing.workspace for timing in timed.timings] == [None]
     assert not any("watched" in line for line in timed.warnings)
@@ -192,8 +192,8 @@ def test_a_gpus_allocator_is_asked_around_each_call(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         torch._C, "_cuda_clearCublasWorkspaces", lambda: done.append("cleared"), raising=False
     )
-    replay = Replay(workload.ops, CPU)
-    found, notes = measured_workspaces(replay, workload, Setting(device="cuda"), Clock(CPU))
+    replay = WorkloadReplay(workload.ops, CPU)
+    found, notes = measured_workspaces(replay, workload, Setting(device="cuda"), ReplayClock(CPU))
     assert notes == ()
     assert done == ["cleared", "reset", "asked", "asked"]
     assert found == {relu.key: Workspace(passing_bytes=500, library_bytes=32)}
@@ -205,8 +205,8 @@ def test_an_allocator_that_does_not_count_costs_a_note(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     workload = recurrent_workload(nn.LSTM)
-    replay = Replay(workload.ops, CPU)
-    found, notes = measured_workspaces(replay, workload, Setting(device="cuda"), Clock(CPU))
+    replay = WorkloadReplay(workload.ops, CPU)
+    found, notes = measured_workspaces(replay, workload, Setting(device="cuda"), ReplayClock(CPU))
     assert found == {}
     assert notes == (
         f"workspaces of {workload.name} were not measured at 1 x cuda: KeyError: 'requested_bytes'",

@@ -15,9 +15,9 @@ from torch.autograd import profiler
 
 from ridgeline.errors import first_line
 from ridgeline.machine import Setting, Workspace
-from ridgeline.probe.clock import Clock
+from ridgeline.probe.clock import ReplayClock
 from ridgeline.probe.places import is_only_issued
-from ridgeline.probe.replay import Replay, tensors_in
+from ridgeline.probe.replay import WorkloadReplay, tensors_in
 from ridgeline.workload import TensorSpec, Workload
 
 MARK = "ridgeline workspace "
@@ -46,7 +46,7 @@ class _Event(Protocol):
 
 
 def measured_workspaces(
-    replay: Replay, workload: Workload, setting: Setting, clock: Clock
+    replay: WorkloadReplay, workload: Workload, setting: Setting, clock: ReplayClock
 ) -> tuple[dict[str, Workspace], tuple[str, ...]]:
     """The workspace of each distinct operator that can be issued, by its key, and what went wrong.
 

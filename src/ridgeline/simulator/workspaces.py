@@ -5,7 +5,7 @@ from functools import lru_cache
 from math import prod
 
 from ridgeline.machine import Machine, Setting, Workspace
-from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.costs import IdentityKey
 from ridgeline.simulator.settings import resolve
 from ridgeline.workload import Op, Workload
 
@@ -26,12 +26,15 @@ def workspace_bytes(
         accumulate: Micro-batches of the step. What is kept is smaller in each, as activations are; copies of
             weights are not, so what passes counts whole.
     """
-    return _workspace_bytes(Identity(machine), Identity(workload), setting, accumulate)
+    return _workspace_bytes(IdentityKey(machine), IdentityKey(workload), setting, accumulate)
 
 
 @lru_cache(maxsize=64)
 def _workspace_bytes(
-    machine: Identity[Machine], workload: Identity[Workload], setting: Setting, accumulate: int
+    machine: IdentityKey[Machine],
+    workload: IdentityKey[Workload],
+    setting: Setting,
+    accumulate: int,
 ) -> tuple[int, ...]:
     known = _known(machine.value, setting)
     if not known:
@@ -60,7 +63,7 @@ def _workspace_bytes(
 
 
 @lru_cache(maxsize=64)
-def _keys(workload: Identity[Workload]) -> tuple[str, ...]:
+def _keys(workload: IdentityKey[Workload]) -> tuple[str, ...]:
     """The operators' keys, which are hashes, for all machines that a search draws."""
     return tuple(op.key for op in workload.value.ops)
 

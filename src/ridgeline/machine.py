@@ -223,17 +223,31 @@ class CodecTiming(Value, frozen=True, kw_only=True):
     codec_slowdown: Quantity
 
 
+class Workspace(Value, frozen=True, kw_only=True):
+    """Bytes that one call of an operator takes beside its inputs and what a trace knows of its outputs.
+
+    `passing_bytes` are the most that it held at once and gave back: copies of operands, partial sums.
+    `kept_bytes` are those of outputs whose size only the kernel knows, such as what a recurrent layer keeps
+    for its backward pass. `library_bytes` stay with its library, for all later calls of the same thread.
+    """
+
+    passing_bytes: Annotated[int, Meta(ge=0)] = 0
+    kept_bytes: Annotated[int, Meta(ge=0)] = 0
+    library_bytes: Annotated[int, Meta(ge=0)] = 0
+
+
 class OperatorTiming(Value, frozen=True, kw_only=True):
     """Measured seconds of one operator with exact shapes; `key` is `Op.key` of the workload.
 
     On a GPU `seconds` are those of its kernels (0 for a view), and `issue` those that the host needs to
-    issue it, module and autograd included.
+    issue it, module and autograd included. `workspace` is None where nobody measured it.
     """
 
     setting: Setting
     key: str
     seconds: Quantity
     issue: Quantity | None = None
+    workspace: Workspace | None = None
 
 
 class StepCheck(Value, frozen=True, kw_only=True):

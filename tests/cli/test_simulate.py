@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline import units
 from ridgeline.cli import inputs, scaling_curve
 from ridgeline.plan import Sync
 
@@ -52,6 +53,27 @@ def test_simulate_predicts_step_and_scaling(run, task_file, machine_file) -> Non
     step = value["timeline"]["steps_ns"][0]
     assert sum(part["ns"] for part in value["waterfall"]) == step
     assert [point["workers"] for point in value["scaling"]] == [1, 2]
+
+
+def test_simulate_tells_what_memory_is_held_for(run, task_file, machine_file) -> None:
+    """The peak of a worker by category, as in the counters of the prediction; of an older profile the traced ones."""
+    words = ("simulate", task_file, "--machine", machine_file, "--devices", "1", "-q")
+    counters = json.loads(run(*words, "--json").out)["timeline"]["counters"]
+    sizes = [
+        round(counters[f"peak_{name}_bytes"])
+        for name in ("parameter", "gradient", "state", "activation")
+    ]
+    assert "peak_workspace_bytes" not in counters
+    assert sum(sizes) == counters["peak_memory_bytes"]
+    held_for = ("parameters", "gradients", "optimizer state", "activations")
+    parts = ", ".join(
+        f"{word} {units.num_bytes(size)}" for word, size in zip(held_for, sizes, strict=True)
+    )
+    told = " ".join(run(*words).out.split())
+    assert (
+        f"Memory peak of a worker {units.num_bytes(sum(sizes))}: {parts}, workspaces of operators not "
+        "measured" in told
+    )
 
 
 def test_simulate_several_numbers_of_workers(run, task_file, machine_file) -> None:

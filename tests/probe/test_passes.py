@@ -107,8 +107,9 @@ def test_a_step_longer_than_the_budget_ends(
     (timings, _, check) = time_operators(workload, ONE, budget_s=3.0, clock=clock)
     assert len(timings) == 2
     assert check.untimed == 0
-    # For the budget all are issued; after it those of which none was: in warming up and in sampling.
-    assert _Wound.calls == 3 * (3 + 1 + 1)
+    # For the budget all are issued; after it those of which none was: in warming up and in sampling. Then
+    # each once more, for its workspace.
+    assert _Wound.calls == 3 * (3 + 1 + 1) + 2
 
 
 @pytest.mark.parametrize("slow", [2, 4])

@@ -96,6 +96,22 @@ def test_memory_stacks_to_the_live_bytes(workload) -> None:
     assert totals == pytest.approx([point.total_bytes / 2**20 for point in workload.memory])
 
 
+def test_workspaces_are_stacked_on_live_bytes(workload) -> None:
+    """Where they are known they are a band of their own, and the reading counts them."""
+    spaces = [5 << 20] * len(workload.ops)
+    figure = memory_figure(workload, 0, spaces)
+    assert figure["data"][-1]["name"] == "Workspaces"
+    totals = [sum(values) for values in zip(*(t["y"] for t in figure["data"]), strict=True)]
+    assert totals == pytest.approx([5 + p.total_bytes / 2**20 for p in workload.memory])
+    last = max(workload.memory, key=lambda point: point.op).op
+    spaces[last] = 1 << 30
+    assert memory_figure(workload, 0, spaces)["layout"]["yaxis"]["title"]["text"] == "GiB"
+    assert memory_reading(workload, 8 << 30, spaces).startswith(
+        "Live tensors and workspaces of one worker peak at 1."
+    )
+    assert "of it workspaces of operators; that is" in memory_reading(workload, 8 << 30, spaces)
+
+
 def test_capacity_is_drawn_only_in_reach(workload) -> None:
     """A limit far above the peak would flatten the picture and is left to the sentence."""
 

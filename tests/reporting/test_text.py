@@ -2,6 +2,7 @@
 
 import io
 
+import msgspec
 import pytest
 
 from ridgeline.reporting.operators import times_from_timeline
@@ -14,7 +15,7 @@ from ridgeline.reporting.text import (
     scaling_text,
     workload_text,
 )
-from ridgeline.reporting.text_step import timeline_text, verdict_text, waterfall_text
+from ridgeline.reporting.text_step import memory_text, timeline_text, verdict_text, waterfall_text
 from ridgeline.simulator.scaling import ScalingPoint
 
 
@@ -129,3 +130,19 @@ def test_scaling_lists_efficiency() -> None:
     ]
     rows = as_text(scaling_text(points)).splitlines()
     assert rows[-1].split()[:8] == ["2", "100", "ms", "200", "1.80", "x", "90.0", "%"]
+
+
+def test_memory_says_what_it_is_held_for(predicted) -> None:
+    """One line: the peak and its parts; a part that nobody measured says so."""
+    sizes = {"parameter": 4, "gradient": 3, "state": 2, "activation": 1, "workspace": 5}
+    counters = {f"peak_{name}_bytes": float(size << 20) for name, size in sizes.items()}
+    told = msgspec.structs.replace(
+        predicted, counters={**counters, "peak_memory_bytes": 15.0 * 2**20}
+    )
+    traced = (
+        "Memory peak of a worker 15.0 MiB: parameters 4.00 MiB, gradients 3.00 MiB, optimizer state "
+        "2.00 MiB, activations 1.00 MiB, workspaces of operators "
+    )
+    assert " ".join(as_text(memory_text(told)).split()) == f"{traced}5.00 MiB"
+    del told.counters["peak_workspace_bytes"]
+    assert " ".join(as_text(memory_text(told)).split()) == f"{traced}not measured"

@@ -30,7 +30,7 @@ from ridgeline.reporting.text import plan_text, scaling_text, title
 from ridgeline.reporting.text_intensity import intensity_text
 from ridgeline.reporting.text_levers import gain_text, levers_text
 from ridgeline.reporting.text_scaling import REGIMES
-from ridgeline.reporting.text_step import timeline_text, waterfall_text
+from ridgeline.reporting.text_step import memory_text, timeline_text, waterfall_text
 from ridgeline.simulator.intensity import Intensities, intensities
 from ridgeline.simulator.levers import Lever, elsewhere, levers
 from ridgeline.simulator.scaling import ScalingPoint, scaling_curve
@@ -202,7 +202,11 @@ def _profile(questions: Sequence[str]) -> Machine | None:
 
 
 def _shown(plan: Plan, timeline: Timeline, split: Verdict) -> list[RenderableType]:
-    shown: list[RenderableType] = [plan_text(plan), waterfall_text(split)]
+    shown: list[RenderableType] = [
+        plan_text(plan),
+        waterfall_text(split),
+        memory_text(timeline),
+    ]
     shown += [Text(f"! {note}", style="yellow") for note in timeline.notes]
     return shown
 

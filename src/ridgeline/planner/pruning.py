@@ -40,7 +40,7 @@ def fitting(machine: Machine, workload: Workload, plan: Plan, *, may_split: bool
     while not fits(machine, workload, candidate):
         parts = candidate.accumulate * 2
         if not may_split or parts > workload.samples:
-            need = peak_memory_bytes(workload, candidate)
+            need = peak_memory_bytes(workload, candidate, machine)
             room = memory_capacity_bytes(machine, workload, candidate)
             return Pruned(
                 candidate,

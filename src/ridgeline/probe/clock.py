@@ -112,6 +112,14 @@ class ReplayClock:
         )
         return {index: (after - before) * 1e-9 for index, (before, after) in marks.items()}
 
+    def watch(
+        self, replay: WorkloadReplay, wanted: Callable[[int], bool], around: Callable[..., Any]
+    ) -> None:
+        """A pass that is not timed, with something around every call; see `ReplayWatch.around`."""
+        replay.run(wanted, lambda: None, ReplayWatch(before=self._before, around=around))
+        if self._ruler is not None:
+            torch.cuda.synchronize(self._device)
+
     def whole(self, replay: WorkloadReplay) -> list[Stretch] | None:
         """Seconds of one pass, stretch by stretch; None where the clock could not follow.
 

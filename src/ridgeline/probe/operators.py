@@ -18,6 +18,7 @@ from ridgeline.probe.passes import Passes, timed_passes
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.probe.whole_step import check_step, correction, warning
+from ridgeline.probe.workspaces import measured_workspaces
 from ridgeline.workload import Workload
 
 BUDGET_S = {"cpu": 4.0, "cuda": 1.2}
@@ -51,7 +52,7 @@ def time_operators(
     too long for that, ops that have their samples are passed over. On the CPU a timing is all that the
     op costs a step: kernel, page faults of fresh outputs, freeing, and the host's dispatch in its phase.
     On GPUs it is the time of its kernels, and none for ops of the host. Timings are corrected by a
-    check against whole passes.
+    check against whole passes. The workspace of each op is measured last.
 
     Args:
         workload: As traced, with the batch of one worker.
@@ -86,8 +87,13 @@ def time_operators(
             msgspec.structs.replace(timing, seconds=captured.get(timing.key, timing.seconds))
             for timing in merged
         )
+    told = _warnings(workload, replay, setting)  # before the next pass, whose end is no timing's
+    workspaces, notes = measured_workspaces(replay, workload, setting, clock)
+    merged = tuple(
+        msgspec.structs.replace(timing, workspace=workspaces.get(timing.key)) for timing in merged
+    )
     said = warning(check)
-    return Timed(merged, (*_warnings(workload, replay, setting), *([said] if said else [])), check)
+    return Timed(merged, (*told, *([said] if said else []), *notes), check)
 
 
 def _samples(

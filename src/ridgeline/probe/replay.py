@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -51,11 +52,14 @@ class ReplayWatch:
         before: Called with the index of the op.
         pace: Called last before the op.
         settle: Called after it; what it raises is the op's failure.
+        around: Called with the index of the op, its call and the arguments in place of the call itself; it
+            returns what the call returns.
     """
 
     before: Callable[[int], None] | None = None
     pace: Callable[[], None] | None = None
     settle: Callable[[], None] | None = None
+    around: Callable[..., Any] | None = None
 
 
 class WorkloadReplay:
@@ -165,8 +169,11 @@ class WorkloadReplay:
                 watch.before(index)
             if watch.pace is not None:
                 watch.pace()
+            call = step.call
+            if watch.around is not None:
+                call = partial(watch.around, index, call)
             begin = mark()
-            result = step.call(*args, **kwargs)
+            result = call(*args, **kwargs)
             args.clear()
             kwargs.clear()
             # Freeing is part of a step's time, so it is part of the op after which it happens.
@@ -175,7 +182,7 @@ class WorkloadReplay:
             end = mark()
             if watch.settle is not None:
                 watch.settle()
-            made = _tensors(result)
+            made = tensors_in(result)
             if index in self._read and len(made) < len(step.op.outputs):
                 raise ValueError(f"{len(step.op.outputs)} tensors were traced, {len(made)} made")
         except FAILURES as error:
@@ -294,10 +301,10 @@ class WorkloadReplay:
         return program
 
 
-def _tensors(result: Any) -> list[Tensor]:
+def tensors_in(result: Any) -> list[Tensor]:
     """The tensors of a result in the order in which tracing lists them."""
     if isinstance(result, (tuple, list)):
-        return [tensor for value in result for tensor in _tensors(value)]
+        return [tensor for value in result for tensor in tensors_in(value)]
     return [result] if isinstance(result, Tensor) else []
 
 

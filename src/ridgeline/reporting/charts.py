@@ -16,15 +16,30 @@ MEMORY_CATEGORIES = (
 )
 
 
-def memory_figure(workload: Workload, capacity_bytes: int) -> Figure:
-    """Live bytes over the ops of the step, stacked by category; the capacity as a line if in reach."""
-    scale = 1 << 30 if workload.peak_memory_bytes >= 1 << 30 else 1 << 20
-    unit = "GiB" if scale == 1 << 30 else "MiB"
+def memory_figure(
+    workload: Workload, capacity_bytes: int, workspaces: Sequence[int] = ()
+) -> Figure:
+    """Live bytes over the ops of the step, stacked by category; the capacity as a line if in reach.
+
+    Args:
+        workload: The step.
+        capacity_bytes: Of one device; 0 for none.
+        workspaces: What operators take for themselves, by op; empty where that is not known.
+    """
     points = workload.memory
+    stacks = [
+        ([getattr(point, field) for point in points], name, colour)
+        for field, name, colour in MEMORY_CATEGORIES
+    ]
+    if workspaces:
+        stacks.append(([workspaces[point.op] for point in points], "Workspaces", "@workspace"))
+    peak = max((sum(each) for each in zip(*(s[0] for s in stacks), strict=True)), default=0)
+    scale = 1 << 30 if peak >= 1 << 30 else 1 << 20
+    unit = "GiB" if scale == 1 << 30 else "MiB"
     data = [
         line(
             [point.op for point in points],
-            [getattr(point, field) / scale for point in points],
+            [num_bytes / scale for num_bytes in stack],
             colour,
             name=name,
             stackgroup="live",
@@ -32,10 +47,10 @@ def memory_figure(workload: Workload, capacity_bytes: int) -> Figure:
             fillcolor=colour,
             hovertemplate=f"%{{y:.3~g}} {unit}",
         )
-        for field, name, colour in MEMORY_CATEGORIES
+        for stack, name, colour in stacks
     ]
     shapes, annotations = _phase_marks(workload)
-    if workload.peak_memory_bytes * 3 >= capacity_bytes > 0:
+    if peak * 3 >= capacity_bytes > 0:
         y = capacity_bytes / scale
         shapes.append(
             {

@@ -10,6 +10,7 @@ from ridgeline.reporting.charts import memory_figure, parity_figure
 from ridgeline.reporting.html import Content, Markup, join, table, tag
 from ridgeline.reporting.operators import FIGURES, OpGroup, operator_figures, seconds_by
 from ridgeline.reporting.sections import chart, legend, section, swatch
+from ridgeline.simulator.workspaces import workspace_bytes
 from ridgeline.timeline import LANES, Timeline
 from ridgeline.verdict.verify import compare_frames
 from ridgeline.workload import Workload
@@ -163,16 +164,25 @@ def operator_table(groups: Sequence[OpGroup]) -> Markup:
     return table(head, rows, caption="Operators that take the longest", numeric=(3, 4, 5, 6, 7, 8))
 
 
-def memory_section(workload: Workload | None, machine: Machine | None) -> Markup | None:
+def memory_section(
+    workload: Workload | None, machine: Machine | None, setting: Setting | None
+) -> Markup | None:
     """Live bytes over the step; None without a workload that knows them."""
     if workload is None or not workload.memory:
         return None
     capacity = capacity_bytes(workload, machine)
+    workspaces: tuple[int, ...] = ()
+    if machine is not None and setting is not None:
+        workspaces = workspace_bytes(machine, workload, setting)
     return section(
         "memory",
         "Memory over the step",
-        memory_reading(workload, capacity),
-        chart("memory", memory_figure(workload, capacity), "Live memory over the step by category"),
+        memory_reading(workload, capacity, workspaces),
+        chart(
+            "memory",
+            memory_figure(workload, capacity, workspaces),
+            "Live memory over the step by category",
+        ),
     )
 
 
@@ -183,25 +193,26 @@ def capacity_bytes(workload: Workload, machine: Machine | None) -> int:
     return min(sizes, default=0)
 
 
-def memory_reading(workload: Workload, capacity: int) -> str:
+def memory_reading(workload: Workload, capacity: int, workspaces: Sequence[int] = ()) -> str:
     """One sentence on the peak, what it is made of, and how far the limit is."""
-    peak = max(workload.memory, key=lambda point: point.total_bytes)
+    spaces = workspaces or [0] * len(workload.ops)
+    peak = max(workload.memory, key=lambda point: point.total_bytes + spaces[point.op])
+    total = peak.total_bytes + spaces[peak.op]
     parts = {
         "activations": peak.activation_bytes,
         "parameters": peak.parameter_bytes,
         "gradients": peak.gradient_bytes,
         "optimizer state": peak.state_bytes,
+        "workspaces of operators": spaces[peak.op],
     }
     name, most = max(parts.items(), key=lambda item: item[1])
     phase = workload.ops[peak.op].phase if peak.op < len(workload.ops) else "step"
     text = (
-        f"Live tensors of one worker peak at {units.num_bytes(peak.total_bytes)} in the {phase}, "
-        f"{units.percent(most / max(1, peak.total_bytes))} of it {name}"
+        f"Live tensors {'and workspaces ' if workspaces else ''}of one worker peak at "
+        f"{units.num_bytes(total)} in the {phase}, {units.percent(most / max(1, total))} of it {name}"
     )
     if capacity:
-        text += (
-            f"; that is {units.percent(peak.total_bytes / capacity)} of {units.num_bytes(capacity)}"
-        )
+        text += f"; that is {units.percent(total / capacity)} of {units.num_bytes(capacity)}"
     return f"{text}. What the allocator adds is not included."
 
 

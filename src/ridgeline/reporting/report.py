@@ -177,7 +177,7 @@ def _sections(given: _Given) -> dict[str, Markup | None]:
         "predicted-scaling": predicted_scaling_section(given.predicted_scaling),
         "intensity": intensity_section(given.intensities),
         "frames": frames_section(judged, measured, tolerance),
-        "memory": memory_section(workload, machine),
+        "memory": memory_section(workload, machine, setting),
         "machine": machine_section(machine, setting),
     }
 

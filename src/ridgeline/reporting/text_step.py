@@ -10,6 +10,7 @@ from rich.text import Text
 from ridgeline import units
 from ridgeline.reporting.chart_timeline import kind
 from ridgeline.reporting.text import table, title
+from ridgeline.simulator.memory import PEAK_CATEGORIES
 from ridgeline.synchronisation import algorithm_of
 from ridgeline.timeline import LANES, Span, Timeline
 from ridgeline.verdict import Verdict
@@ -18,6 +19,8 @@ from ridgeline.verdict.waterfall import BETWEEN, EXPOSED, IDEAL, INPUT, KERNEL, 
 LANE_WIDTH = 72
 BAR_WIDTH = 40
 BOX_WIDTH = 96
+_HELD_FOR = ("parameters", "gradients", "optimizer state", "activations", "workspaces of operators")
+"""In the order of `PEAK_CATEGORIES`."""
 _PART_STYLES = {
     IDEAL: "blue",
     MEMORY: "green",
@@ -84,6 +87,17 @@ def timeline_text(
     legend = ", ".join(f"{_LETTERS[name]} {used[name]}" for name in _LETTERS if name in used)
     parts.append(Text(f"{'':>14} {legend}", style="dim"))
     return Group(*parts)
+
+
+def memory_text(timeline: Timeline) -> RenderableType:
+    """The peak of a worker's memory, and what it is held for, of a predicted timeline."""
+    sizes = [timeline.counters.get(f"peak_{category}_bytes") for category in PEAK_CATEGORIES]
+    parts = ", ".join(
+        f"{words} {'not measured' if size is None else units.num_bytes(round(size))}"
+        for words, size in zip(_HELD_FOR, sizes, strict=True)
+    )
+    peak = units.num_bytes(round(timeline.counters["peak_memory_bytes"]))
+    return Text(f"Memory peak of a worker {peak}: {parts}")
 
 
 def verdict_text(verdict: Verdict) -> RenderableType:

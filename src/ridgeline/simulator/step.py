@@ -11,7 +11,7 @@ from ridgeline.execution import MODES
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.simulator.compile_time import compile_seconds
-from ridgeline.simulator.memory import peak_memory_bytes
+from ridgeline.simulator.memory import PEAK_CATEGORIES, memory_peak
 from ridgeline.simulator.model import model_step, resized, setting_of
 from ridgeline.simulator.schedule import schedule
 from ridgeline.simulator.slowest import of_slowest
@@ -68,7 +68,12 @@ def simulate(
             f"{workload.name} on {machine.fingerprint}; correct the profile's rates and seconds, or the "
             "what-if"
         )
-    counters = {"peak_memory_bytes": float(peak_memory_bytes(workload, plan))}
+    peak = memory_peak(workload, plan, machine)
+    counters = {"peak_memory_bytes": float(peak.total_bytes)} | {
+        f"peak_{category}_bytes": float(num_bytes)
+        for category in PEAK_CATEGORIES
+        if (num_bytes := getattr(peak, f"{category}_bytes")) is not None
+    }
     notes = model.notes
     if MODES[plan.execution].is_compiled:
         counters["compile_s"] = compile_factor * compile_seconds(workload, plan.execution)

@@ -1,0 +1,99 @@
+"""What operators take for themselves, over the step: measured workspaces at the operators that have them."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
+
+from ridgeline.machine import Machine, Setting, Workspace
+from ridgeline.simulator.costs import IdentityKey
+from ridgeline.simulator.settings import resolve
+from ridgeline.workload import Op, Workload
+
+
+def workspace_bytes(
+    machine: Machine, workload: Workload, setting: Setting, *, accumulate: int = 1
+) -> tuple[int, ...]:
+    """Bytes beside the traced ones while each operator runs; empty where no workspace was measured.
+
+    What passes counts at its operator. What is kept counts until the last operator that reads it, a sparse
+    gradient to the end. A library's buffers stay for good, once for the thread that runs the backward pass on
+    a GPU and once for the other.
+
+    Args:
+        machine: Whose timings know the workspaces; of another setting where this one was not measured.
+        workload: The step.
+        setting: Where it runs.
+        accumulate: Micro-batches of the step. What is kept is smaller in each, as activations are; copies of
+            weights are not, so what passes counts whole.
+    """
+    return _workspace_bytes(IdentityKey(machine), IdentityKey(workload), setting, accumulate)
+
+
+@lru_cache(maxsize=64)
+def _workspace_bytes(
+    machine: IdentityKey[Machine],
+    workload: IdentityKey[Workload],
+    setting: Setting,
+    accumulate: int,
+) -> tuple[int, ...]:
+    known = _known(machine.value, setting)
+    if not known:
+        return ()
+    nothing = Workspace()
+    ops = workload.value.ops
+    spaces = [known.get(key, nothing) for key in _keys(workload)]
+    held = [0] * len(ops)
+    for index, last in enumerate(_last_readers(ops, spaces)):
+        for position in range(index, last + 1):
+            held[position] += -(-spaces[index].kept_bytes // accumulate)
+    library = sum(
+        max(
+            (
+                space.library_bytes
+                for op, space in zip(ops, spaces, strict=True)
+                if (op.phase == "backward") == is_backward
+            ),
+            default=0,
+        )
+        for is_backward in (False, True)
+    )
+    return tuple(
+        library + space.passing_bytes + kept for space, kept in zip(spaces, held, strict=True)
+    )
+
+
+@lru_cache(maxsize=64)
+def _keys(workload: IdentityKey[Workload]) -> tuple[str, ...]:
+    """The operators' keys, which are hashes, for all machines that a search draws."""
+    return tuple(op.key for op in workload.value.ops)
+
+
+def _known(machine: Machine, setting: Setting) -> Mapping[str, Workspace]:
+    measured = [timing for timing in machine.timings if timing.workspace is not None]
+    nearest, _ = resolve({timing.setting for timing in measured}, setting, "workspaces")
+    return {
+        timing.key: timing.workspace
+        for timing in measured
+        if timing.setting == nearest and timing.workspace is not None
+    }
+
+
+def _last_readers(ops: Sequence[Op], spaces: Sequence[Workspace]) -> list[int]:
+    """The last operator during which what each one keeps is there; -1 of one that keeps nothing."""
+    readers: dict[int, int] = {}
+    for index, op in enumerate(ops):
+        readers |= {storage: index for storage, _ in op.memory[: len(op.inputs)]}
+    return [
+        _last(index, op, readers, len(ops) - 1) if space.kept_bytes else -1
+        for index, (op, space) in enumerate(zip(ops, spaces, strict=True))
+    ]
+
+
+def _last(index: int, op: Op, readers: Mapping[int, int], end: int) -> int:
+    made = list(zip(op.outputs, op.memory[len(op.inputs) :], strict=False))
+    if any(len(spec.stride) != len(spec.shape) for spec, _ in made):
+        # Sparse: one of the backward pass is a gradient, which stays. The parts of others are traced where
+        # somebody looks at them.
+        return end if op.phase == "backward" else index
+    unknown = [storage for spec, (storage, _) in made if prod(spec.shape) == 0]
+    return max((readers.get(storage, index) for storage in unknown), default=index)

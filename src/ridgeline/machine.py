@@ -13,6 +13,7 @@ from msgspec import Meta
 from ridgeline.cluster import Level
 from ridgeline.codec import Noun, Value
 from ridgeline.errors import MachineError
+from ridgeline.host_load import HostLoad
 from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
 from ridgeline.limits import Limit
@@ -279,6 +280,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
     system. These and `microarchitecture` come with a full measurement. `limits` are those of the process that
     measured last.
+    `host_load` is the worst that others did while it was measured. `suspect` says how trials contradict it,
+    `retakes` how often it was measured again for either: see `planner.doubted`.
     """
 
     kind: ClassVar[str] = "machine"
@@ -303,6 +306,9 @@ class Machine(Noun, frozen=True, kw_only=True):
     microarchitecture: Microarchitecture = Microarchitecture()
     storage: tuple[Storage, ...] = ()
     limits: tuple[Limit, ...] = ()
+    host_load: HostLoad | None = None
+    suspect: str = ""
+    retakes: Annotated[int, Meta(ge=0)] = 0
     warnings: tuple[str, ...] = ()
 
     @property

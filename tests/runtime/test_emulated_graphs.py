@@ -14,8 +14,9 @@ from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError, ObstacleError, SideEffectError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.capturing import ANOMALIES
-from ridgeline.runtime.graph import EAGER_STEPS, OTHER_LAYOUTS
+from ridgeline.runtime.graph import EAGER_STEPS
 from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.usual_shapes import OTHER_LAYOUTS
 
 STEPS = 12
 REPLAYED: tuple[Execution, ...] = ("graph", "model-graph")

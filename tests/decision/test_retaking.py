@@ -23,7 +23,7 @@ from strategies import make_machine
 
 QUIET, BUSY = HostLoad(others=0.0), HostLoad(others=0.5)
 BESIDE = "the profile was measured while other programs used 50.0 % of the processors"
-SLOW = f"{BESIDE}: what is predicted from it is most likely too slow"
+DOUBTFUL = f"{BESIDE}: what is predicted from it may be far off"
 BATCH = torch.ones(8, 4)
 
 
@@ -49,20 +49,20 @@ def test_a_doubtful_one_waits_for_a_quiet_host() -> None:
         "the profile is not measured again yet: right now the host of this virtual machine took 20.0 % of its "
         "processors"
     )
-    assert retaking.due(machine, lambda: busy) == ("", (SLOW, not_yet))
+    assert retaking.due(machine, lambda: busy) == ("", (DOUBTFUL, not_yet))
 
 
 def test_a_full_profile_is_its_owners() -> None:
     """It took minutes, which no start takes unasked."""
     machine = msgspec.structs.replace(make_machine(), host_load=BUSY, effort="full")
     line = "a full profile is measured again by `ridgeline measure --full --refresh`"
-    assert retaking.due(machine, never) == ("", (SLOW, line))
+    assert retaking.due(machine, never) == ("", (DOUBTFUL, line))
 
 
 def test_what_was_measured_often_enough_is_only_said() -> None:
     """Listening would lead to nothing."""
     machine = msgspec.structs.replace(make_machine(), host_load=BUSY, retakes=MOST_RETAKES)
-    assert retaking.due(machine, never) == ("", (SLOW,))
+    assert retaking.due(machine, never) == ("", (DOUBTFUL,))
 
 
 @pytest.mark.parametrize(("retakes", "ending"), [(0, ": the next start measures again"), (1, "")])
@@ -156,16 +156,16 @@ def test_the_next_start_on_a_quiet_host_measures_and_chooses_again(host: Host) -
     lines: list[str] = []
     host.load = BUSY
     with start(lines) as step:
-        assert SLOW in step.notes
+        assert DOUBTFUL in step.notes
     with start(lines) as step:
         assert any("an earlier start chose" in line for line in lines)
-        assert SLOW in step.notes
+        assert DOUBTFUL in step.notes
     assert host.measured == [False]
     host.load = QUIET
     with start(lines) as step:
         assert f"{BESIDE}: measuring again" in lines
         assert not any("an earlier start chose" in line for line in lines)
-        assert SLOW not in step.notes
+        assert DOUBTFUL not in step.notes
     assert host.measured == [False, True]
     assert host.machine.retakes == 1
     with start(lines):
@@ -210,6 +210,6 @@ def test_a_given_profile_is_said_to_be_doubtful(host: Host) -> None:
     """Measuring here would tell nothing about it."""
     lines: list[str] = []
     with start(lines, machine=host.machine) as step:
-        assert SLOW in step.notes
+        assert DOUBTFUL in step.notes
         assert step.plan.settings == Plan(threads=torch.get_num_threads()).settings
     assert host.measured == []

@@ -37,8 +37,7 @@ def said(machine: Machine) -> tuple[str, ...]:
     lines = []
     if machine.host_load is not None and machine.host_load.is_disturbed:
         lines.append(
-            f"the profile was measured while {machine.host_load}: what is predicted from it is most likely "
-            "too slow"
+            f"the profile was measured while {machine.host_load}: what is predicted from it may be far off"
         )
     if machine.suspect:
         lines.append(machine.suspect)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from ridgeline.decision import choice, profiling, recalling, remembered, retaking
+from ridgeline.errors import SideEffectError
 from ridgeline.host_load import HostLoad
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
@@ -213,3 +214,20 @@ def test_a_given_profile_is_said_to_be_doubtful(host: Host) -> None:
         assert DOUBTFUL in step.notes
         assert step.plan.settings == Plan(threads=torch.get_num_threads()).settings
     assert host.measured == []
+
+
+def test_why_nothing_was_chosen_is_the_first_note(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is only to be known of the profile comes behind it."""
+
+    def writes(**_: Any) -> Machine:
+        raise SideEffectError("it writes")
+
+    host.load = BUSY
+    monkeypatch.setattr(profiling, "measure", writes)
+    with start([]) as step:
+        assert step.notes[:2] == (
+            "the step runs as it was written, since a trial could not be taken back: it writes",
+            DOUBTFUL,
+        )

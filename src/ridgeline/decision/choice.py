@@ -138,7 +138,7 @@ class PlanChoice:
     def _run_as_written(self, why: str) -> None:
         note = f"the step runs as it was written, {why}"
         self._tell(note)
-        self.notes.append(note)
+        self.notes.insert(0, note)  # before what is only to be known of the profile
 
     def rank_for(self, ranking: Ranking, examples: Sequence[Any]) -> Ranking:
         """A ranking with the plan first that is the fastest on batches of these shapes.

@@ -23,7 +23,7 @@ from ridgeline.runtime.fetching import batches
 from ridgeline.runtime.readings import LossReader
 from ridgeline.runtime.round import Round
 from ridgeline.runtime.sampler import Sampler
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.tasks import load_task
 
@@ -76,10 +76,10 @@ def _ways(name: str, threads: int, place: Path) -> dict[str, Callable[[], list[f
         task.loss_fn(model, batch).backward()
         optimizer.step()
 
-    def planned() -> TrainStep:
+    def planned() -> PlannedStep:
         model = task.model()
         plan = Plan(workers=1, threads=threads)
-        return TrainStep(model, task.loss_fn, task.optimizer(model), plan, device="cpu")
+        return PlannedStep(model, task.loss_fn, task.optimizer(model), plan, device="cpu")
 
     step, reader, handover = planned(), LossReader(world), Handover()
     around = Round(planned(), reader, BlackBox(place / "box.bin"), None)

@@ -38,7 +38,7 @@ from ridgeline.experiments.turns import spread, take_turns, times_faster
 from ridgeline.machine import Quantity
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan, Sync
 from ridgeline.probe.measure import measure
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.tasks.resnet18 import ResNet18
 
@@ -125,13 +125,15 @@ def contenders(world: World, arguments: argparse.Namespace) -> dict[str, Callabl
         )
     for name, plan in our_plans(world, arguments, precision).items():
         model = make_model(world)
-        chosen[f"ridgeline {name}"] = TrainStep(model, loss_fn, sgd(model), plan)
+        chosen[f"ridgeline {name}"] = PlannedStep(model, loss_fn, sgd(model), plan)
     if world.device.type == "cuda" and world.size > 1:
         for execution in arguments.executions:
             model = make_model(world)
             alone = World(0, 1, world.local_rank, world.device)
             plan = Plan(execution=execution, precision=precision, kernels="combined")
-            chosen[f"alone {execution}"] = TrainStep(model, loss_fn, sgd(model), plan, world=alone)
+            chosen[f"alone {execution}"] = PlannedStep(
+                model, loss_fn, sgd(model), plan, world=alone
+            )
     if world.device.type == "cpu" and world.size > 1:
         chosen["plain process"] = WholeBatch(world, arguments)
     else:
@@ -183,7 +185,7 @@ def wrapped(model: nn.Module, world: World) -> nn.Module:
 def close(steps: dict[str, Any]) -> None:
     """Release graphs and threads."""
     for step in steps.values():
-        if isinstance(step, TrainStep):
+        if isinstance(step, PlannedStep):
             step.close()
 
 
@@ -277,7 +279,7 @@ def publish(
     base: str,
 ) -> None:
     """Print the table and write the JSON file."""
-    ours = [step for step in steps.values() if isinstance(step, TrainStep)]
+    ours = [step for step in steps.values() if isinstance(step, PlannedStep)]
     on_gpu = world.device.type == "cuda"
     hardware = torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()}-core CPU"
     result = {
@@ -288,7 +290,7 @@ def publish(
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "arguments": vars(arguments),
         "plans": {
-            name: repr(step.plan) for name, step in steps.items() if isinstance(step, TrainStep)
+            name: repr(step.plan) for name, step in steps.items() if isinstance(step, PlannedStep)
         },
         "notes": [note for step in ours for note in step.notes],
         "difference_to_reference_over_update": differences,
@@ -299,7 +301,7 @@ def publish(
         "overhead_s_per_step": {
             name: step.timeline().counters.get("overhead_ns", 0.0) * 1e-9
             for name, step in steps.items()
-            if isinstance(step, TrainStep)
+            if isinstance(step, PlannedStep)
         },
     }
     width = max(map(len, result["seconds_per_step"]))

@@ -31,8 +31,8 @@ from ridgeline.cli.output_file import output_file
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.forms import (
     CHANNELS_LAST,
-    Runner,
-    Subject,
+    NetworkRunner,
+    NetworkSubject,
     optimizer_options,
     plain_forms,
 )
@@ -50,7 +50,7 @@ from ridgeline.experiments.networks.timing import time_forms
 from ridgeline.experiments.turns import Samples, spread
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, MIB, Plan, Precision, Sync
 from ridgeline.runtime.agree import largest_of_workers
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import DEFAULT_ALGORITHM, offered
 from ridgeline.tasks.gpt2 import CLIP_NORM, GPT2, GPT2Config, next_token_loss
@@ -147,9 +147,11 @@ class _Measured:
         on_gpu = world.kind == "cuda"
         precision: Precision = "bf16" if on_gpu else "as-is"
         scale: Scale = "gpu" if on_gpu else "cpu"
-        self._subject = Subject(network=network, world=world, scale=scale, precision=precision)
+        self._subject = NetworkSubject(
+            network=network, world=world, scale=scale, precision=precision
+        )
         self._world, self._arguments, self._begin = world, arguments, begin
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, NetworkRunner] = {}
         self._found: dict[str, Any] = {
             "title": network.title,
             "losses": {},
@@ -178,7 +180,7 @@ class _Measured:
             _show(self._subject.network.name, found)
         return found
 
-    def _add(self, name: str, make: Callable[[], Runner]) -> None:
+    def _add(self, name: str, make: Callable[[], NetworkRunner]) -> None:
         """Make a way and run its first steps; what one worker cannot do none does."""
         is_late = time.perf_counter() - self._begin > self._arguments.seconds
         if largest_of_workers(float(is_late), self._world):
@@ -203,8 +205,8 @@ class _Measured:
 
 
 def _ways(
-    subject: Subject, buckets: Sequence[Sequence[float]], algorithms: Sequence[str]
-) -> Iterable[tuple[str, Callable[[], Runner]]]:
+    subject: NetworkSubject, buckets: Sequence[Sequence[float]], algorithms: Sequence[str]
+) -> Iterable[tuple[str, Callable[[], NetworkRunner]]]:
     """Name to what makes it; DDP is that of users, on GPUs compiled and in the layout that suits it best."""
     world = subject.world
     alone = World(0, 1, world.local_rank, world.device)
@@ -227,11 +229,11 @@ def _ways(
             yield form.name, partial(form.make, subject)
 
 
-def _ours(subject: Subject, plan: Plan, world: World) -> Runner:
+def _ours(subject: NetworkSubject, plan: Plan, world: World) -> NetworkRunner:
     network, place = subject.network, subject.world
     options = optimizer_options(network, place.device)
     setup = network.build(place.device, subject.scale, rank=place.rank, **options)
-    step = TrainStep(
+    step = PlannedStep(
         setup.model,
         setup.loss_fn,
         setup.optimizer,
@@ -239,7 +241,7 @@ def _ours(subject: Subject, plan: Plan, world: World) -> Runner:
         clip_norm=network.clip_norm,
         world=world,
     )
-    return Runner(run=lambda: step(setup.batch), close=step.close)
+    return NetworkRunner(run=lambda: step(setup.batch), close=step.close)
 
 
 def _figures(samples: Samples) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.same_state import check_same_state
 from ridgeline.runtime.step import CLOSED, move
-from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.step import PlannedStep as PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.errors import EngineError, ScheduleError
-from ridgeline.runtime.autoparallel.issue import Piece, pieces
+from ridgeline.runtime.autoparallel.issue import IssuedPiece, pieces
 from ridgeline.runtime.autoparallel.program import Program, trace_program
 from ridgeline.runtime.autoparallel.schedule import Schedule, needed_syncs
 from ridgeline.runtime.autoparallel.threads import ThreadProgram, measure_sync_s, push_order
@@ -94,7 +94,7 @@ def test_the_calling_thread_pushes_its_own_pieces_last(data: st.DataObject) -> N
     assert pushed == set(range(num_nodes))
 
 
-def _could_go(piece: Piece, order: list[Piece], pushed: set[int]) -> bool:
+def _could_go(piece: IssuedPiece, order: list[IssuedPiece], pushed: set[int]) -> bool:
     before = [other for other in order if other.lane == piece.lane and other.nodes < piece.nodes]
     return pushed.issuperset(piece.waits) and all(pushed.issuperset(o.nodes) for o in before)
 

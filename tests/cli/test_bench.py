@@ -10,7 +10,7 @@ import pytest
 from ridgeline.cli.bench import EXPERIMENTS
 from ridgeline.experiments.allreduce import sweep
 from ridgeline.experiments.hybrid.cases import MODELS
-from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, Row
+from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, HybridRow
 from ridgeline.experiments.memory import experiment as memory
 from ridgeline.experiments.networks.result import NetworksExperiment
 from ridgeline.experiments.sync import steps
@@ -38,7 +38,7 @@ EMPTY = HybridExperiment(
             purpose="callable",
             title="512-256-128-2",
             rows=(
-                Row(
+                HybridRow(
                     contender="eager",
                     kind="peer",
                     call_s=Quantity.measured([1e-4, 1e-4], "s"),

@@ -17,7 +17,7 @@ from ridgeline.machine import Setting
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid.capture import program_trial
 from ridgeline.runtime.hybrid.capture.fences import Fences
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 from strategies import make_machine
 
@@ -55,8 +55,8 @@ def step_of(scale: float = 1.0) -> tuple[Any, ...]:
 def tried(execution: str, subject: tuple[Any, ...]) -> Any:
     model, loss_fn, optimizer, batch = subject
 
-    def make(plan: Plan) -> TrainStep:
-        return TrainStep(model, loss_fn, optimizer, plan, device="cpu")
+    def make(plan: Plan) -> PlannedStep:
+        return PlannedStep(model, loss_fn, optimizer, plan, device="cpu")
 
     return run_trial(make, Plan(execution=execution), model, loss_fn, optimizer, [batch], ALONE)
 

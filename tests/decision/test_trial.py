@@ -19,7 +19,7 @@ from ridgeline.planner.periods import EXCHANGED_SHARE, MOST_KEPT, has_exchange
 from ridgeline.planner.trial_steps import first_steps, least_steps, trial_steps
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.recorder import WINDOW, Recorder
-from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.step import PlannedStep as PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 

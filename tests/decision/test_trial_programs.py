@@ -16,7 +16,7 @@ from ridgeline.machine import Setting
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.simulator.dataflow import operator_name
 from ridgeline.simulator.step import simulate
@@ -59,8 +59,8 @@ def test_a_step_is_predicted_from_what_its_trial_compiled(trained: Any, tmp_path
             make, plan, model, loss_fn, optimizer, [batch], ALONE, watch=ProgramWatch()
         )
 
-    def make(plan: Plan) -> TrainStep:
-        return TrainStep(model, loss_fn, optimizer, plan, device="cpu")
+    def make(plan: Plan) -> PlannedStep:
+        return PlannedStep(model, loss_fn, optimizer, plan, device="cpu")
 
     assert trial(Plan()).programs == ()
     plan = Plan(execution="compiled", threads=setting.threads)

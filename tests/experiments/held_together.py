@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ridgeline.experiments import turns
 from ridgeline.experiments.ways import contest
-from ridgeline.experiments.ways.case import Case, Contest, Runner, Way
+from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 from ridgeline.probe.peers import Peers
 
 SLOW_S = 2.0**-6
@@ -47,22 +47,22 @@ def held(request: bytes) -> bytes:
             raise ValueError("no more")
         return clock.takes(SLOW_S / 16)
 
-    def unmade() -> Runner:
+    def unmade() -> WayRunner:
         if peers.rank == 0:
             raise ValueError("not here")
-        return Runner(run=lambda: 1.0)
+        return WayRunner(run=lambda: 1.0)
 
     # Of the runs in a turn each worker has an idea of its own.
     same_s, slow_s = SLOW_S / (4 + 4 * peers.rank), SLOW_S * (0.25 + 0.75 * peers.rank)
     ways = (
-        Way("same", "peer", lambda: Runner(run=partial(count, "same", same_s))),
-        Way("slow on 1", "peer", lambda: Runner(run=partial(count, "slow on 1", slow_s))),
+        Way("same", "peer", lambda: WayRunner(run=partial(count, "same", same_s))),
+        Way("slow on 1", "peer", lambda: WayRunner(run=partial(count, "slow on 1", slow_s))),
         Way(
             "other on 1",
             "peer",
-            partial(Runner, run=partial(clock.takes, SLOW_S / 16, 1.0 + peers.rank)),
+            partial(WayRunner, run=partial(clock.takes, SLOW_S / 16, 1.0 + peers.rank)),
         ),
-        Way("late on 1", "peer", lambda: Runner(run=late)),
+        Way("late on 1", "peer", lambda: WayRunner(run=late)),
         Way("not on 0", "peer", unmade),
     )
     case = Case(name="case", title="", prepare=lambda: Contest(ways=ways))

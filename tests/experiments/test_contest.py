@@ -9,7 +9,7 @@ from tiny_cases import calling, contest, eager, fail, tiny
 from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
-from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Remarks
 from ridgeline.experiments.hybrid.limit import CountFlops
 from ridgeline.experiments.hybrid.text import case_text
@@ -88,7 +88,7 @@ def test_another_training_shows() -> None:
     """Parameters after some steps are compared, over the change that training made."""
     case = tiny("step")
 
-    def make(case: Case, budget_s: float) -> Entrant:
+    def make(case: HybridCase, budget_s: float) -> Entrant:
         model = case.model_on_device()
         return Entrant(model=model, run=PlainStep(model, model, case.loss_fn, _half(model)))
 

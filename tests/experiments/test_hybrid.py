@@ -8,9 +8,9 @@ from tiny_cases import contest, tiny
 
 from ridgeline.errors import TaskError
 from ridgeline.experiments.hybrid.calls import call_contenders
-from ridgeline.experiments.hybrid.cases import MODELS, Case, cases, left_out
+from ridgeline.experiments.hybrid.cases import MODELS, HybridCase, cases, left_out
 from ridgeline.experiments.hybrid.experiment import run
-from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, LowerBound, Row
+from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment, HybridRow, LowerBound
 from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.hybrid.text import experiment_text
 from ridgeline.experiments.plain_step import PlainStep
@@ -61,7 +61,7 @@ def test_cases() -> None:
 
 
 @pytest.mark.parametrize("case", cases("cpu", quick=False), ids=lambda c: f"{c.model}-{c.purpose}")
-def test_cases_run(case: Case) -> None:
+def test_cases_run(case: HybridCase) -> None:
     """The model of a case takes its batches, and its loss is a scalar that trains."""
     model, batch = case.model_on_device(), case.batches()[0]
     if case.purpose == "callable":
@@ -115,8 +115,8 @@ def quantity(value: float, unit: str = "s") -> Quantity:
     return Quantity.measured([value * 0.9, value, value * 1.1], unit)
 
 
-def measured(name: str, kind: str, seconds: float, eager_s: float, **more: Any) -> Row:
-    return Row(
+def measured(name: str, kind: str, seconds: float, eager_s: float, **more: Any) -> HybridRow:
+    return HybridRow(
         contender=name,
         kind=kind,
         call_s=quantity(seconds),
@@ -146,11 +146,15 @@ def test_text() -> None:
                 difference=1.2e-7,
                 chosen="packaged",
             ),
-            Row(
+            HybridRow(
                 contender="ridgeline script", kind="ridgeline", status="failed", reason="no source"
             ),
-            Row(contender="torch.compile", kind="peer", status="skipped", reason="no time left"),
-            Row(contender="reduce-overhead", kind="peer", status="skipped", reason="no time left"),
+            HybridRow(
+                contender="torch.compile", kind="peer", status="skipped", reason="no time left"
+            ),
+            HybridRow(
+                contender="reduce-overhead", kind="peer", status="skipped", reason="no time left"
+            ),
             measured("ridgeline static", "ridgeline", 5e-6, 100e-6, overwrites=True),
         ),
         calls=1000,

@@ -11,7 +11,7 @@ from ridgeline.cli.bench import EXPERIMENTS
 from ridgeline.errors import TaskError
 from ridgeline.experiments.networks.catalog import FAMILIES, catalog, chosen
 from ridgeline.experiments.networks.forms import (
-    Subject,
+    NetworkSubject,
     forms_by_hand,
     optimizer_options,
     plain_forms,
@@ -38,8 +38,8 @@ def needed(network: Network) -> Network:
 
 
 @pytest.fixture
-def subject() -> Subject:
-    return Subject(network=catalog()["unet"], world=CPU, scale="cpu")
+def subject() -> NetworkSubject:
+    return NetworkSubject(network=catalog()["unet"], world=CPU, scale="cpu")
 
 
 def test_there_are_enough() -> None:
@@ -118,25 +118,25 @@ def test_networks_are_chosen_by_name_and_kind() -> None:
     assert all(one.several_workers for one in chosen(several_workers=True))
 
 
-def test_plain_forms_are_those_that_make_sense(subject: Subject) -> None:
+def test_plain_forms_are_those_that_make_sense(subject: NetworkSubject) -> None:
     """Channels-last where there are convolutions, DDP around several workers, graphs on a GPU alone."""
     names = [form.name for form in plain_forms(subject)]
     assert names == [
         "eager", "eager, channels-last", "torch.compile", "torch.compile, channels-last",
     ]  # fmt: skip
-    recurrent = Subject(network=catalog()["cell_loop"], world=CPU, scale="cpu")
+    recurrent = NetworkSubject(network=catalog()["cell_loop"], world=CPU, scale="cpu")
     assert [form.name for form in plain_forms(recurrent)] == ["eager", "torch.compile"]
     two = World(0, 2, 0, torch.device("cpu"))
-    together = Subject(network=recurrent.network, world=two, scale="cpu")
+    together = NetworkSubject(network=recurrent.network, world=two, scale="cpu")
     assert [form.name for form in plain_forms(together)] == ["DDP", "DDP + torch.compile"]
     assert forms_by_hand(subject) == forms_by_hand(together) == []
-    on_gpu = Subject(network=recurrent.network, world=GPU, scale="cpu")
+    on_gpu = NetworkSubject(network=recurrent.network, world=GPU, scale="cpu")
     assert [form.name for form in forms_by_hand(on_gpu)] == [
         "graph of torch.compile", "graph of eager",
     ]  # fmt: skip
 
 
-def test_a_model_that_computes_its_widths_is_looked_at_as_well(subject: Subject) -> None:
+def test_a_model_that_computes_its_widths_is_looked_at_as_well(subject: NetworkSubject) -> None:
     """RegNet reads values of tensors while it is made, which a model on no device cannot."""
 
     def make_model() -> nn.Module:
@@ -149,7 +149,7 @@ def test_a_model_that_computes_its_widths_is_looked_at_as_well(subject: Subject)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_forms_compute_the_same(subject: Subject) -> None:
+def test_forms_compute_the_same(subject: NetworkSubject) -> None:
     """Channels-last changes the order of additions and nothing else."""
     eager, channels_last = (
         form.make(subject) for form in plain_forms(subject) if "compile" not in form.name

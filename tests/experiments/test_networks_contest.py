@@ -14,9 +14,14 @@ from ridgeline.experiments.networks import check, contest, process
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.combine import best_by_hand, combined
 from ridgeline.experiments.networks.experiment import WITHOUT_BYTECODE, run
-from ridgeline.experiments.networks.forms import Form, Runner, Subject, plain_forms
-from ridgeline.experiments.networks.process import Children, Reply, last_error
-from ridgeline.experiments.networks.request import Answer, Request
+from ridgeline.experiments.networks.forms import (
+    NetworkForm,
+    NetworkRunner,
+    NetworkSubject,
+    plain_forms,
+)
+from ridgeline.experiments.networks.process import Children, ChildReply, last_error
+from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
 from ridgeline.experiments.networks.result import (
     AUTO,
     FormRow,
@@ -40,12 +45,12 @@ def profile(tmp_path: Path) -> Path:
     return make_machine(settings=[setting]).save(tmp_path / "machine.json")
 
 
-def subject_of(name: str) -> Subject:
+def subject_of(name: str) -> NetworkSubject:
     world = World(0, 1, 0, torch.device("cpu"))
-    return Subject(network=catalog()[name], world=world, scale="cpu")
+    return NetworkSubject(network=catalog()[name], world=world, scale="cpu")
 
 
-def request_for(task: str, name: str, folder: Path, **changes: Any) -> Request:
+def request_for(task: str, name: str, folder: Path, **changes: Any) -> NetworkRequest:
     settings = {
         "task": task,
         "network": name,
@@ -57,19 +62,19 @@ def request_for(task: str, name: str, folder: Path, **changes: Any) -> Request:
         "peer_cache": str(folder / "peer"),
         "answer": str(folder / "answer.json"),
     }
-    return Request(**(settings | changes))
+    return NetworkRequest(**(settings | changes))
 
 
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain forms but those that compile, which would take half a minute; the last one fails."""
 
-    def fail(subject: Subject) -> Runner:
+    def fail(subject: NetworkSubject) -> NetworkRunner:
         raise RuntimeError("no compiler here")
 
-    def forms(subject: Subject) -> list[Form]:
+    def forms(subject: NetworkSubject) -> list[NetworkForm]:
         fine = [form for form in plain_forms(subject) if "compile" not in form.name]
-        return [*fine, Form("torch.compile", "plain", fail)]
+        return [*fine, NetworkForm("torch.compile", "plain", fail)]
 
     monkeypatch.setattr(contest, "plain_forms", forms)
     monkeypatch.setattr(contest, "use_cache", lambda folder: None)
@@ -79,7 +84,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_contest_has_a_row_for_every_form(name: str, profile: Path, tmp_path: Path) -> None:
     """Those that run have times and ratios, the one that fails its reason; predictions stand beside."""
-    answers: list[Answer] = []
+    answers: list[NetworkAnswer] = []
     request = request_for("contest", name, tmp_path, machine=str(profile))
     contest.contest(request, subject_of(name), answers.append)
     assert len(answers) > 1  # what is known early is written early
@@ -121,9 +126,9 @@ def test_by_hand_the_slower_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     rough_s = dict(zip(names, (2.0, 1.0, 1.05, 3.0), strict=True))
     figures = iter(rough_s.values())
     monkeypatch.setattr(contest, "rough_s", lambda *arguments: next(figures))
-    by_hand = [Form(name, "by hand", eager.make) for name in names]
+    by_hand = [NetworkForm(name, "by hand", eager.make) for name in names]
     monkeypatch.setattr(contest, "forms_by_hand", lambda subject: by_hand)
-    answers: list[Answer] = []
+    answers: list[NetworkAnswer] = []
     contest.first_step(request_for("compile", "small_mlp", tmp_path), subject, answers.append)
     assert answers[0].notes == ("torch.compile: RuntimeError: no compiler here",)
     assert len(answers) == 1 + len(names)
@@ -140,7 +145,7 @@ def test_by_hand_the_slower_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("without_compiler")
 def test_turns_are_kept_one_by_one(profile: Path, tmp_path: Path) -> None:
     """Whenever the contest ends, the turns that were taken count."""
-    answers: list[Answer] = []
+    answers: list[NetworkAnswer] = []
     request = request_for("contest", "small_mlp", tmp_path, machine=str(profile), turns=3)
     contest.contest(request, subject_of("small_mlp"), answers.append)
     counts = [
@@ -169,7 +174,7 @@ def test_ten_steps_equal_the_plain_loop(
 ) -> None:
     """`auto` trains with the bits of the plain loop where it chose no compiler."""
     never_chosen(monkeypatch)
-    answers: list[Answer] = []
+    answers: list[NetworkAnswer] = []
     request = request_for("check", name, tmp_path, machine=str(profile))
     check.check(request, subject_of(name), answers.append)
     found = answers[-1].check
@@ -181,13 +186,13 @@ def test_ten_steps_equal_the_plain_loop(
 
 def test_a_difference_is_told_by_its_size() -> None:
     """Relative to losses and to the norm of all parameters; what the last bits do by themselves is no fault."""
-    wanted = check.Trained([2.0, 1.0], [torch.tensor([3.0, 4.0])])
-    got = check.Trained([2.0, 1.5], [torch.tensor([3.0, 4.5])])
+    wanted = check.TrainedSteps([2.0, 1.0], [torch.tensor([3.0, 4.0])])
+    got = check.TrainedSteps([2.0, 1.5], [torch.tensor([3.0, 4.5])])
     assert check.differences(got, wanted) == (0.5, 0.1)
     assert not check.is_close(0.5, 0.1, 1e-3, 1e-6)
     assert check.is_close(0.5, 0.1, 0.2, 1e-6)
-    broken = check.Trained([float("nan")], [torch.tensor([float("inf")])])
-    assert min(check.differences(broken, check.Trained([1.0], [torch.ones(1)]))) == 1e30
+    broken = check.TrainedSteps([float("nan")], [torch.tensor([float("inf")])])
+    assert min(check.differences(broken, check.TrainedSteps([1.0], [torch.ones(1)]))) == 1e30
 
 
 def test_training_is_repeated_by_its_seed() -> None:
@@ -255,10 +260,10 @@ def test_an_end_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     """Also of the network in hand, which a later call begins anew."""
     starts = {"compile": 7.0, "plan": 9.0}
 
-    def ask(self: Children, request: Request, *rest: Any, **more: Any) -> Reply:
+    def ask(self: Children, request: NetworkRequest, *rest: Any, **more: Any) -> ChildReply:
         if request.task not in starts:
             raise KeyboardInterrupt
-        return Reply(Answer(first_s=starts[request.task]), "")
+        return ChildReply(NetworkAnswer(first_s=starts[request.task]), "")
 
     published: list[NetworksExperiment] = []
     settings = settings_for(
@@ -291,14 +296,14 @@ def test_answers_become_one_result() -> None:
         for name, figure in (("slow", 3.0), ("fast", 2.0))
     ]
     failed = FormRow(form="broken", kind="by hand", reason="it waits for the device")
-    compiled = Answer(first_s=9.0, forms=(*hand, failed))
+    compiled = NetworkAnswer(first_s=9.0, forms=(*hand, failed))
     assert best_by_hand(compiled) == ("fast",)
     rows = (FormRow(form=AUTO, kind="ridgeline"), FormRow(form="fast", kind="by hand"))
     replies = {
-        "compile": Reply(compiled, ""),
-        "compile again": Reply(Answer(), "it was ended after 3 s"),
-        "plan": Reply(Answer(first_s=20.0, tried=(tried,), notes=("a",)), ""),
-        "contest": Reply(Answer(first_s=2.0, forms=rows, notes=("a",)), ""),
+        "compile": ChildReply(compiled, ""),
+        "compile again": ChildReply(NetworkAnswer(), "it was ended after 3 s"),
+        "plan": ChildReply(NetworkAnswer(first_s=20.0, tried=(tried,), notes=("a",)), ""),
+        "contest": ChildReply(NetworkAnswer(first_s=2.0, forms=rows, notes=("a",)), ""),
     }
     found = combined(network, replies, 60.0)
     assert (found.starts.plan_s, found.starts.plan_again_s) == (20.0, 2.0)
@@ -312,7 +317,7 @@ def test_answers_become_one_result() -> None:
     assert found.notes == ("compile again: it was ended after 3 s", "a")
     alone = combined(network, {"contest": replies["contest"]}, 60.0)
     assert (alone.starts.plan_s, alone.starts.plan_again_s) == (2.0, None)
-    lost = combined(network, {"contest": Reply(Answer(), "it died")}, 60.0)
+    lost = combined(network, {"contest": ChildReply(NetworkAnswer(), "it died")}, 60.0)
     assert [(row.form, row.reason) for row in lost.forms] == [(AUTO, "it died")]
 
 
@@ -325,7 +330,7 @@ def test_a_contest_that_was_ended_keeps_what_was_known() -> None:
     )
     told = Headline(plan="rl.Plan()", execution="eager", before_s=1.0, expected_s=2.0)
     ended = "it was ended after 200 s while taking turns"
-    reply = Reply(Answer(forms=rows, headline=told), ended)
+    reply = ChildReply(NetworkAnswer(forms=rows, headline=told), ended)
     found = combined(catalog()["mlp"], {"contest": reply}, 200.0)
     assert [row.reason for row in found.forms] == [
         f"no turns: {ended}",

@@ -7,14 +7,14 @@ import torch
 
 from ridgeline.experiments.overlap import batches
 from ridgeline.experiments.overlap.experiment import CASES, cases
-from ridgeline.experiments.overlap.loading import Batches, rounds_for
+from ridgeline.experiments.overlap.loading import SortedBatches, rounds_for
 from ridgeline.experiments.ways.case import Case
 from ridgeline.experiments.ways.contest import hold
 
 
 def test_batches() -> None:
     """A batch is the same for the same index, of the wanted shape, and another for another index."""
-    data = Batches(3, (2, 4), rounds=2)
+    data = SortedBatches(3, (2, 4), rounds=2)
     first, second, third = data
     assert first.shape == (2, 4)
     assert torch.equal(data.load(1), second)
@@ -23,7 +23,7 @@ def test_batches() -> None:
 
 def test_rounds_follow_the_seconds() -> None:
     """A loader of the wanted share takes about as long as wanted; at least one round is left."""
-    step = partial(Batches(1, (1,), 40).load, 0)
+    step = partial(SortedBatches(1, (1,), 40).load, 0)
     assert rounds_for(0.0, step) == 1
     assert 10 < rounds_for(1.0, step) < 160
 

@@ -12,9 +12,9 @@ from ridgeline.experiments.ways.case import (
     Bound,
     Case,
     Contest,
-    Runner,
     Way,
     WayRemarks,
+    WayRunner,
     longest,
     simply,
 )
@@ -57,7 +57,7 @@ def held(*ways: Way, **more: Any) -> WayCase:
 
 
 def way(name: str, run: Callable[[], Any] = ones, kind: Any = "peer", **more: Any) -> Way:
-    return Way(name, kind, lambda: Runner(run=run, **more))
+    return Way(name, kind, lambda: WayRunner(run=run, **more))
 
 
 def test_ways_are_compared() -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.experiments.hybrid.calls import call_contenders
-from ridgeline.experiments.hybrid.cases import Case
-from ridgeline.experiments.hybrid.contest import Contest
+from ridgeline.experiments.hybrid.cases import HybridCase
+from ridgeline.experiments.hybrid.contest import HybridContest
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant
 from ridgeline.experiments.hybrid.result import CaseResult
 from ridgeline.experiments.hybrid.steps import step_contenders
@@ -18,7 +18,7 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, **options)
 
 
-def tiny(purpose: str, **changes: Any) -> Case:
+def tiny(purpose: str, **changes: Any) -> HybridCase:
     def batch(generator: torch.Generator) -> tuple[Tensor, ...]:
         x = torch.randn(4, 8, generator=generator)
         return (x,) if purpose == "callable" else (x, torch.arange(4) % 3)
@@ -34,14 +34,14 @@ def tiny(purpose: str, **changes: Any) -> Case:
         "calls": 2,
         "threads": 1,
     }
-    return Case(**(settings | changes))
+    return HybridCase(**(settings | changes))
 
 
-def contest(case: Case, *contenders: Contender, limit_s: float = 30.0) -> CaseResult:
-    return Contest(case, contenders, limit_s=limit_s, progress=lambda line: None).hold()
+def contest(case: HybridCase, *contenders: Contender, limit_s: float = 30.0) -> CaseResult:
+    return HybridContest(case, contenders, limit_s=limit_s, progress=lambda line: None).hold()
 
 
-def eager(case: Case) -> Contender:
+def eager(case: HybridCase) -> Contender:
     found = call_contenders(case) if case.purpose == "callable" else step_contenders(case)
     assert found[0].name == "eager"
     return found[0]
@@ -52,7 +52,7 @@ def calling(
 ) -> Contender:
     """A contender of which one thing is wrong."""
 
-    def make(case: Case, budget_s: float) -> Entrant:
+    def make(case: HybridCase, budget_s: float) -> Entrant:
         model = case.model_on_device()
         return Entrant(model=model, run=lambda inputs: act(model, inputs), **more)
 

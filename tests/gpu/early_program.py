@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.runtime import ready
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.tasks.resnet18 import ResNet18
 
@@ -28,7 +28,7 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def train(execution: Execution, world: World) -> tuple[list[Tensor], TrainStep]:
+def train(execution: Execution, world: World) -> tuple[list[Tensor], PlannedStep]:
     """The parameters after some steps, in double precision: a sum too early is wrong by far more than rounding."""
     torch.manual_seed(0)
     model = ResNet18(10).to(device=world.device, dtype=torch.float64)
@@ -36,7 +36,7 @@ def train(execution: Execution, world: World) -> tuple[list[Tensor], TrainStep]:
     optimizer = torch.optim.SGD(model.parameters(), 2.0**-10)
     generator = torch.Generator().manual_seed(world.rank)
     plan = Plan(execution=execution, workers=world.size, sync=Sync(bucket_bytes=(8 << 20,)))
-    step = TrainStep(model, loss_fn, optimizer, plan)
+    step = PlannedStep(model, loss_fn, optimizer, plan)
     for _ in range(NUM_STEPS):
         x = torch.randn(8, 1, 16, 16, generator=generator, dtype=torch.float64)
         y = torch.randint(0, 10, (8,), generator=generator)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Execution, Plan, Sync
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import (
     ALGORITHMS,
@@ -62,7 +62,7 @@ def trained(world: World, sync: Sync, execution: Execution) -> list[Tensor]:
     """Parameters after some steps."""
     model = fresh(world)
     plan = Plan(execution=execution, workers=world.size, sync=sync)
-    with TrainStep(model, mean_square, optimizer_of(model), plan) as step:
+    with PlannedStep(model, mean_square, optimizer_of(model), plan) as step:
         for batch in batches(world, world.rank):
             step(batch)
         return [parameter.detach().clone() for parameter in model.parameters()]

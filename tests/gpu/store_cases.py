@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.runtime import kvstore
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.world import World
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -91,7 +91,7 @@ def sparse(world: World, kind: str) -> bool:
 def compressed(world: World, kind: str) -> bool:
     """Whether a push in 8 bits is the sum of what the codec makes of each worker's part."""
     values = [values_of(rank, 11, torch.float32, (600,)) for rank in range(world.size)]
-    codec = Compression({"type": "int8"})
+    codec = KeyedCompression({"type": "int8"})
     wanted = total([codec.decode(codec.encode(rank, v), 600) for rank, v in enumerate(values)])
     out = torch.empty(600, device=world.device)
     with kvstore.create(kind) as store:

@@ -12,7 +12,7 @@ from torch._inductor.utils import run_and_get_code
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.beside import gradients
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.tasks.resnet18 import ResNet18
 
 pytestmark = [
@@ -27,7 +27,7 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def gradients_of(execution: Execution, layout: torch.memory_format) -> tuple[Any, TrainStep]:
+def gradients_of(execution: Execution, layout: torch.memory_format) -> tuple[Any, PlannedStep]:
     """The gradients of each of some steps, most of them replays, that leave the parameters as they are."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -37,7 +37,7 @@ def gradients_of(execution: Execution, layout: torch.memory_format) -> tuple[Any
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     generator = torch.Generator().manual_seed(1)
     found = []
-    with TrainStep(
+    with PlannedStep(
         model, loss_fn, optimizer, Plan(execution=execution, kernels="combined")
     ) as step:
         for _ in range(NUM_STEPS):

@@ -12,7 +12,7 @@ from made_programs import chain
 from ridgeline.compiled_program import CompilerProgram, product_sizes
 from ridgeline.plan import Kernels, Plan
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.simulator.coverage import why_unread
 from ridgeline.tracing.capture import trace
 
@@ -81,7 +81,7 @@ def test_programs_are_the_whole_step(kernels: Kernels) -> None:
     workload = trace(model, loss_fn, optimizer, batch)
     plan = Plan(execution="compiled+graph", kernels=kernels)
     watch = ProgramWatch()
-    with TrainStep(model, loss_fn, optimizer, plan, device="cuda") as step:
+    with PlannedStep(model, loss_fn, optimizer, plan, device="cuda") as step:
         for _ in range(6):
             step(batch)
         found = watch.read()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +37,7 @@ def trained(execution: Execution) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     batch = torch.randn(8, 6, 128, 20, generator=torch.Generator().manual_seed(1)).cuda()
     plan = Plan(execution=execution, precision="bf16")
-    with TrainStep(model, mean_square, optimizer, plan, device="cuda") as step:
+    with PlannedStep(model, mean_square, optimizer, plan, device="cuda") as step:
         for _ in range(6):
             step(batch)
     return [p.detach() for p in model.parameters()]

@@ -10,7 +10,7 @@ from quiet_device import holds_when_quiet, in_turns
 from torch import Tensor
 
 from ridgeline.runtime.feeding import feed, to_host
-from ridgeline.runtime.feeding.batches import Feed
+from ridgeline.runtime.feeding.batches import FeedStream
 from ridgeline.runtime.feeding.channel import CudaChannel
 from ridgeline.runtime.feeding.results import ToHost
 
@@ -49,7 +49,7 @@ def test_late_streams_never_show_a_wrong_batch(depth: int, fixed: bool) -> None:
     loader.append({"x": torch.full((1000,), 24.0), "i": 24})
     channel = PoisoningChannel(device(), inward=True)
     sums: list[Tensor] = []
-    for batch in Feed(loader, device(), depth, channel, fixed_addresses=fixed):
+    for batch in FeedStream(loader, device(), depth, channel, fixed_addresses=fixed):
         torch.cuda._sleep(LATE)
         sums.append(torch.stack((batch["x"].min(), batch["x"].max())))
     assert torch.stack(sums).tolist() == [[float(i)] * 2 for i in range(25)]
@@ -58,7 +58,7 @@ def test_late_streams_never_show_a_wrong_batch(depth: int, fixed: bool) -> None:
 def test_batches_that_are_held_stay_as_they_are() -> None:
     """Also when the feed is over and its memory has been asked for again."""
     loader = [torch.full((1 << 18,), float(i)) for i in range(12)]
-    batches = Feed(loader, device(), 2, PoisoningChannel(device(), inward=True))
+    batches = FeedStream(loader, device(), 2, PoisoningChannel(device(), inward=True))
     held = list(batches)
     assert batches.report().given_away == 11
     del batches

@@ -14,7 +14,7 @@ from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.capturing import ANOMALIES
 from ridgeline.runtime.feeding import feed
 from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES
 
 pytestmark = [
@@ -66,7 +66,7 @@ def test_twenty_steps_equal_eager(
         optimizer = make_optimizer(model)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
         plan = Plan(execution=execution, accumulate=accumulate)
-        with TrainStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm) as step:
+        with PlannedStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm) as step:
             for index in range(20):
                 step(batch_of(10 if index % 7 == 6 else 16, index))
                 scheduler.step()
@@ -83,7 +83,7 @@ def test_dropout_goes_on_between_replays() -> None:
     """Random state is no constant of the graph: equal batches give different losses."""
     model = make(dropout=0.5)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with TrainStep(model, loss_fn, optimizer, Plan(execution="graph")) as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(execution="graph")) as step:
         losses = {float(step(batch_of(16, 0))) for _ in range(12)}
     assert len(losses) > 6
 
@@ -94,7 +94,7 @@ def test_settings_that_change_are_not_baked_in() -> None:
     for execution in ("eager", "graph"):
         model = make()
         optimizer = sgd(model)
-        with TrainStep(model, loss_fn, optimizer, Plan(execution=execution)) as step:
+        with PlannedStep(model, loss_fn, optimizer, Plan(execution=execution)) as step:
             for index in range(12):
                 if index == 7:
                     optimizer.param_groups[0]["weight_decay"] = 0.5
@@ -114,7 +114,7 @@ def test_a_weight_that_lies_otherwise_trains_on(make_optimizer: Any) -> None:
     results = []
     for execution in ("eager", "graph"):
         model = make()
-        with TrainStep(model, loss_fn, make_optimizer(model), Plan(execution=execution)) as step:
+        with PlannedStep(model, loss_fn, make_optimizer(model), Plan(execution=execution)) as step:
             for index in range(12):
                 if index == 6:
                     weight = model[5].weight  # type: ignore[index]
@@ -129,7 +129,7 @@ def test_a_weight_that_lies_otherwise_trains_on(make_optimizer: Any) -> None:
 def test_anomaly_detection_leaves_the_device_usable(execution: Execution) -> None:
     """Such steps run without a graph; no capture fails where something else changes meanwhile."""
     model = make()
-    with TrainStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
+    with PlannedStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
         for index in range(12):
             if index == 7:
                 freeze_the_statistics(model)
@@ -164,7 +164,7 @@ def test_a_model_that_changes_is_captured_anew(change: Any, why: str) -> None:
     results = []
     for execution in ("eager", "graph"):
         model = make()
-        with TrainStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
+        with PlannedStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
             for index in range(14):
                 if index == 8:
                     change(model)
@@ -199,7 +199,7 @@ def test_a_constant_baked_in_is_caught() -> None:
         (drawing, EAGER_STEPS, (EquivalenceError, CaptureError), drawn),
     ):
         model = make()
-        with TrainStep(model, loss, sgd(model), Plan(execution="graph")) as step:
+        with PlannedStep(model, loss, sgd(model), Plan(execution="graph")) as step:
             for index in range(num_steps):
                 step(batch_of(16, index))
             with pytest.raises(refusal, match=words):
@@ -226,7 +226,7 @@ class Recurrent(nn.Module):
 def test_state_in_python_is_not_frozen(execution: Execution) -> None:
     """A hidden state that the next step reads is refused; one that is only shown is renewed by replays."""
     model = Recurrent(carries=True).cuda()
-    with TrainStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
+    with PlannedStep(model, loss_fn, sgd(model), Plan(execution=execution)) as step:
         with pytest.raises(CaptureError, match="a change of 'hidden' in Python"):
             step(batch_of(8, 0))
         assert torch.randn(4, device="cuda").isfinite().all(), "nothing was captured"
@@ -234,7 +234,7 @@ def test_state_in_python_is_not_frozen(execution: Execution) -> None:
     for name in ("eager", execution):
         torch.manual_seed(0)
         model = Recurrent(carries=False).cuda()
-        with TrainStep(model, loss_fn, sgd(model), Plan(execution=name)) as step:
+        with PlannedStep(model, loss_fn, sgd(model), Plan(execution=name)) as step:
             for index in range(EAGER_STEPS + 4):
                 step(batch_of(8, index))
             shown.append(model.hidden.clone())
@@ -246,8 +246,8 @@ def test_a_batch_of_another_shape_runs_without_the_graph() -> None:
     models = make(), make()
     models[1].load_state_dict(models[0].state_dict())
     with (
-        TrainStep(models[0], loss_fn, sgd(models[0]), Plan(execution="graph")) as step,
-        TrainStep(models[1], loss_fn, sgd(models[1]), Plan()) as eager,
+        PlannedStep(models[0], loss_fn, sgd(models[0]), Plan(execution="graph")) as step,
+        PlannedStep(models[1], loss_fn, sgd(models[1]), Plan()) as eager,
     ):
         for index, size in enumerate((16, 16, 16, 16, 16, 32, 24, 16)):
             batch = batch_of(size, index)
@@ -267,8 +267,8 @@ def test_a_batch_that_lies_otherwise_is_replayed_where_nobody_looks(looks: bool)
     models = make(), make()
     models[1].load_state_dict(models[0].state_dict())
     with (
-        TrainStep(models[0], loss, sgd(models[0]), Plan(execution="graph")) as step,
-        TrainStep(models[1], loss, sgd(models[1]), Plan()) as eager,
+        PlannedStep(models[0], loss, sgd(models[0]), Plan(execution="graph")) as step,
+        PlannedStep(models[1], loss, sgd(models[1]), Plan()) as eager,
     ):
         for index in range(8):
             x, y = batch_of(16, index)
@@ -283,8 +283,8 @@ def test_the_graph_is_faster_than_eager_and_its_frames_are_known() -> None:
     """A launch-bound step gains from one launch; frames inside the replay are measured."""
     models, batch = (make(), make()), batch_of(16, 0)
     with (
-        TrainStep(models[0], loss_fn, sgd(models[0]), Plan(execution="eager")) as eager,
-        TrainStep(models[1], loss_fn, sgd(models[1]), Plan(execution="graph")) as graph,
+        PlannedStep(models[0], loss_fn, sgd(models[0]), Plan(execution="eager")) as eager,
+        PlannedStep(models[1], loss_fn, sgd(models[1]), Plan(execution="graph")) as graph,
     ):
 
         def wrong() -> str:
@@ -335,7 +335,7 @@ def test_draws_on_the_host_that_decide_nothing(execution: Execution) -> None:
         torch.manual_seed(0)
         model = LayerDrop().cuda()
         torch.manual_seed(1)
-        with TrainStep(model, loss_fn, sgd(model), Plan(execution=mode)) as step:  # type: ignore[arg-type]
+        with PlannedStep(model, loss_fn, sgd(model), Plan(execution=mode)) as step:  # type: ignore[arg-type]
             losses = [float(step(batch_of(16, index))) for index in range(EAGER_STEPS + 5)]
             replayed = step.timeline().counters.get("eager_steps", 0)
         found.append((losses, torch.get_rng_state(), replayed))
@@ -353,7 +353,7 @@ def test_a_recurrent_layers_dropout_writes_only_where_it_may() -> None:
     def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
         return model(batch)[0].square().mean()
 
-    with TrainStep(model, loss_fn, sgd(model), Plan(execution="graph")) as step:
+    with PlannedStep(model, loss_fn, sgd(model), Plan(execution="graph")) as step:
         for _ in range(EAGER_STEPS + 3):
             step(batch)
         assert step.timeline().counters.get("eager_steps", 0) == 0
@@ -389,7 +389,7 @@ def test_a_recurrent_layers_dropout_is_that_of_the_eager_step(before: float) -> 
         model = DroppedBefore(before).cuda()
         batch = torch.randn(7, 5, 32, device="cuda")
         plan = Plan(execution=execution)
-        with TrainStep(model, lambda m, b: m(b).square().mean(), sgd(model), plan) as step:
+        with PlannedStep(model, lambda m, b: m(b).square().mean(), sgd(model), plan) as step:
             found = [float(step(batch)) for _ in range(EAGER_STEPS + 4)]
             torch.manual_seed(4)
             return found + [float(step(batch)) for _ in range(3)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ridgeline.probe.captured import captured_seconds, launches_many
 from ridgeline.probe.gpu import sleep
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.tracing.capture import trace
 
 pytestmark = [
@@ -66,7 +66,7 @@ def test_recurrent_layers_take_what_a_graph_of_them_takes(layer: type[nn.RNNBase
     assert len(wanted) == 2
     device = torch.device("cuda")
     with torch.no_grad():
-        replay = Replay(workload.ops, device, has_host=True)
+        replay = WorkloadReplay(workload.ops, device, has_host=True)
         replay.run(lambda index: True)
 
     def wrong() -> str:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.session import TrainStep as AutoStep
 
 pytestmark = [
@@ -53,12 +53,12 @@ def batch_of(seed: int) -> Any:
     return sound.cuda(), texts.cuda(), lengths.cuda()
 
 
-def trained(plan: Plan, steps: int = 12) -> tuple[list[float], list[Tensor], TrainStep]:
+def trained(plan: Plan, steps: int = 12) -> tuple[list[float], list[Tensor], PlannedStep]:
     torch.manual_seed(0)
     model = Listener().cuda()
     # Adam would divide gradients that are nothing but rounding (biases before batch norm) by themselves.
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    with TrainStep(model, ctc, optimizer, plan, clip_norm=1.0) as step:
+    with PlannedStep(model, ctc, optimizer, plan, clip_norm=1.0) as step:
         losses = [float(step(batch_of(index))) for index in range(steps)]
     state = [tensor.detach().clone() for tensor in model.state_dict().values()]
     return losses, state, step
@@ -83,7 +83,7 @@ def test_another_shape_runs_as_it_was_written() -> None:
     torch.manual_seed(0)
     model = Listener(0.0).cuda()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with TrainStep(model, ctc, optimizer, Plan(execution="model-graph")) as step:
+    with PlannedStep(model, ctc, optimizer, Plan(execution="model-graph")) as step:
         step(batch_of(0))
         sound, texts, lengths = batch_of(1)
         wanted = ctc(model, (sound[:2], texts[:2], lengths[:2]))
@@ -101,7 +101,7 @@ def test_results_that_somebody_keeps_stay() -> None:
 
     model = Listener(0.0).cuda()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with TrainStep(model, once, optimizer, Plan(execution="model-graph")) as step:
+    with PlannedStep(model, once, optimizer, Plan(execution="model-graph")) as step:
         step(batch_of(0))
         kept.clear()
         step(batch_of(1))
@@ -120,7 +120,7 @@ def test_two_backward_passes_are_refused() -> None:
 
     model = Listener(0.0).cuda()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    step = TrainStep(model, penalty, optimizer, Plan(execution="model-graph"))
+    step = PlannedStep(model, penalty, optimizer, Plan(execution="model-graph"))
     with step, pytest.raises(CaptureError, match="one backward pass for each call"):
         step(batch_of(0))
 
@@ -143,7 +143,7 @@ def test_gradients_that_nobody_clears_add_up() -> None:
         torch.manual_seed(0)
         model = Listener(dropout=0.0).cuda()
         optimizer = torch.optim.SGD(model.convolutions.parameters(), 0.01)
-        with TrainStep(model, ctc, optimizer, Plan(execution=execution)) as step:
+        with PlannedStep(model, ctc, optimizer, Plan(execution=execution)) as step:
             for index in range(5):
                 step(batch_of(index))
         found.append(model.out.weight.grad)
@@ -159,7 +159,7 @@ def test_gradients_that_a_step_has_left_are_not_written_over(execution: Any) -> 
         model = Listener(dropout=0.0).cuda()
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         sounds = []
-        with TrainStep(model, ctc, optimizer, Plan(execution=name)) as step:
+        with PlannedStep(model, ctc, optimizer, Plan(execution=name)) as step:
             for index in range(8):
                 if index == 4:
                     optimizer.param_groups[0]["params"] = [*model.convolutions.parameters()]
@@ -182,7 +182,7 @@ def test_another_method_of_a_class_is_captured(monkeypatch: pytest.MonkeyPatch) 
         model = Listener(dropout=0.0).cuda()
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         plan = Plan(execution=name)  # type: ignore[arg-type]
-        with monkeypatch.context() as patch, TrainStep(model, ctc, optimizer, plan) as step:
+        with monkeypatch.context() as patch, PlannedStep(model, ctc, optimizer, plan) as step:
             for index in range(6):
                 if index == 3:
                     patch.setattr(Listener, "forward", louder)

@@ -6,7 +6,7 @@ from torch import nn
 
 from ridgeline.experiments.networks.by_hand import whole_step_graph
 from ridgeline.experiments.networks.catalog import catalog
-from ridgeline.experiments.networks.forms import Subject, forms_by_hand, plain_forms
+from ridgeline.experiments.networks.forms import NetworkSubject, forms_by_hand, plain_forms
 from ridgeline.experiments.plain_step import PlainStep
 from ridgeline.runtime.world import World
 
@@ -16,9 +16,9 @@ pytestmark = [
 ]
 
 
-def subject_of(name: str) -> Subject:
+def subject_of(name: str) -> NetworkSubject:
     world = World(0, 1, 0, torch.device("cuda", torch.cuda.current_device()))
-    return Subject(network=catalog()[name], world=world, scale="cpu")
+    return NetworkSubject(network=catalog()[name], world=world, scale="cpu")
 
 
 @pytest.mark.parametrize("name", ["grouped_cnn", "heat_equation", "message_passing", "mlp"])

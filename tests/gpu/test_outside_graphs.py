@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.unchecked import NOTE
 
 pytestmark = [
@@ -64,7 +64,7 @@ def test_twenty_steps_equal_eager(execution: Execution, make_optimizer: Any) -> 
         model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10)).cuda()
         optimizer = make_optimizer(model.parameters())
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
-        with TrainStep(model, loss_fn, optimizer, Plan(execution=mode), clip_norm=0.5) as step:
+        with PlannedStep(model, loss_fn, optimizer, Plan(execution=mode), clip_norm=0.5) as step:
             for index in range(20):
                 step(batch_of(index))
                 scheduler.step()
@@ -91,7 +91,7 @@ def test_sparse_gradients_train_on() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(50, 8, sparse=True)).cuda()
         optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
-        with TrainStep(model, loss, optimizer, Plan(execution=mode)) as step:
+        with PlannedStep(model, loss, optimizer, Plan(execution=mode)) as step:
             for index in range(8):
                 generator = torch.Generator().manual_seed(index)
                 step(torch.randint(0, 50, (64,), generator=generator).cuda())
@@ -122,7 +122,7 @@ def test_a_variational_autoencoder_is_captured(execution: Execution) -> None:
     torch.manual_seed(0)
     model = Variational().cuda()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    with TrainStep(model, bound, optimizer, Plan(execution=execution)) as step:
+    with PlannedStep(model, bound, optimizer, Plan(execution=execution)) as step:
         losses = [float(step(batch_of(0))) for _ in range(30)]
         assert NOTE in step.notes
     assert losses[-1] < losses[0]

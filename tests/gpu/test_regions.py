@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ridgeline.plan import Plan
 from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,6 +55,6 @@ def test_code_that_asks_whether_it_is_captured(is_undone: bool) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         batch = torch.randn(8, 16).cuda()
         plan = Plan(execution=execution)
-        with TrainStep(model, loss_fn, optimizer, plan, is_undone=is_undone) as step:
+        with PlannedStep(model, loss_fn, optimizer, plan, is_undone=is_undone) as step:
             losses.append([step(batch).item() for _ in range(EAGER_STEPS + 3)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)

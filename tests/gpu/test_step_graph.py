@@ -14,7 +14,7 @@ from ridgeline.runtime.hybrid.packages.package import read_package
 from ridgeline.runtime.hybrid.steps.loaded import LoadedStep
 from ridgeline.runtime.hybrid.steps.runner import StepGraphRunner
 from ridgeline.runtime.hybrid.steps.saving import load_step
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,7 +69,7 @@ def fused(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), 0.003, fused=True)
 
 
-def train(execution: Any, make_optimizer: Any, **settings: Any) -> tuple[list[float], TrainStep]:
+def train(execution: Any, make_optimizer: Any, **settings: Any) -> tuple[list[float], PlannedStep]:
     """Losses of some steps with a scheduler and one uneven batch; dropout is seeded for every step."""
     model = make()
     optimizer = make_optimizer(model)
@@ -77,7 +77,7 @@ def train(execution: Any, make_optimizer: Any, **settings: Any) -> tuple[list[fl
     clip_norm = settings.pop("clip_norm", None)
     losses = []
     plan = Plan(execution=execution, **settings)
-    with TrainStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm) as step:
+    with PlannedStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm) as step:
         for index in range(STEPS):
             torch.manual_seed(index)
             losses.append(float(step(batch_of(index, 10 if index == 6 else 16))))
@@ -107,7 +107,7 @@ def test_dropout_goes_on_between_replays() -> None:
     """Random state is no constant of the graph: equal batches give different losses."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with TrainStep(model, loss_fn, optimizer, Plan(execution="step-graph")) as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(execution="step-graph")) as step:
         assert len({float(step(batch_of(0))) for _ in range(8)}) > 6
 
 
@@ -115,7 +115,7 @@ def test_learning_rates_reach_the_graph() -> None:
     """A rate of 0 freezes the parameters, without another capture."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with TrainStep(model, loss_fn, optimizer, Plan(execution="step-graph")) as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(execution="step-graph")) as step:
         for index in range(4):
             step(batch_of(index))
         optimizer.param_groups[0]["lr"] = 0.0
@@ -133,7 +133,7 @@ def test_a_tensor_on_the_host_is_refused_before_the_capture() -> None:
         return loss_fn(model, batch) * weights
 
     model = make()
-    with TrainStep(model, bringing, sgd(model), Plan(execution="step-graph")) as step:
+    with PlannedStep(model, bringing, sgd(model), Plan(execution="step-graph")) as step:
         step(batch_of(0))
         with pytest.raises(
             CaptureError, match="wanted all of the step's tensors on the GPU, got some on cpu"
@@ -145,7 +145,7 @@ def test_a_tensor_on_the_host_is_refused_before_the_capture() -> None:
 def test_a_saved_step_goes_on(tmp_path: Path) -> None:
     """A step loaded from its file continues with the losses of the uninterrupted run."""
     model = make()
-    with TrainStep(model, loss_fn, adamw(model), Plan(execution="packaged")) as step:
+    with PlannedStep(model, loss_fn, adamw(model), Plan(execution="packaged")) as step:
         for index in range(4):
             step(batch_of(index))
         runner = step._runner

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    step = TrainStep(model, loss_fn, optimizer, Plan(execution="compiled", workers=world.size))
+    step = PlannedStep(model, loss_fn, optimizer, Plan(execution="compiled", workers=world.size))
     # A loss that is off by a constant has the right gradients: no other worker can see it.
     offset = float(world.rank)
     step._body.form._compiled = lambda model, batch: loss_fn(model, batch) + offset  # type: ignore[attr-defined]

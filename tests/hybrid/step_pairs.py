@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 STEP_GRAPH = Plan(execution="step-graph")
 
@@ -52,8 +52,8 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 class Pair(NamedTuple):
     """A step as one program beside the eager step, from the same start."""
 
-    program: TrainStep
-    eager: TrainStep
+    program: PlannedStep
+    eager: PlannedStep
 
     def both(self, change: Any) -> None:
         for step in self:
@@ -69,7 +69,7 @@ class Pair(NamedTuple):
     def counters(self) -> dict[str, float]:
         return self.program.timeline().counters
 
-    def train(self, steps: int, changes: dict[int, Callable[[TrainStep], Any]]) -> None:
+    def train(self, steps: int, changes: dict[int, Callable[[PlannedStep], Any]]) -> None:
         """Some steps, each change made to both before the step of its number; they end alike."""
         for index in range(steps):
             if index in changes:
@@ -90,7 +90,7 @@ def pair_of(
     steps = []
     for plan in (STEP_GRAPH, Plan()):
         made = model()
-        steps.append(TrainStep(made, loss(), optimizer(made), plan, device="cpu"))
+        steps.append(PlannedStep(made, loss(), optimizer(made), plan, device="cpu"))
     try:
         yield Pair(*steps)
     finally:

@@ -15,7 +15,7 @@ from ridgeline.runtime.hybrid.compiling import many_variants
 from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.guards.reading import read_program
 from ridgeline.runtime.hybrid.hybridize import hybridize
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 VARIABLE = "RIDGELINE_TEST_OF_GUARDS"
 ERRORS = (ValueError, AttributeError)
@@ -276,7 +276,7 @@ def test_steps_follow(name: str) -> None:
     def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
         return model(x).mean() + model(x).square().mean()
 
-    with TrainStep(
+    with PlannedStep(
         model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), Plan(execution="compiled")
     ) as step:
         step(x)
@@ -310,7 +310,7 @@ def test_exchanged_blocks_take_their_methods_along() -> None:
     def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
         return model(x).square().mean()
 
-    with TrainStep(
+    with PlannedStep(
         model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), Plan(execution="regional")
     ) as step:
         for _ in range(3):
@@ -328,7 +328,7 @@ def test_equal_blocks_follow_each_its_own(is_parameter: bool) -> None:
         return model(x).square().mean()
 
     late: Any = nn.Parameter(torch.tensor(2.0)) if is_parameter else 2.0
-    with TrainStep(
+    with PlannedStep(
         model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), Plan(execution="regional")
     ) as step:
         for change in ("none", "put", "none", "taken"):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def trained(execution: Execution, loss: object, *, begins_twice: bool) -> tuple[
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with TrainStep(model, loss, optimizer, Plan(execution=execution), device="cpu") as step:  # type: ignore[arg-type]
+    with PlannedStep(model, loss, optimizer, Plan(execution=execution), device="cpu") as step:  # type: ignore[arg-type]
         batches = [given(i, is_twice=begins_twice != (i in (6, 7))) for i in range(10)]
         losses = torch.stack([step(batch) for batch in batches])
         return losses, step.timeline().counters.get("eager_steps", 0.0)

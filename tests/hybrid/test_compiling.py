@@ -19,7 +19,7 @@ from ridgeline.runtime.hybrid.compiling import (
     find_regions,
     make_form,
 )
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.tasks.resnet18 import ResNet18
 from torchrun import torchrun
 
@@ -142,12 +142,12 @@ def eager_losses() -> list[float]:
     return train("eager")[0]
 
 
-def train(execution: Any) -> tuple[list[float], TrainStep]:
+def train(execution: Any) -> tuple[list[float], PlannedStep]:
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     losses = []
-    with TrainStep(model, loss_fn, optimizer, Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(execution=execution), device="cpu") as step:
         for index in range(10):
             losses.append(float(step(batch_of(5 if index == 6 else 12, index))))
             scheduler.step()
@@ -180,7 +180,7 @@ def test_a_form_that_computes_something_else_is_caught() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     before = [p.detach().clone() for p in model.parameters()]
-    with TrainStep(model, loss_fn, optimizer, Plan(execution="compiled"), device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(execution="compiled"), device="cpu") as step:
         step._body.form._compiled = lambda model, batch: 1.5 * loss_fn(model, batch)  # type: ignore[attr-defined]
         with pytest.raises(
             EquivalenceError, match=r"got a difference of 0\.5 over 3 perturbed steps"
@@ -200,7 +200,7 @@ def test_a_decision_that_python_draws_and_a_program_does_not_is_caught() -> None
     random.seed(0)
     once = random.random()
     random.seed(0)
-    with TrainStep(model, drawing, optimizer, Plan(execution="compiled"), device="cpu") as step:
+    with PlannedStep(model, drawing, optimizer, Plan(execution="compiled"), device="cpu") as step:
         step._body.form._compiled = lambda model, batch: loss_fn(model, batch) * (1.0 + once)  # type: ignore[attr-defined]
         with pytest.raises(EquivalenceError, match=r"something in the step is baked in"):
             step(batch_of(12, 0))
@@ -225,7 +225,7 @@ def test_the_check_leaves_what_a_step_keeps_as_it_was() -> None:
             log.append(carried["count"])
             return loss
 
-        with TrainStep(model, carrying, optimizer, plan, device="cpu") as step:
+        with PlannedStep(model, carrying, optimizer, plan, device="cpu") as step:
             if plan.execution == "compiled":
                 step._body.form._compiled = carrying  # type: ignore[attr-defined]
             losses = [float(step(batch_of(12, index))) for index in range(3)]
@@ -248,7 +248,7 @@ def test_what_only_runs_as_written_is_refused_with_a_way_out() -> None:
     message = "wanted execution='compiled' to run a step that runs as written, got .*; use exec"
     plan = Plan(execution="compiled")
     with (
-        TrainStep(model, penalty, optimizer, plan, device="cpu") as step,
+        PlannedStep(model, penalty, optimizer, plan, device="cpu") as step,
         pytest.raises(CaptureError, match=message),
     ):
         step(batch_of(12, 0))
@@ -261,7 +261,7 @@ def test_gradients_that_are_rounding_are_no_difference() -> None:
     layers = [nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)]
     model = nn.Sequential(*layers)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    with TrainStep(model, loss_fn, optimizer, Plan(execution="compiled"), device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(execution="compiled"), device="cpu") as step:
         for index in range(3):
             step(batch_of(12, index))
     assert step.notes[-1].startswith("compiled equals the eager step within ")
@@ -276,7 +276,7 @@ def test_compiling_again_is_counted_and_said() -> None:
     def scaled(model: nn.Module, batch: Any) -> Tensor:
         return loss_fn(model, batch) * scale[0]
 
-    with TrainStep(model, scaled, optimizer, Plan(execution="compiled"), device="cpu") as step:
+    with PlannedStep(model, scaled, optimizer, Plan(execution="compiled"), device="cpu") as step:
         first = float(step(batch_of(12, 0)))
         optimizer.param_groups[0]["lr"] = 0.0
         second = float(step(batch_of(12, 0)))
@@ -311,7 +311,7 @@ def test_a_method_that_is_replaced_in_a_class_is_compiled_anew(
         return model(x).square().mean()
 
     plan = Plan(execution=execution)
-    with TrainStep(model, mean, optimizer, plan, device="cpu") as step:
+    with PlannedStep(model, mean, optimizer, plan, device="cpu") as step:
         for kind, method in ((None, None), (Block, half), (Heir, none), (Heir, half)):
             if kind is not None:
                 monkeypatch.setattr(kind, "forward", method, raising=False)
@@ -335,7 +335,7 @@ def test_a_dtype_changed_in_place_and_another_default_are_compiled_anew(
     def mean(model: nn.Module, x: Tensor) -> Tensor:
         return scaled(model(x.to(model[0].linear.weight.dtype)).square().mean())
 
-    with TrainStep(model, mean, optimizer, Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(model, mean, optimizer, Plan(execution=execution), device="cpu") as step:
         for change in (lambda: None, lambda: None, model.double, model.float):
             change()
             torch.testing.assert_close(step(x), mean(model, x).detach())
@@ -373,7 +373,7 @@ def test_weights_that_are_tied_and_untied_later_are_compiled_anew(execution: Any
     def untie() -> None:
         block.second.weight = nn.Parameter(torch.eye(8))
 
-    with TrainStep(model, mean, optimizer, Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(model, mean, optimizer, Plan(execution=execution), device="cpu") as step:
         for change in (lambda: None, tie, untie, tie):
             change()
             torch.testing.assert_close(step(x), mean(model, x).detach())

@@ -12,7 +12,7 @@ from adversary.interpreting import interpreted
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.hybrid import inductor
 from ridgeline.runtime.hybrid.distinct_results import kept_distinct
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 
@@ -101,7 +101,7 @@ def test_a_copy_is_not_written_with_another(execution: Execution) -> None:
     for model, name in zip(models, ("eager", execution), strict=True):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         plan = Plan(execution=name)
-        with interpreted(), TrainStep(model, loss_of, optimizer, plan, device="cpu") as step:
+        with interpreted(), PlannedStep(model, loss_of, optimizer, plan, device="cpu") as step:
             for x in batches:
                 step(x)
     found = [[(m.shown, m.average, m.linear.weight) for m in model] for model in models]

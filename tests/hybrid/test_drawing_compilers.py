@@ -13,7 +13,7 @@ from ridgeline.plan import Plan
 from ridgeline.runtime.flat_program import flatten_program
 from ridgeline.runtime.hybrid.packages import aot, package
 from ridgeline.runtime.hybrid.steps import runner
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 STEPS = 4
 
@@ -45,7 +45,7 @@ def losses(execution: Any) -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with TrainStep(model, loss_fn, optimizer, Plan(execution=execution)) as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(execution=execution)) as step:
         return [float(step(torch.ones(4, 8) * index)) for index in range(STEPS)]
 
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ridgeline.errors import EquivalenceError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.hybrid.extremes import rounding_options
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 EMULATED = {"emulate_precision_casts": True}
 
@@ -55,7 +55,7 @@ def trained(execution: Execution, batch: Tensor) -> list[Tensor]:
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    step = TrainStep(model, loss_of, optimizer, plan=Plan(execution=execution, precision="bf16"))
+    step = PlannedStep(model, loss_of, optimizer, plan=Plan(execution=execution, precision="bf16"))
     try:
         for _ in range(2):
             step(batch)

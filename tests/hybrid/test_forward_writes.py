@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.hybrid import inductor
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 class Counting(nn.Module):
@@ -50,7 +50,7 @@ def test_steps_train_as_written(execution: Execution) -> None:
     """Also by optimizers whose update hides the scale of gradients."""
     plain, mine = Counting(), Counting()
     optimizers = [torch.optim.RMSprop(model.parameters(), 0.01) for model in (plain, mine)]
-    with TrainStep(mine, loss_fn, optimizers[1], Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(mine, loss_fn, optimizers[1], Plan(execution=execution), device="cpu") as step:
         for rows in (3, 3, 3, 1):
             x = torch.randn(rows, 4)
             optimizers[0].zero_grad()

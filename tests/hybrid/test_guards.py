@@ -20,7 +20,7 @@ from ridgeline.plan import Execution
 from ridgeline.runtime.autoparallel.parallelize import parallelize
 from ridgeline.runtime.hybrid.calls.reads import CallReads
 from ridgeline.runtime.hybrid.guards import guards
-from ridgeline.runtime.hybrid.guards.reading import Reading, UnreadableError
+from ridgeline.runtime.hybrid.guards.reading import ProgramReading, UnreadableError
 from ridgeline.runtime.hybrid.guards.settled import WritingError
 from ridgeline.runtime.hybrid.hybridize import hybridize
 from ridgeline.runtime.unchecked import NOTE
@@ -318,7 +318,7 @@ def test_bound_methods_are_the_same_method_whenever_they_are_looked_up(
     """Torch 2.11 compares `__iter__` of a Sequential; each look at it makes an object anew."""
     read = guards.read_program
 
-    def read_with_a_method(*args: Any) -> Reading:
+    def read_with_a_method(*args: Any) -> ProgramReading:
         reading = read(*args)
         return reading._replace(expressions=(*reading.expressions, "L['fn'].forward"))
 

@@ -14,7 +14,7 @@ from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.hybrid.guards.added import with_guards
 from ridgeline.runtime.hybrid.hooks_of_all import hooks_of_all_modules, no_hooks_of_all_modules
 from ridgeline.runtime.hybrid.inductor import by_operators, compile_plain
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 # Of torch's compiler itself, where it reads a hook of a tensor (2.11).
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -79,7 +79,7 @@ def trained(execution: Execution, kind: str) -> list[Tensor]:
     model = nn.Sequential(nn.Linear(4, 4), Block(), Block(), nn.Linear(4, 2))
     losses = []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with TrainStep(model, loss_fn, optimizer, Plan(execution=execution)) as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(execution=execution)) as step:
         for has_hook in (False, True, True, False, True, False):
             with hooked(kind) if has_hook else contextlib.nullcontext():
                 losses.append(step(torch.randn(3, 4)))

@@ -4,20 +4,20 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.runtime.hybrid.packages.host import Host, unmet
+from ridgeline.runtime.hybrid.packages.host import NativeHost, unmet
 
 
 def test_what_a_machine_must_have() -> None:
     """Platform, torch and processor must fit; a GPU program also needs its GPU and CUDA."""
     versions = {"torch": "2.13.0+cu130", "ridgeline": "0.1.0", "cuda": "13.0"}
-    wanted = Host(
+    wanted = NativeHost(
         platform="linux x86_64", capability="AVX2", instructions=("avx", "avx2"), versions=versions
     )
 
-    def got(**changes: Any) -> Host:
+    def got(**changes: Any) -> NativeHost:
         return msgspec.structs.replace(wanted, **changes)
 
-    def with_versions(**changes: str) -> Host:
+    def with_versions(**changes: str) -> NativeHost:
         return got(versions={**versions, **changes})
 
     assert unmet(wanted, wanted, "cpu") is None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 
@@ -48,7 +48,7 @@ def test_they_train_as_the_eager_step(
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
         optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-        with offered(execution), TrainStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+        with offered(execution), PlannedStep(model, loss_fn, optimizer, plan, device="cpu") as step:
             losses = [step(torch.randn(6, 2)).detach().clone() for _ in range(8)]
         trained.append([torch.stack(losses), *model.state_dict().values()])
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-5, atol=1e-6)

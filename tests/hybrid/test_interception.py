@@ -20,7 +20,7 @@ from ridgeline.runtime.autoparallel.parallelize import parallelize
 from ridgeline.runtime.hybrid.calls.reads import CallReads
 from ridgeline.runtime.hybrid.hybridize import hybridize
 from ridgeline.runtime.interception import MODES, TRANSFORMS
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 CALLS: tuple[Execution, ...] = ("script", "compiled", "regional", "packaged", "graph")
 STEPS: tuple[Execution, ...] = (
@@ -134,7 +134,7 @@ def _trained(
     model = made()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses = []
-    with TrainStep(model, squares, optimizer, Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(model, squares, optimizer, Plan(execution=execution), device="cpu") as step:
         for index in range(10):
             if index == 6:
                 change(model)

@@ -12,7 +12,7 @@ from ridgeline.errors import BatchError
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid.hybridize import hybridize
 from ridgeline.runtime.hybrid.load import load
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 X = torch.linspace(-1.0, 1.0, 12).view(3, 4)
@@ -38,7 +38,7 @@ def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
                 hybrid.save(path)
         else:
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            with TrainStep(model, squares, optimizer, Plan(), device="cpu") as step:
+            with PlannedStep(model, squares, optimizer, Plan(), device="cpu") as step:
                 step(X)
                 step.save(path, X)
     return load(path, device="cpu")

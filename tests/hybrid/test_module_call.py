@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.hybrid.hybridize import hybridize
 from ridgeline.runtime.hybrid.module_call import call_with, places
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 class Shared(nn.Module):
@@ -76,7 +76,7 @@ def test_a_step_trains_as_written(execution: Execution) -> None:
     mine, plain = Shared(), Shared()
     optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in (mine, plain)]
     batches = [torch.randn(8, 4) for _ in range(4)]
-    with TrainStep(mine, loss_fn, optimizers[0], Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(mine, loss_fn, optimizers[0], Plan(execution=execution), device="cpu") as step:
         for batch in batches:
             optimizers[1].zero_grad()
             loss = loss_fn(plain, batch)
@@ -107,7 +107,7 @@ def test_a_recurrent_layer_trains_in_one_program(kind: type[nn.RNNBase]) -> None
     mine, plain = Recurrent(kind), Recurrent(kind)
     optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in (mine, plain)]
     lists = mine.layer._flat_weights
-    with TrainStep(
+    with PlannedStep(
         mine, loss_fn, optimizers[0], Plan(execution="step-graph"), device="cpu"
     ) as step:
         for batch in (torch.randn(8, 4) for _ in range(4)):

@@ -15,7 +15,7 @@ from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.hybrid.hybridize import hybridize
 from ridgeline.runtime.hybrid.inductor import NOTED
 from ridgeline.runtime.hybrid.packages.callables import package_callable
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,7 +105,7 @@ def test_a_tensor_that_gets_a_noted_sign_later(
             change(module)
 
 
-def step_of(execution: Execution) -> TrainStep:
+def step_of(execution: Execution) -> PlannedStep:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
 
@@ -114,7 +114,7 @@ def step_of(execution: Execution) -> TrainStep:
         return (torch.tanh(values) - model(values)).square().mean()
 
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return TrainStep(model, loss_fn, optimizer, Plan(execution=execution), device="cpu")
+    return PlannedStep(model, loss_fn, optimizer, Plan(execution=execution), device="cpu")
 
 
 @pytest.mark.filterwarnings("ignore:what reads tensors whose sign")

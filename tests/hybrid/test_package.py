@@ -19,7 +19,7 @@ from ridgeline.runtime.hybrid.load import load
 from ridgeline.runtime.hybrid.packages import package as package_module
 from ridgeline.runtime.hybrid.packages.archive import METADATA, ROOT, SEAL, STATE, write_archive
 from ridgeline.runtime.hybrid.packages.host import describe_host
-from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
+from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorMetadata
 from ridgeline.runtime.hybrid.packages.package import read_package, write_package
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def stand_in_program(folder: Path) -> Path:
 
 def metadata(**changes: Any) -> Metadata:
     """Metadata of a callable of one vector."""
-    spec = TensorSpec(shape=(2,), dtype="float32")
+    spec = TensorMetadata(shape=(2,), dtype="float32")
     fields: dict[str, Any] = {
         "purpose": "callable",
         "device": "cpu",
@@ -113,7 +113,7 @@ def test_metadata_keeps_what_is_known_of_the_program(tmp_path: Path) -> None:
     """What was described comes back, with the machine, the state and the checksums filled in."""
     read = read_package(save(tmp_path, details={"constants": {"1": None}})).metadata
     assert read.details == {"constants": {"1": None}}
-    assert read.state == {"weight": TensorSpec(shape=(2, 3), dtype="float32")}
+    assert read.state == {"weight": TensorMetadata(shape=(2, 3), dtype="float32")}
     assert read.host == describe_host(CPU)
     assert read.versions["torch"] == torch.__version__
     assert read.capability == torch.backends.cpu.get_cpu_capability()

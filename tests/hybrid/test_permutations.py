@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid.permutations import narrow_permutations
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 STEPS = 4
 
@@ -36,7 +36,7 @@ def losses(execution: Any, sizes: Sequence[int] = (8,) * STEPS) -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with TrainStep(model, mixup, optimizer, Plan(execution=execution)) as step:
+    with PlannedStep(model, mixup, optimizer, Plan(execution=execution)) as step:
         return [float(step(batch_of(index, size))) for index, size in enumerate(sizes)]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 class Scaled(nn.Module):
@@ -42,7 +42,7 @@ def losses(show: Callable[[Tensor], Tensor], *, is_plain: bool) -> tuple[list[fl
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     plan = Plan(execution="eager" if is_plain else "step-graph")
     found = []
-    with TrainStep(model, mean_square, optimizer, plan, device="cpu") as step:
+    with PlannedStep(model, mean_square, optimizer, plan, device="cpu") as step:
         for index in range(8):
             if index == 4:
                 kept = torch.full((2,), 2.0)

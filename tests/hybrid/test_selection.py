@@ -8,7 +8,7 @@ from ridgeline.errors import PlanError
 from ridgeline.plan import Execution
 from ridgeline.runtime.hybrid.calls.report import HybridReport, ModeRow
 from ridgeline.runtime.hybrid.calls.selection import (
-    Measurement,
+    ModeTiming,
     break_even_calls,
     decide,
     why_not_worth,
@@ -19,25 +19,25 @@ MODES: tuple[Execution, ...] = ("eager", "graph", "script", "compiled", "package
 
 
 @st.composite
-def measured(draw: st.DrawFn) -> list[Measurement]:
+def measured(draw: st.DrawFn) -> list[ModeTiming]:
     number = draw(st.integers(1, len(MODES)))
     made = []
     for index, mode in enumerate(MODES[:number]):
         median = draw(st.floats(1e-6, 1e-2))
         below, above = draw(st.floats(0, 0.5)), draw(st.floats(0, 2))
         pay = draw(st.floats(0, 60)) if index else 0.0
-        made.append(Measurement(mode, median, median * (1 - below), median * (1 + above), pay))
+        made.append(ModeTiming(mode, median, median * (1 - below), median * (1 + above), pay))
     return made
 
 
-def total(one: Measurement, calls: int | None) -> float:
+def total(one: ModeTiming, calls: int | None) -> float:
     return one.call_s if calls is None else one.to_pay_s + calls * one.call_s
 
 
 @law
 @given(measured(), st.none() | st.integers(0, 10**7))
 def test_never_slower_than_the_program_as_written(
-    times: list[Measurement], calls: int | None
+    times: list[ModeTiming], calls: int | None
 ) -> None:
     """The bill of the chosen mode is never above that of the first, whatever the spreads."""
     chosen = next(one for one in times if one.mode == decide(times, calls).mode)
@@ -46,38 +46,38 @@ def test_never_slower_than_the_program_as_written(
 
 @law
 @given(measured(), st.none() | st.integers(1, 10**7))
-def test_without_spread_the_cheapest_wins(times: list[Measurement], calls: int | None) -> None:
+def test_without_spread_the_cheapest_wins(times: list[ModeTiming], calls: int | None) -> None:
     """With exact times the decision is the minimum of `compile + calls x call`, or of the call."""
-    exact = [Measurement(o.mode, o.call_s, o.call_s, o.call_s, o.to_pay_s) for o in times]
+    exact = [ModeTiming(o.mode, o.call_s, o.call_s, o.call_s, o.to_pay_s) for o in times]
     chosen = next(one for one in exact if one.mode == decide(exact, calls).mode)
     assert total(chosen, calls) == min(total(one, calls) for one in exact)
 
 
 @law
 @given(measured(), st.floats(0.01, 100))
-def test_the_unit_of_time_does_not_matter(times: list[Measurement], factor: float) -> None:
+def test_the_unit_of_time_does_not_matter(times: list[ModeTiming], factor: float) -> None:
     """All times scaled alike, on another machine, lead to the same mode (away from ties by rounding)."""
     power = 2.0 ** round(factor)  # exact, so that rounding breaks no tie
     scaled = [
-        Measurement(o.mode, o.call_s * power, o.low_s * power, o.high_s * power) for o in times
+        ModeTiming(o.mode, o.call_s * power, o.low_s * power, o.high_s * power) for o in times
     ]
     assert decide(scaled).mode == decide(times).mode
 
 
 @law
 @given(measured())
-def test_a_slower_mode_changes_nothing(times: list[Measurement]) -> None:
+def test_a_slower_mode_changes_nothing(times: list[ModeTiming]) -> None:
     """Measuring one more mode that is slower than all others leaves the decision as it is."""
     slow = max(one.high_s for one in times) * 2
-    more = [*times, Measurement("regional", slow, slow, slow)]
+    more = [*times, ModeTiming("regional", slow, slow, slow)]
     assert decide(more).mode == decide(times).mode
 
 
 def test_a_gain_within_the_spread_is_not_claimed() -> None:
     """Eager stays, and the reason says that the other was faster by less than the spread."""
     times = [
-        Measurement("eager", 1.0e-3, 0.8e-3, 1.2e-3),
-        Measurement("compiled", 0.9e-3, 0.7e-3, 1.1e-3),
+        ModeTiming("eager", 1.0e-3, 0.8e-3, 1.2e-3),
+        ModeTiming("compiled", 0.9e-3, 0.7e-3, 1.1e-3),
     ]
     assert decide(times) == (
         "eager",
@@ -91,8 +91,8 @@ def test_a_gain_within_the_spread_is_not_claimed() -> None:
 def test_the_number_of_calls_weighs_compiling_against_its_gain() -> None:
     """10 s of compiling for 1 ms a call: not for 1 000 calls, but for 100 000."""
     times = [
-        Measurement("eager", 2e-3, 2e-3, 2e-3),
-        Measurement("compiled", 1e-3, 1e-3, 1e-3, to_pay_s=10.0),
+        ModeTiming("eager", 2e-3, 2e-3, 2e-3),
+        ModeTiming("compiled", 1e-3, 1e-3, 1e-3, to_pay_s=10.0),
     ]
     assert decide(times, 1_000).mode == "eager"
     assert decide(times, 100_000) == (

@@ -24,7 +24,7 @@ from ridgeline.runtime.hybrid.steps.runner import (
     StepGraphRunner,
 )
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 
@@ -134,7 +134,7 @@ def test_a_counter_is_refused_by_name(interpreted: None) -> None:
         return loss_fn(model, batch) * (1.0 + next(calls))
 
     model = make()
-    with TrainStep(model, counting, sgd(model), STEP_GRAPH, device="cpu") as step:
+    with PlannedStep(model, counting, sgd(model), STEP_GRAPH, device="cpu") as step:
         for index in range(EAGER_STEPS):
             step(batch_of(index))
         before = [p.detach().clone() for p in model.parameters()]
@@ -155,7 +155,7 @@ def test_what_torch_raises_in_the_first_run_is_a_refusal() -> None:
     model = make()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "compile_graph", lambda *_: fail)
-        with TrainStep(model, loss_fn, sgd(model), STEP_GRAPH, device="cpu") as step:
+        with PlannedStep(model, loss_fn, sgd(model), STEP_GRAPH, device="cpu") as step:
             for index in range(EAGER_STEPS):
                 step(batch_of(index))
             before = [p.detach().clone() for p in model.parameters()]
@@ -244,7 +244,7 @@ def test_compiled_steps_equal_eager_ones() -> None:
         model = make()
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         plan = Plan(execution=execution, accumulate=2)
-        steps.append(TrainStep(model, loss_fn, optimizer, plan, clip_norm=0.5, device="cpu"))
+        steps.append(PlannedStep(model, loss_fn, optimizer, plan, clip_norm=0.5, device="cpu"))
     pair = Pair(*steps)
     schedulers: list[Any] = []
     for index in range(6):

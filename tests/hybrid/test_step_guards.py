@@ -12,17 +12,17 @@ from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.runtime.hybrid.steps import runner as step_graph
 from ridgeline.runtime.hybrid.steps import saving
 from ridgeline.runtime.hybrid.steps.program import StepProgram
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-def first(step: TrainStep) -> Any:
+def first(step: PlannedStep) -> Any:
     """The first layer."""
     return step.model.get_submodule("0")
 
 
-def group(step: TrainStep) -> dict[str, Any]:
+def group(step: PlannedStep) -> dict[str, Any]:
     return step.optimizer.param_groups[0]
 
 
@@ -52,13 +52,13 @@ def test_momentum_switched_on_later_goes_on() -> None:
         assert pair.program._runner._prepared
 
 
-def zeros_in_new_tensors(step: TrainStep) -> None:
+def zeros_in_new_tensors(step: PlannedStep) -> None:
     state = step.optimizer.state
     for parameter in list(state):
         state[parameter] = {key: torch.zeros_like(value) for key, value in state[parameter].items()}
 
 
-def zeros_in_the_same_dict(step: TrainStep) -> None:
+def zeros_in_the_same_dict(step: PlannedStep) -> None:
     for values in step.optimizer.state.values():
         values.update({key: torch.zeros_like(value) for key, value in values.items()})
 
@@ -152,7 +152,7 @@ def test_buffers_that_lie_otherwise_stay_so(strides: tuple[int, int], is_elsewhe
         torch.manual_seed(0)
         return nn.Sequential(Scaling(), nn.Linear(6, 3))
 
-    def turn(step: TrainStep) -> None:
+    def turn(step: PlannedStep) -> None:
         before = step.model.get_buffer("0.scales")
         before = before.clone() if is_elsewhere else before
         step.model[0].scales = before.as_strided((6, 6), strides)
@@ -169,7 +169,7 @@ def linear() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 3))
 
 
-def assign(step: TrainStep) -> None:
+def assign(step: PlannedStep) -> None:
     """Other weights under the same names, in the model and in the optimizer."""
     generator = torch.Generator().manual_seed(1)
     state = {

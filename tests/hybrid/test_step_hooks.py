@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid import compiling
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 OF_OPTIMIZER = (
     "wanted an optimizer without step hooks, since one program for the whole step cannot call them, got 1 "
@@ -24,19 +24,19 @@ OF_GRADIENT = (
 )
 
 
-def on_optimizer(step: TrainStep) -> Any:
+def on_optimizer(step: PlannedStep) -> Any:
     return step.optimizer.register_step_post_hook(lambda *_: None)
 
 
-def on_all_optimizers(_: TrainStep) -> Any:
+def on_all_optimizers(_: PlannedStep) -> Any:
     return register_optimizer_step_post_hook(lambda *_: None)
 
 
-def on_gradient(step: TrainStep) -> Any:
+def on_gradient(step: PlannedStep) -> Any:
     return step.model.get_parameter("0.weight").register_hook(lambda gradient: gradient * 0)
 
 
-def on_accumulation(step: TrainStep) -> Any:
+def on_accumulation(step: PlannedStep) -> Any:
     weight: Any = step.model.get_parameter("0.weight")
     return weight.register_post_accumulate_grad_hook(lambda _: None)
 
@@ -55,7 +55,7 @@ REFUSED = {
 def test_hooks_that_no_program_calls_are_refused(register: Any, late: bool) -> None:
     """Whether they are there before the trace or come later; without them training goes on."""
     model = make()
-    with TrainStep(model, loss_fn, adamw(model), STEP_GRAPH, device="cpu") as step:
+    with PlannedStep(model, loss_fn, adamw(model), STEP_GRAPH, device="cpu") as step:
         for index in range(3 if late else 0):
             step(batch_of(index))
         handle = register(step)
@@ -78,7 +78,7 @@ def test_methods_put_on_the_optimizer_are_refused(name: str, late: bool) -> None
     """No program calls them. What a scheduler puts there only counts calls, and is let through."""
     model = make()
     optimizer = adamw(model)
-    with TrainStep(model, loss_fn, optimizer, STEP_GRAPH, device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, STEP_GRAPH, device="cpu") as step:
         for index in range(3 if late else 0):
             step(batch_of(index))
         own = getattr(optimizer, name)
@@ -135,7 +135,7 @@ def test_trial_steps_call_no_hooks_of_the_optimizer(monkeypatch: pytest.MonkeyPa
         model = make(dropout=0.0)
         optimizer = adamw(model)
         averages.append(Average(model, optimizer))
-        with TrainStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+        with PlannedStep(model, loss_fn, optimizer, plan, device="cpu") as step:
             for index in range(4):
                 step(batch_of(index))
     assert [average.calls for average in averages] == [4, 4]
@@ -149,18 +149,18 @@ def double(_module: nn.Module, _inputs: Any, output: Any) -> Any:
 @pytest.mark.usefixtures("interpreted")
 def test_module_hooks_that_come_and_go_are_seen() -> None:
     """A forward hook is part of the program; added, swapped for another, or removed, it compiles again."""
-    handles: dict[TrainStep, Any] = {}
+    handles: dict[PlannedStep, Any] = {}
 
-    def add(step: TrainStep) -> None:
+    def add(step: PlannedStep) -> None:
         handles[step] = step.model.get_submodule("4").register_forward_hook(double)
 
-    def swap(step: TrainStep) -> None:
+    def swap(step: PlannedStep) -> None:
         handles[step].remove()
         handles[step] = step.model.get_submodule("4").register_forward_pre_hook(
             lambda _module, inputs: (inputs[0] * 3,)
         )
 
-    def remove(step: TrainStep) -> None:
+    def remove(step: PlannedStep) -> None:
         handles[step].remove()
 
     with pair_of(optimizer=sgd) as pair:
@@ -183,7 +183,7 @@ def test_a_forward_hook_added_to_a_compiled_step_is_called() -> None:
     for plan in (Plan(execution="compiled"), Plan()):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
-        with TrainStep(model, loss_fn, sgd(model), plan, device="cpu") as step:
+        with PlannedStep(model, loss_fn, sgd(model), plan, device="cpu") as step:
             for index in range(4):
                 if index == 2:
                     model[0].register_forward_hook(double)

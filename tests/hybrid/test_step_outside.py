@@ -15,7 +15,7 @@ from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid.steps.program import trace_step
 from ridgeline.runtime.random_state import seed_all
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -26,7 +26,7 @@ def test_an_optimizer_of_the_head_alone() -> None:
     def head(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.get_submodule("6").parameters(), 0.01)
 
-    def add(step: TrainStep) -> None:
+    def add(step: PlannedStep) -> None:
         backbone = step.model.get_submodule("4").parameters()
         step.model.zero_grad()
         step.optimizer.add_param_group({"params": list(backbone), "lr": 0.001})
@@ -70,7 +70,7 @@ def test_two_networks_that_train_against_each_other(accumulate: int) -> None:
         losses = [critic_loss(nets[1]), generator_loss(nets[0])]
         plan = Plan(execution=execution, accumulate=accumulate)
         steps = [
-            TrainStep(net, loss, adamw(net), plan, device="cpu")
+            PlannedStep(net, loss, adamw(net), plan, device="cpu")
             for net, loss in zip(nets, losses, strict=True)
         ]
         for index in range(6):
@@ -187,7 +187,7 @@ def test_after_a_refusal_the_step_goes_on_as_if_it_had_not_been_tried() -> None:
         model = Recurrent()
         optimizer = adamw(model)
         for index, execution in enumerate(executions):
-            with TrainStep(
+            with PlannedStep(
                 model, loss_fn, optimizer, Plan(execution=execution), device="cpu"
             ) as step:
                 step(batch_of(2 * index))

@@ -19,7 +19,7 @@ from ridgeline.runtime.hybrid.load import load
 from ridgeline.runtime.hybrid.packages.package import read_package
 from ridgeline.runtime.hybrid.steps.loaded import LoadedStep
 from ridgeline.runtime.hybrid.steps.saving import load_step
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 STEPS_BEFORE, STEPS_AFTER = 4, 5
 
@@ -78,7 +78,7 @@ def train(execution: Any, path: Path | None) -> tuple[list[float], nn.Module]:
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     plan = Plan(execution=execution)
-    with TrainStep(model, loss_fn, optimizer, plan, clip_norm=1.0, device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, plan, clip_norm=1.0, device="cpu") as step:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         for index in range(STEPS_BEFORE):
             step(batch_of(index))
@@ -201,7 +201,7 @@ def test_saving_before_there_is_a_program_is_refused(tmp_path: Path) -> None:
     model = Tied()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     plan = Plan(execution="packaged")
-    with TrainStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, plan, device="cpu") as step:
         step(batch_of(0))
         with pytest.raises(PlanError, match="wanted a compiled step to save, got none before the"):
             step._runner.save(tmp_path / "step.pt2")  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ridgeline.plan import Plan
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.hybrid.guards.reading import UnreadableError
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -60,22 +60,22 @@ def closure_of(distilled: Distilled) -> Callable[[nn.Module, Any], Tensor]:
     return loss
 
 
-def loss_of(step: TrainStep) -> Any:
+def loss_of(step: PlannedStep) -> Any:
     return step._body.loss_fn
 
 
-def data_replaced(step: TrainStep) -> None:
+def data_replaced(step: PlannedStep) -> None:
     for parameter in loss_of(step).teacher.parameters():
         parameter.data = parameter.data * 0.5
 
 
-def in_place(step: TrainStep) -> None:
+def in_place(step: PlannedStep) -> None:
     with torch.no_grad():
         for parameter in loss_of(step).teacher.parameters():
             parameter.mul_(0.5)
 
 
-SEEN: dict[str, Callable[[TrainStep], Any]] = {
+SEEN: dict[str, Callable[[PlannedStep], Any]] = {
     "attribute": lambda step: setattr(loss_of(step), "teacher", teacher(2)),
     "list": lambda step: loss_of(step).teachers.__setitem__(0, teacher(2)),
     "dict": lambda step: loss_of(step).named.update(teacher=teacher(2)),
@@ -193,7 +193,7 @@ def test_plans_of_one_step_share_what_was_read() -> None:
     optimizer = sgd(model)
     for _ in range(2):
         plan = Plan(execution="step-graph")
-        with TrainStep(model, loss_fn, optimizer, plan, device="cpu", forms=forms) as step:
+        with PlannedStep(model, loss_fn, optimizer, plan, device="cpu", forms=forms) as step:
             for index in range(3):
                 step(batch_of(index))
     assert len(forms.findings.readings) == 1

@@ -45,7 +45,7 @@ class Death(NamedTuple):
 
 def be_quick() -> None:
     """Have connections of this process send again soon."""
-    connections.Channel = partial(channel.Channel, resend_s=0.2)  # type: ignore[assignment,misc]
+    connections.Connection = partial(channel.Connection, resend_s=0.2)  # type: ignore[assignment,misc]
 
 
 def share_in(folder: str) -> None:
@@ -94,9 +94,9 @@ def work(rank: int, address: str, memory: str, death: Death, says: Connection) -
     torch.set_num_threads(1)
     share_in(memory)
     be_quick()
-    send, left = channel.Channel._send, death.count
+    send, left = channel.Connection._send, death.count
 
-    def dying(self: channel.Channel, number: int, asked: channel.Asked) -> None:
+    def dying(self: channel.Connection, number: int, asked: channel.Asked) -> None:
         nonlocal left
         is_it = type(asked.body).__name__ == death.kind
         left -= is_it
@@ -107,11 +107,11 @@ def work(rank: int, address: str, memory: str, death: Death, says: Connection) -
             kill_myself()
 
     if death.kind in ("Again", "Whole"):  # said once, after the server has answered something else
-        channel.Channel._send = dying  # type: ignore[method-assign]
+        channel.Connection._send = dying  # type: ignore[method-assign]
     shelf = RemoteShelf([address], rank, 2, lease_s=LEASE_S)
     # Who has not been heard of is waited for as long as those who are still to come.
     shelf._servers.tell_all(wire.Cover())
-    channel.Channel._send = dying  # type: ignore[method-assign]
+    channel.Connection._send = dying  # type: ignore[method-assign]
     steps(shelf, says, has_function=death.kind == "SetUpdater")
     if death.kind == "Beat":
         says.poll(None)

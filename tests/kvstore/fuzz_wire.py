@@ -20,7 +20,7 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.shard import Sender, Shard
-from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Shape, Slot
+from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Shape, ValueSlot
 
 ROUND = 5_000
 """Inputs for one shard."""
@@ -29,7 +29,7 @@ MOST_GROWTH_BYTES = 64 << 20
 """Between the first and the last time that memory is looked at."""
 INTERESTING = (0, 1, 0x7F, 0x80, 0xC0, 0xC1, 0xCF, 0xD3, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF, 0xFF)
 """First bytes of what msgpack holds: lengths, and numbers of many bytes."""
-SLOT, SHAPE = Slot("w", 0), Shape("float32", (6, 2))
+SLOT, SHAPE = ValueSlot("w", 0), Shape("float32", (6, 2))
 BODIES: tuple[wire.Body, ...] = (
     wire.Init(SLOT, SHAPE),
     wire.Know(SLOT, SHAPE),

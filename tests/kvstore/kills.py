@@ -34,7 +34,7 @@ import torch
 from dying import Death
 
 from ridgeline.errors import KVStoreError
-from ridgeline.runtime.kvstore.serving.epochs import Found, Notice
+from ridgeline.runtime.kvstore.serving.epochs import FoundServer, Notice
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.segment import SHARED_FILES
 
@@ -89,14 +89,14 @@ class Supervisor:
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
 
-    def _start(self) -> tuple[Any, Any, Found]:
+    def _start(self) -> tuple[Any, Any, FoundServer]:
         mine, its = self._processes.Pipe()
         death = self._deaths.pop(0) if self._deaths else None
         server = self._processes.Process(target=dying.serve, args=(self._folder, 2, death, its))
         server.start()
         its.close()
         self.num_started += 1
-        return server, mine, Found(*mine.recv())
+        return server, mine, FoundServer(*mine.recv())
 
     def _watch(self) -> None:
         while True:

@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from ridgeline.runtime.kvstore.serving.channel import Channel
+from ridgeline.runtime.kvstore.serving.channel import Connection
 from ridgeline.runtime.kvstore.serving.keys import Keys, make_keys, server_keys, worker_keys
 from ridgeline.runtime.kvstore.serving.server import Server
 from ridgeline.runtime.kvstore.serving.shard import Shard
@@ -37,10 +37,10 @@ def serving(
 
 
 @contextmanager
-def connected(address: str, number: int = 1, **settings: Any) -> Iterator[Channel]:
+def connected(address: str, number: int = 1, **settings: Any) -> Iterator[Connection]:
     """A connection of worker 0, which may have others of other numbers."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel = Channel(context, address, 0, number, **settings)
+    channel = Connection(context, address, 0, number, **settings)
     try:
         yield channel
     finally:

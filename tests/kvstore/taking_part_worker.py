@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.kvstore import placement
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import JOIN, World
 
 BEFORE, STEPS, DYING = 4, 6, 3
@@ -42,13 +42,13 @@ class Counter(nn.Module):
         return sorted({float(v) for part in self.parts for v in part.detach().flatten()})
 
 
-def made(staleness: int, servers: int) -> tuple[Counter, TrainStep]:
+def made(staleness: int, servers: int) -> tuple[Counter, PlannedStep]:
     options: Any = {"kind": "dist_async", "staleness": staleness, "servers": servers}
     sync = Sync(algorithm="kvstore", options=options, bucket_bytes=(100, 400))
     model = Counter()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = Plan(workers=WORKERS, threads=1, sync=sync)
-    return model, TrainStep(model, loss_of, optimizer, plan, device="cpu")
+    return model, PlannedStep(model, loss_of, optimizer, plan, device="cpu")
 
 
 seen: list[list[float]] = []
@@ -87,7 +87,7 @@ def begin(staleness: int, killed: str) -> None:
         assert state["param_groups"]
 
 
-def beside(step: TrainStep, *, dies: bool, later: int, is_shared: bool) -> Any:
+def beside(step: PlannedStep, *, dies: bool, later: int, is_shared: bool) -> Any:
     """Go on while a process takes part and leaves; what it says, and the steps made meanwhile."""
     store, process, steps = step.synchronizer._store, None, 0
     if step.world.rank == 0:

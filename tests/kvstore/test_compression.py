@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 
 TYPES: dict[str, dict[str, Any]] = {
     "1bit": {"type": "1bit"},
@@ -34,7 +34,7 @@ def by_hand(params: dict[str, Any], value: float) -> float:
 def test_bits_are_those_of_plain_python(name: str, steps: list[list[float]]) -> None:
     """Step by step, with what was left out in the step before."""
     params, length = TYPES[name], len(steps[0])
-    codec, left = Compression(params), [0.0] * length
+    codec, left = KeyedCompression(params), [0.0] * length
     for numbers in steps:
         values = (numbers + [0.5] * length)[:length]
         sums = [
@@ -57,7 +57,7 @@ def test_what_arrives_and_what_is_left_is_what_was_pushed(
     name: str, length: int, seed: int
 ) -> None:
     """The sum over all steps, within the rounding of float32; and bytes are as predicted."""
-    codec = Compression(TYPES[name])
+    codec = KeyedCompression(TYPES[name])
     generator = torch.Generator().manual_seed(seed)
     pushed = arrived = torch.zeros(length, dtype=torch.float64)
     for _ in range(5):
@@ -74,14 +74,14 @@ def test_what_arrives_and_what_is_left_is_what_was_pushed(
 @pytest.mark.parametrize("name", ["1bit", "2bit", "int8"])
 def test_an_overflow_does_not_stay(name: str) -> None:
     """What is no finite number is not remembered."""
-    codec = Compression(TYPES[name])
+    codec = KeyedCompression(TYPES[name])
     codec.encode("w", torch.tensor([math.inf, math.nan, 1.0]))
     assert codec._residuals["w"].isfinite().all()
 
 
 def test_places_remember_apart() -> None:
     """One key of two devices has two of what is left out."""
-    codec = Compression({"type": "2bit", "threshold": 1.0})
+    codec = KeyedCompression({"type": "2bit", "threshold": 1.0})
     assert codec.passed(("w", 0), torch.tensor([[0.6]])).tolist() == [[0.0]]
     assert codec.passed(("w", 1), torch.tensor([[0.6]])).tolist() == [[0.0]]
     assert codec.passed(("w", 0), torch.tensor([[0.6]])).tolist() == [[1.0]]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from asked_workers import Workers
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from sums_by_rank import total
 
 SIZES = (2, 3, 4)
@@ -136,7 +136,7 @@ def test_what_is_compressed_is_decoded_and_summed(
 ) -> None:
     """A value is the sum of what each worker's codec makes of its parts; `init` is never compressed."""
     told = workers.ask("compressed", size, shape=shape, params=params)
-    codecs = [Compression(params) for _ in range(size)]
+    codecs = [KeyedCompression(params) for _ in range(size)]
     rows = shape[0]
     numel = int(torch.tensor(shape).prod())
     bounds = [rows * place // size for place in range(size + 1)] if numel >= 30 else [0, rows]

@@ -9,19 +9,19 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import images, wire
-from ridgeline.runtime.kvstore.serving.epochs import Claim, Found, Notice
+from ridgeline.runtime.kvstore.serving.epochs import Claim, FoundServer, Notice
 from ridgeline.runtime.kvstore.serving.images import image_of, restore
 from ridgeline.runtime.kvstore.serving.peer import Peer
 from ridgeline.runtime.kvstore.serving.server import Server
 from ridgeline.runtime.kvstore.serving.shard import Sender, Shard
 from ridgeline.runtime.kvstore.serving.snapshots import Snapshots
-from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Slot
+from ridgeline.runtime.kvstore.serving.wire import Answer, Call, ValueSlot
 
 
 def test_snapshots_hold_all_of_a_shard(tmp_path: Path) -> None:
     """Values, momenta, settings, versions, and pushes that wait for their round, dense and sparse."""
     shard = Shard(2, 0)
-    slot = Slot("w", 0)
+    slot = ValueSlot("w", 0)
     shape = wire.Shape("float32", (3, 2))
     ones = [wire.frame_of(torch.ones(3, 2))]
     rows = wire.PushRows(slot, wire.Shape("float32", (1, 2)))
@@ -125,17 +125,17 @@ def test_each_epoch_is_of_one_server(tmp_path: Path) -> None:
     assert [Claim(tmp_path).epoch for _ in range(3)] == [1, 2, 3]
     notice = Notice(torch.distributed.HashStore())
     assert notice.newest(0) is None
-    assert notice.publish(0, Found(3, "c"))
-    assert not notice.publish(0, Found(2, "b"))
-    assert notice.newest(0) == Found(3, "c")
-    assert notice.publish(0, Found(4, "d"))
-    assert notice.newest(0) == Found(4, "d")
+    assert notice.publish(0, FoundServer(3, "c"))
+    assert not notice.publish(0, FoundServer(2, "b"))
+    assert notice.newest(0) == FoundServer(3, "c")
+    assert notice.publish(0, FoundServer(4, "d"))
+    assert notice.newest(0) == FoundServer(4, "d")
     assert notice.newest(1) is None
 
 
 def test_a_worker_keeps_what_is_not_written() -> None:
     """As much as it may; a server that writes nothing makes it keep nothing."""
-    peer, slot, shape = Peer(Found(1, "")), Slot("w", 0), wire.Shape("float32", (4,))
+    peer, slot, shape = Peer(FoundServer(1, "")), ValueSlot("w", 0), wire.Shape("float32", (4,))
     peer.least_bytes = 20
     pushes = [peer.numbered(wire.Push(slot, shape)) for _ in range(3)]
     assert [push.number for push in pushes if isinstance(push, wire.Push)] == [1, 2, 3]
@@ -147,7 +147,7 @@ def test_a_worker_keeps_what_is_not_written() -> None:
     assert peer.is_full
     peer.answered(0, wire.Beat(), Answer(3, begun=2, durable=2))
     assert not peer.is_full
-    there = Peer(Found(1, ""))
+    there = Peer(FoundServer(1, ""))
     there.sent(pushes[0], (torch.zeros(400),))
     there.least_bytes = 20
     assert there.is_full

@@ -24,7 +24,7 @@ from ridgeline.runtime.kvstore.serving.asked import Asked
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.shard import Shard
-from ridgeline.runtime.kvstore.serving.wire import Call, Slot
+from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater
 
 OTHER = 99
@@ -115,8 +115,8 @@ def test_a_recorded_connection_cannot_be_played_again(
         ):
             shape = wire.Shape("float32", (4,))
             pushed = torch.full((4,), PATTERN)
-            channel.ask(wire.Push(Slot("w", 0), shape), pushed)
-            assert channel.ask(wire.Pull(Slot("w", 0))).answer.versions == {0: 1}
+            channel.ask(wire.Push(ValueSlot("w", 0), shape), pushed)
+            assert channel.ask(wire.Pull(ValueSlot("w", 0))).answer.versions == {0: 1}
         assert len(recorder.sent) > 300
         assert bytes(wire.frame_of(pushed)) not in recorder.sent
         with plain_connection(server.address) as again:
@@ -224,8 +224,10 @@ def test_what_a_worker_may_name_has_limits(monkeypatch: pytest.MonkeyPatch) -> N
             with pytest.raises(
                 KVStoreError, match=r"^wanted a key with a value, got 'x'; call init"
             ):
-                channel.ask(wire.Push(Slot("x", 0), wire.Shape("float32", (1,))), torch.zeros(1))
-            know = Asked(wire.Know(Slot("x", 0), wire.Shape("float32", (1,))))
+                channel.ask(
+                    wire.Push(ValueSlot("x", 0), wire.Shape("float32", (1,))), torch.zeros(1)
+                )
+            know = Asked(wire.Know(ValueSlot("x", 0), wire.Shape("float32", (1,))))
             with pytest.raises(KVStoreError) as refused:
                 channel.finish(channel.start([know, know, know])[2:])
             assert str(refused.value) == (
@@ -287,7 +289,9 @@ def test_a_flood_leaves_memory_flat_and_stops_nobody(capfd: pytest.CaptureFixtur
     garbage = [os.urandom(1000)] * FLOOD
     growth_in(garbage, every=100)
     assert growth_in(garbage, every=100) < MOST_GROWTH_BYTES
-    pulls = (Call(0, OTHER, number, wire.Pull(Slot("large", 0))) for number in range(1, UNREAD))
+    pulls = (
+        Call(0, OTHER, number, wire.Pull(ValueSlot("large", 0))) for number in range(1, UNREAD)
+    )
     # Each is answered before the next: calls of several connections take turns.
     assert growth_in([*map(wire.encode, pulls)], every=1) < MOST_UNREAD_BYTES
     shelf.close()

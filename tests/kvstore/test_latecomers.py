@@ -17,20 +17,20 @@ from served_here import serving
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held
-from ridgeline.runtime.kvstore.placement import Part
+from ridgeline.runtime.kvstore.placement import ValuePart
 from ridgeline.runtime.kvstore.serving import beside, members, wire
-from ridgeline.runtime.kvstore.serving.channel import Channel
-from ridgeline.runtime.kvstore.serving.epochs import Found
+from ridgeline.runtime.kvstore.serving.channel import Connection
+from ridgeline.runtime.kvstore.serving.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.gathering import Wanted, gather_later
 from ridgeline.runtime.kvstore.serving.images import image_of, restore
 from ridgeline.runtime.kvstore.serving.keys import VARIABLE
 from ridgeline.runtime.kvstore.serving.members import Members, StoreRecord, founded
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.shard import Shard
-from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, Shape, Slot
+from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, Shape, ValueSlot
 from ridgeline.runtime.kvstore.updaters import register_updater
 
-SLOT, SHAPE = Slot("w", 0), Shape("int64", (1,))
+SLOT, SHAPE = ValueSlot("w", 0), Shape("int64", (1,))
 
 
 def add(key: Any, total: torch.Tensor, value: torch.Tensor) -> None:
@@ -241,7 +241,7 @@ def test_who_joins_finds_keys_where_they_are() -> None:
     store = dist.HashStore()
     first, later = (members_of(store, is_later=is_later) for is_later in (False, True))
     held = {"w": Held(torch.Size([4, 2]), torch.float32), 3: Held(torch.Size([]), torch.int64)}
-    parts = {"w": (Part(1, 0, 2), Part(0, 2, 4)), 3: (Part(1, 0, 1),)}
+    parts = {"w": (ValuePart(1, 0, 2), ValuePart(0, 2, 4)), 3: (ValuePart(1, 0, 1),)}
     first.tell(held, parts)
     assert later.parts_of(held, lambda: True) == parts
     assert [later.next_rank() for _ in range(3)] == [1, 2, 3]
@@ -352,7 +352,7 @@ def test_what_is_told_of_a_store_is_checked(monkeypatch: pytest.MonkeyPatch) -> 
     joined = founded(job, 4, written, is_first=True)
     notice = joined.notice()
     assert notice is not None
-    notice.publish(0, Found(2, "tcp://127.0.0.1:2"))
+    notice.publish(0, FoundServer(2, "tcp://127.0.0.1:2"))
     assert gather_later(Wanted(join=address)).addresses == ["tcp://127.0.0.1:2"]
 
 
@@ -382,7 +382,7 @@ def test_a_worker_that_fails_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -
     server = beside.ServerBeside(1, None, "")
     first = RemoteShelf([server.address], 0, 1, server)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    other = Channel(context, server.address, 1, 1)
+    other = Connection(context, server.address, 1, 1)
     other.ask(wire.Beat())
     with pytest.raises(ArithmeticError), contextlib.closing(first):
         raise ArithmeticError

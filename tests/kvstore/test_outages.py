@@ -64,6 +64,6 @@ def test_outages_say_who_missed_what() -> None:
 
 def test_pushes_are_dense_or_of_rows() -> None:
     """Other calls are sent again too, and are none."""
-    slot, shape = wire.Slot("w", 0), wire.Shape("float32", (1,))
+    slot, shape = wire.ValueSlot("w", 0), wire.Shape("float32", (1,))
     bodies = [wire.Push(slot, shape), wire.PushRows(slot, shape), wire.Pull(slot), wire.Beat()]
     assert num_pushes(bodies) == 2

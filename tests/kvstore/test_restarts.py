@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from test_shard import SLOTS, add, frames_of
 
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.epochs import Found
+from ridgeline.runtime.kvstore.serving.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.images import Image, image_of, restore
 from ridgeline.runtime.kvstore.serving.peer import Kept, Peer
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
-from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, Slot
+from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, ValueSlot
 from ridgeline.runtime.kvstore.updaters import register_updater
 
 SHAPE = wire.Shape("int64", (1,))
@@ -120,7 +120,7 @@ class Network:
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
         self.servers = Servers(num_workers, staleness)
-        self.peers = [Peer(Found(1, "")) for _ in range(num_workers)]
+        self.peers = [Peer(FoundServer(1, "")) for _ in range(num_workers)]
         self.lines = [
             Line(rank, channel, peer)
             for rank, peer in enumerate(self.peers)
@@ -165,7 +165,7 @@ class Network:
                         line.hear(reply.answer, reply)
 
         self.old += [call for line in self.lines if line.rank == rank for call in line.calls()]
-        peer.follow(Found(servers.epoch, ""), send)
+        peer.follow(FoundServer(servers.epoch, ""), send)
         for line in self.lines:
             if line.rank == rank:
                 line.move()
@@ -247,7 +247,7 @@ def check_staleness(network: Network) -> None:
 
 
 def check(network: Network) -> None:
-    pushed: Counter[tuple[int, Slot]] = Counter()
+    pushed: Counter[tuple[int, ValueSlot]] = Counter()
     for line in network.lines:
         newest: Counter[int] = Counter()
         for one in line.asked:

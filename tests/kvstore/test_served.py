@@ -17,14 +17,14 @@ import ridgeline as rl
 from asked_workers import Workers
 from ridgeline.errors import EngineError, KVStoreError
 from ridgeline.runtime.kvstore import KVStore
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.serving import channel as channel_module
 from ridgeline.runtime.kvstore.serving import segment, wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.asked import Asked
-from ridgeline.runtime.kvstore.serving.channel import Channel
+from ridgeline.runtime.kvstore.serving.channel import Connection
 from ridgeline.runtime.kvstore.serving.connections import Connections
-from ridgeline.runtime.kvstore.serving.epochs import Found
+from ridgeline.runtime.kvstore.serving.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.peer import Peer
 from ridgeline.runtime.kvstore.serving.remote import RemoteShelf
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
@@ -49,7 +49,7 @@ def test_pushes_of_all_count_once(
     plain = value - 3 * 10
     rows = sum(store_worker.rows_of(rank, 0).to_dense() for rank in range(4))
     assert isinstance(rows, Tensor)
-    codec = Compression({"type": "2bit", "threshold": 2.0})
+    codec = KeyedCompression({"type": "2bit", "threshold": 2.0})
     sent = sum(codec.passed(rank, torch.full_like(value, rank + 1.0)) for rank in range(4))
     for one in told:
         assert one["begun"] == [value.double().tolist(), 5.0, []]
@@ -126,16 +126,16 @@ def test_a_worker_that_is_silent_is_not_waited_for(caplog: pytest.LogCaptureFixt
 
 def test_a_server_that_ended_is_not_waited_for(tmp_path: Path) -> None:
     """Its connection ends with it: the one that takes its place is looked for before an answer is late."""
-    places = [Found(1, ""), Found(2, "")]
+    places = [FoundServer(1, ""), FoundServer(2, "")]
     for place in range(2):
         shard = Shard(1, None)
         snapshots = Snapshots(tmp_path, shard)
         with serving(shard, snapshots=snapshots) as server:
-            places[place] = Found(server.epoch, server.address)
+            places[place] = FoundServer(server.epoch, server.address)
             if not place:
                 peer = Peer(places[0], lambda: places[1] if places[1].address else None)
                 context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-                channel = Channel(context, peer, 0, 1, silence_s=20.0, resend_s=1000.0)
+                channel = Connection(context, peer, 0, 1, silence_s=20.0, resend_s=1000.0)
                 channel.ask(wire.Beat())
             else:
                 channel.ask(wire.Beat())
@@ -148,7 +148,7 @@ def test_a_worker_that_comes_back_goes_on(caplog: pytest.LogCaptureFixture) -> N
     """With the memory that it shares; the log says for how long it was silent."""
     with serving(Shard(1, None), lease_s=0.3) as server, caplog.at_level(logging.WARNING):
         with connected(server.address) as channel:
-            slot, shape = wire.Slot("w", 0), wire.Shape("float32", (20_000,))
+            slot, shape = wire.ValueSlot("w", 0), wire.Shape("float32", (20_000,))
             channel.ask(wire.Init(slot, shape), torch.zeros(20_000))
             until(lambda: "worker 0 was not heard of" in caplog.text, lambda: None)
             pulled = Asked(wire.Pull(slot), room=80_000)
@@ -217,7 +217,7 @@ GARBAGE: dict[str, list[bytes]] = {
     "a call that is cut": [wire.encode(wire.Call(0, 9, 1, wire.Beat()))[:-1]],
     "a huge tensor": [
         wire.encode(
-            wire.Call(0, 9, 1, wire.Init(wire.Slot("x", 0), wire.Shape("float32", (1 << 50,))))
+            wire.Call(0, 9, 1, wire.Init(wire.ValueSlot("x", 0), wire.Shape("float32", (1 << 50,))))
         )
     ],
 }
@@ -240,7 +240,7 @@ def test_garbage_of_one_client_stops_nobody(caplog: pytest.LogCaptureFixture) ->
                 assert refused.error.startswith("wanted a ")
             socket.close(linger=0)
         shelf.close()
-    assert not shard.slots.knows(wire.Slot("x", 0))
+    assert not shard.slots.knows(wire.ValueSlot("x", 0))
     first, last = (one for one in caplog.messages if one.startswith("a message that is none"))
     assert first.startswith("a message that is none was dropped: wanted a call of a worker, got ")
     assert first.endswith("; it came from 127.0.0.1")
@@ -294,7 +294,7 @@ def test_what_is_lost_is_sent_again(
         connected(server.address, resend_s=0.02) as channel,
     ):
         shape = wire.Shape("float32", (numel,))
-        slot = wire.Slot("w", 0)
+        slot = wire.ValueSlot("w", 0)
         channel.ask(wire.Init(slot, shape), torch.zeros(numel))
         channel.ask(wire.SetOptimizer("sgd", 1.0, {"lr": 1.0}))
         calls, taken = [], []
@@ -324,7 +324,7 @@ def test_who_wants_no_shared_memory_gets_none(monkeypatch, caplog) -> None:
     monkeypatch.setenv("RIDGELINE_KVSTORE_SHARED", "0")
     with serving(Shard(1, None)) as server, connected(server.address) as channel:
         values = torch.arange(1e5)
-        slot, shape = wire.Slot("w", 0), wire.Shape("float32", (100_000,))
+        slot, shape = wire.ValueSlot("w", 0), wire.Shape("float32", (100_000,))
         channel.ask(wire.Init(slot, shape), values)
         found = channel.ask(wire.Pull(slot))
         assert torch.equal(found.tensor, values)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.shard import Reply, Sender, Shard
-from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, Slot
+from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Call, ValueSlot
 from ridgeline.runtime.kvstore.updaters import register_updater
 
-SLOTS = (Slot("a", 0), Slot("b", 0))
+SLOTS = (ValueSlot("a", 0), ValueSlot("b", 0))
 
 
 def add(key: Any, total: Tensor, value: Tensor) -> None:
@@ -115,10 +115,10 @@ def finish(network: Network) -> None:
 
 
 def check(network: Network) -> None:
-    pushed = Counter[tuple[int, Slot]]()
+    pushed = Counter[tuple[int, ValueSlot]]()
     for worker in network.workers:
-        mine = Counter[Slot]()
-        newest: dict[Slot, Counter[int]] = {}
+        mine = Counter[ValueSlot]()
+        newest: dict[ValueSlot, Counter[int]] = {}
         for call in worker.calls:
             reply = worker.answers.get(call.number)
             if isinstance(call.body, wire.Push):
@@ -245,7 +245,7 @@ def test_a_round_that_cannot_be_worked_in_is_told_to_all(leaves: bool) -> None:
 
 REFUSED: dict[str, tuple[Body, list[memoryview], str]] = {
     "unknown": (
-        wire.Pull(Slot("c", 0)),
+        wire.Pull(ValueSlot("c", 0)),
         [],
         "wanted a key with a value, got 'c'; call init first",
     ),

@@ -13,11 +13,11 @@ from ridgeline.runtime.kvstore.serving.channel import WINDOW
 from ridgeline.runtime.kvstore.serving.connections import Connections
 from ridgeline.runtime.kvstore.serving.shard import Reply, Shard
 from ridgeline.runtime.kvstore.serving.slices import Located
-from ridgeline.runtime.kvstore.serving.wire import Call, Slot
+from ridgeline.runtime.kvstore.serving.wire import Call, ValueSlot
 
 CALLS = 3 * WINDOW
 GUARD_S = 60.0
-SLOT = Slot("w", 0)
+SLOT = ValueSlot("w", 0)
 
 
 class Counting(Shard):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Shape, Slot
+from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Shape, ValueSlot
 
 SLOTS = st.builds(
-    Slot, st.one_of(st.integers(0, 1 << 40), st.text(max_size=20)), st.integers(0, 99)
+    ValueSlot, st.one_of(st.integers(0, 1 << 40), st.text(max_size=20)), st.integers(0, 99)
 )
 SHAPES = st.builds(
     Shape,
@@ -91,7 +91,7 @@ def test_damaged_calls_are_calls_or_refused(call: Call, place: int, value: int, 
 )
 def test_shapes_that_nobody_holds_are_refused(shape: Shape, got: str) -> None:
     """Before memory is taken for them."""
-    call = Call(0, 0, 1, wire.Push(Slot("w", 0), shape))
+    call = Call(0, 0, 1, wire.Push(ValueSlot("w", 0), shape))
     with pytest.raises(KVStoreError) as refused:
         wire.decode_call(wire.encode(call))
     assert str(refused.value) == (

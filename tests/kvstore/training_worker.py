@@ -21,7 +21,7 @@ from ridgeline.runtime.kvstore import placement
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
 from ridgeline.runtime.loop import train
 from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "sync")]
@@ -33,9 +33,9 @@ from training_setups import PLAIN, STEPS, STORE, Net, Setup, by_one, gap, plan_o
 from answering import serve
 
 
-def stepping(world: World, setup: Setup, plan: Plan) -> TrainStep:
+def stepping(world: World, setup: Setup, plan: Plan) -> PlannedStep:
     """The step of a setup, over the workers of a world."""
-    return TrainStep(
+    return PlannedStep(
         setup.model,
         setup.loss_fn,
         setup.optimizer,
@@ -100,7 +100,7 @@ def put_back(world: World, case: dict[str, Any]) -> dict[str, Any]:
     model, optimizer = setup.model, setup.optimizer
     data = [setup.batch(world.rank, number) for number in range(STEPS)]
     runs = []
-    with TrainStep(
+    with PlannedStep(
         model,
         setup.loss_fn,
         optimizer,
@@ -254,10 +254,10 @@ def refused(world: World, case: dict[str, Any]) -> dict[str, Any]:
     clip = 1.0 if what == "clip" else None
     plan = plan_of(world.size, STORE, case)
 
-    def make() -> TrainStep:
+    def make() -> PlannedStep:
         group = world.process_group
         arguments: Any = {"clip_norm": clip, "device": "cpu", "process_group": group}
-        return TrainStep(model, setup.loss_fn, optimizer, plan, **arguments)
+        return PlannedStep(model, setup.loss_fn, optimizer, plan, **arguments)
 
     try:
         with make() as step:

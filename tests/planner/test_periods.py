@@ -14,7 +14,7 @@ from ridgeline.planner.periods import (
     EXCHANGED_SHARE,
     MOST_KEPT,
     PERIODS,
-    Parts,
+    PeriodParts,
     Sampling,
     exchange_steps,
     has_exchange,
@@ -81,13 +81,13 @@ def test_parts_of_a_period_tell_what_the_whole_does(
     sync = Sync(every=every, options={"fragments": fragments, "delay": delay})
     steps = [100] * alone + [100, *[100 + beside] * delay]
     steps[-1] += size_s
-    found = over_parts(measured(steps), sync, Parts(alone, 1 / fragments))
+    found = over_parts(measured(steps), sync, PeriodParts(alone, 1 / fragments))
     assert len(found.steps_ns) == alone
     assert set(found.steps_ns) == {100 + round(fragments * (size_s + delay * beside) / every)}
     assert has_exchange(found, sync)
     assert found.counters[EXCHANGED_SHARE] == 1 / fragments
     cut_off = measured(steps[:-1])
-    assert over_parts(cut_off, sync, Parts(alone, 1 / fragments)) is cut_off
+    assert over_parts(cut_off, sync, PeriodParts(alone, 1 / fragments)) is cut_off
     assert not has_exchange(cut_off, sync)
 
 
@@ -207,7 +207,7 @@ def test_medians_without_exchange_do_not_decide() -> None:
         steps = [alone_ns] * (count - 1) + [alone_ns + dear_ns]
         taken = msgspec.structs.replace(told, origin="measured", steps_ns=tuple(steps))
         if alone:
-            return over_parts(taken, plan.sync, Parts(alone, 1.0))
+            return over_parts(taken, plan.sync, PeriodParts(alone, 1.0))
         return over_periods(taken, plan.sync)
 
     settings = {"world_size": 2, "allow": ("local-steps",), "fixed": {"execution": "eager"}}

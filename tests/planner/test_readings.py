@@ -10,7 +10,7 @@ from made_programs import loop, program, small_programs, small_step
 from ridgeline.compiled_program import CompilerProgram
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
-from ridgeline.planner.ranking import Reading
+from ridgeline.planner.ranking import CompilerReading
 from ridgeline.planner.readings import as_read
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
@@ -137,7 +137,7 @@ def test_a_prediction_without_a_reading_stays() -> None:
     plan = Plan(execution="compiled")
     predicted = simulate(MACHINE, small_step(), plan)
     assert as_read(predicted, None) == predicted
-    reading = Reading(
+    reading = CompilerReading(
         kernels=1, num_bytes=2, step_s=3.0, assumed_kernels=4, assumed_bytes=5, assumed_s=6.0
     )
     assert as_read(predicted, reading).notes[0] == (

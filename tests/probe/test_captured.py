@@ -10,7 +10,7 @@ from test_replay import workload_of
 from ridgeline.errors import DeviceLostError
 from ridgeline.probe import captured
 from ridgeline.probe.captured import captured_seconds
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 
 CPU = torch.device("cpu")
 
@@ -79,7 +79,7 @@ def test_each_is_captured_and_replayed(log: list[str], monkeypatch: pytest.Monke
     workload = workload_of()
     key = wanted_key(monkeypatch, workload.ops)
     count = sum(op.key == key for op in workload.ops)
-    found = captured_seconds(Replay(workload.ops, CPU), workload.ops, CPU)
+    found = captured_seconds(WorkloadReplay(workload.ops, CPU), workload.ops, CPU)
     assert {key: quantity.value for key, quantity in found.items()} == {key: 2e-3}
     assert log == ["begin", "end", *["replay"] * captured.REPLAYS] * count
 
@@ -87,7 +87,7 @@ def test_each_is_captured_and_replayed(log: list[str], monkeypatch: pytest.Monke
 def test_without_one_nothing_runs(log: list[str]) -> None:
     """No pass over the step is made."""
     workload = workload_of()
-    assert captured_seconds(Replay(workload.ops, CPU), workload.ops, CPU) == {}
+    assert captured_seconds(WorkloadReplay(workload.ops, CPU), workload.ops, CPU) == {}
     assert log == []
 
 
@@ -99,13 +99,13 @@ def test_a_capture_that_fails_tells_nothing(
     workload = workload_of()
     monkeypatch.setattr(captured, "launches_many", lambda op: "mm." in op.name)
     monkeypatch.setattr(Graph, "good", 1)
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     if is_lost:
 
-        def lost(self: Replay, index: int) -> None:
+        def lost(self: WorkloadReplay, index: int) -> None:
             raise DeviceLostError("wanted a GPU that goes on", "a capture is open")
 
-        monkeypatch.setattr(Replay, "_check_device", lost)
+        monkeypatch.setattr(WorkloadReplay, "_check_device", lost)
     assert captured_seconds(replay, workload.ops, CPU) == {}
     assert replay.failures == {}
     assert log[:4] == ["begin", "end", "replay", "replay"]

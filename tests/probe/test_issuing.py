@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.probe.clock import STRETCH, Clock
-from ridgeline.probe.replay import Watch
+from ridgeline.probe.clock import STRETCH, ReplayClock
+from ridgeline.probe.replay import ReplayWatch
 
 
 class Issued:
@@ -17,7 +17,7 @@ class Issued:
         self._count, self._events = count, events
 
     def run(
-        self, wanted: Callable[[int], bool], mark: Callable[[], int], watch: Watch
+        self, wanted: Callable[[int], bool], mark: Callable[[], int], watch: ReplayWatch
     ) -> dict[int, tuple[int, int]]:
         marks = {}
         for index in range(self._count):
@@ -44,7 +44,7 @@ def test_the_queue_is_emptied_outside_of_what_is_timed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     replay: Any = Issued(2 * STRETCH + 10, events)
-    taken = Clock(torch.device("cpu"), now_ns=clock).issuing(replay)
+    taken = ReplayClock(torch.device("cpu"), now_ns=clock).issuing(replay)
     assert [place for place, event in enumerate(events) if event == "wait"] == [
         STRETCH - 1,
         2 * STRETCH,

@@ -9,12 +9,12 @@ from test_replay import op, spec, workload_of
 
 from ridgeline.machine import Quantity, Setting, StepCheck
 from ridgeline.probe import operators
-from ridgeline.probe.clock import Clock, Stretch
+from ridgeline.probe.clock import ReplayClock, Stretch
 from ridgeline.probe.host_costs import HostCosts
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.passes import WARM_PASSES, Passes, timed_passes
 from ridgeline.probe.peers import Peers
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.probe.whole_step import check_step, correction, warning
 from ridgeline.workload import Op, TensorSpec, Workload
 
@@ -54,23 +54,23 @@ def step_that_calls(
 ) -> Workload:
     """A step of one operator, in whose place a replay calls the function."""
     workload = step_of(1)
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     object.__setattr__(replay._program[0], "call", function)
-    monkeypatch.setattr(operators, "Replay", lambda *args, **kwargs: replay)
+    monkeypatch.setattr(operators, "WorkloadReplay", lambda *args, **kwargs: replay)
     return workload
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> ReplayClock:
     """The clock, at zero, and no host that costs anything besides."""
     _Wound.ns = _Wound.calls = _Wound.preparing = 0
     monkeypatch.setattr(operators, "host_costs", lambda kind: HostCosts(*[0.0] * 7))
-    return Clock(CPU, now_ns=lambda: _Wound.ns)
+    return ReplayClock(CPU, now_ns=lambda: _Wound.ns)
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_preparation_is_in_no_sample(
-    clock: Clock, count: int, monkeypatch: pytest.MonkeyPatch
+    clock: ReplayClock, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the first two passes take, a timing is that of the steady step, to the digit."""
     monkeypatch.setattr("ridgeline.probe.passes.MOST_PASSES", 3)
@@ -81,7 +81,9 @@ def test_preparation_is_in_no_sample(
     assert warnings == ()
 
 
-def test_rare_delays_do_not_move_a_timing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_delays_do_not_move_a_timing(
+    clock: ReplayClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One call in five that takes a thousand times as long is in no median, but in the correction."""
     calls = iter(range(10_000))
 
@@ -95,7 +97,9 @@ def test_rare_delays_do_not_move_a_timing(clock: Clock, monkeypatch: pytest.Monk
     assert check.ops_s == pytest.approx(1.0)
 
 
-def test_a_step_longer_than_the_budget_ends(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_longer_than_the_budget_ends(
+    clock: ReplayClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is warmed up twice, and then each distinct operator is issued once, however often it comes."""
     monkeypatch.setattr("ridgeline.probe.passes.time.monotonic", lambda: _Wound.ns * 1e-9)
     same = [step_of(2).ops[0]] * 50
@@ -109,7 +113,7 @@ def test_a_step_longer_than_the_budget_ends(clock: Clock, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("slow", [2, 4])
 def test_passes_warm_up_as_long_as_they_get_faster(
-    clock: Clock, slow: int, monkeypatch: pytest.MonkeyPatch
+    clock: ReplayClock, slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that comes fresh from the system may cost more than two passes."""
     monkeypatch.setattr("ridgeline.probe.passes.time.monotonic", lambda: _Wound.ns * 1e-9)
@@ -125,10 +129,10 @@ def test_passes_warm_up_as_long_as_they_get_faster(
     assert timing.seconds.high == pytest.approx(0.1)
 
 
-def test_whole_passes_are_taken_among_the_others(clock: Clock) -> None:
+def test_whole_passes_are_taken_among_the_others(clock: ReplayClock) -> None:
     """Of every three passes one has no marks between its ops; all stretches together are the step."""
     workload = step_of(3)
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     keys = [op.key for op in workload.ops]
     peers = Peers(rank=0, size=1, device=CPU)
     passes = timed_passes(replay, clock, keys, peers, budget_s=0.05)
@@ -226,7 +230,7 @@ def test_tensors_of_the_host_are_made_there() -> None:
     kwargs = {"args": [[2]], "kwargs": {"device": {"device": "cpu"}, "dtype": {"dtype": "int64"}}}
     made = op("aten.zeros.default", [], kwargs, outputs=(host(spec(2, dtype="int64")),))
     seen: list[torch.Tensor] = []
-    replay = Replay((counter, made), torch.device("meta"), has_host=True)
+    replay = WorkloadReplay((counter, made), torch.device("meta"), has_host=True)
     call: Callable[..., torch.Tensor] = replay._program[1].call
     object.__setattr__(replay._program[1], "call", lambda *a, **k: seen.append(call(*a, **k)))
     replay.run(lambda index: True)
@@ -271,10 +275,10 @@ class _Sleeper:
 
 
 @pytest.fixture
-def sleeping(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Replay, _Sleeper]:
+def sleeping(monkeypatch: pytest.MonkeyPatch) -> tuple[ReplayClock, WorkloadReplay, _Sleeper]:
     """A clock of a GPU, and a step of six ops of which the third waits for the GPU."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-    clock, replay, ruler = Clock(CPU), Replay(step_of(6).ops, CPU), _Sleeper({2}, {4})
+    clock, replay, ruler = ReplayClock(CPU), WorkloadReplay(step_of(6).ops, CPU), _Sleeper({2}, {4})
     monkeypatch.setattr(clock, "_ruler", ruler)
     for index, step in enumerate(replay._program):
         object.__setattr__(step, "call", lambda x, index=index: ruler.issued(index))
@@ -282,7 +286,7 @@ def sleeping(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Replay, _Sleeper]:
 
 
 def test_times_that_a_gpu_may_have_waited_in_are_kept_apart(
-    sleeping: tuple[Clock, Replay, _Sleeper],
+    sleeping: tuple[ReplayClock, WorkloadReplay, _Sleeper],
 ) -> None:
     """An op behind which the GPU was awake has no time in that pass; one that waits itself never has."""
     clock, replay, _ = sleeping
@@ -294,7 +298,7 @@ def test_times_that_a_gpu_may_have_waited_in_are_kept_apart(
 
 
 def test_a_stretch_ends_behind_an_op_that_waits(
-    sleeping: tuple[Clock, Replay, _Sleeper],
+    sleeping: tuple[ReplayClock, WorkloadReplay, _Sleeper],
 ) -> None:
     """Then the GPU is awake, and put to sleep again without sleeping longer; all ops are in a stretch."""
     clock, replay, ruler = sleeping

@@ -15,7 +15,7 @@ from ridgeline.machine import Setting
 from ridgeline.probe import rebuild, values
 from ridgeline.probe.dispatch import measure_dispatch
 from ridgeline.probe.operators import time_operators
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.probe.small_step import PHASES
 from ridgeline.probe.valid_inputs import Made
 from ridgeline.workload import Op, TensorSpec, Workload
@@ -77,7 +77,7 @@ def spec(*shape: int, dtype: str = "float32", role: str = "activation") -> Tenso
 def test_every_op_of_a_step_is_issued() -> None:
     """A whole training step (forward, backward, optimizer) replays without a failure, twice."""
     workload = workload_of()
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     for _ in range(2):
         marks = replay.run(lambda index: True)
         assert replay.failures == {}
@@ -106,7 +106,7 @@ def test_inputs_are_what_the_ops_before_made() -> None:
             dependencies=(1,),
         ),
     ]
-    replay = Replay(ops, CPU)
+    replay = WorkloadReplay(ops, CPU)
     replay._program = [
         step and dataclasses.replace(step, call=_spy(step.call, seen)) for step in replay._program
     ]
@@ -124,7 +124,7 @@ def _spy(call, seen):
 
 def test_outputs_die_after_their_last_reader() -> None:
     """At the end of a pass no tensor of the step is alive; parameters are."""
-    replay = Replay(workload_of().ops, CPU)
+    replay = WorkloadReplay(workload_of().ops, CPU)
     replay.run(lambda index: True)
     assert replay._values == {}
     assert {place[0] for place in replay._pool} >= {"parameter", "state", "made up"}
@@ -133,7 +133,7 @@ def test_outputs_die_after_their_last_reader() -> None:
 def test_ops_that_are_not_wanted_are_passed_over() -> None:
     """Only wanted ops are issued, and those that follow still get tensors of the right shape."""
     workload = workload_of()
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     marks = replay.run(lambda index: index % 2 == 1)
     assert replay.failures == {}
     assert set(marks) == {i for i in range(len(workload.ops)) if i % 2 == 1}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
 
@@ -41,7 +41,7 @@ def test_every_op_of_a_recurrent_step_is_issued(
 ) -> None:
     """Forward, backward and optimizer, gradients off as when operators are timed."""
     workload = workload_of(layer, bidirectional=bidirectional)
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     with torch.no_grad():
         for _ in range(2):
             marks = replay.run(lambda index: True)
@@ -53,7 +53,7 @@ def test_every_op_of_a_recurrent_step_is_issued(
 def test_no_op_reads_a_workspace_that_was_not_filled() -> None:
     """The kernel would read past its end: backward waits for a pass in which forward is issued."""
     ops = workload_of(nn.LSTM).ops
-    replay = Replay(ops, CPU)
+    replay = WorkloadReplay(ops, CPU)
     marks = replay.run(lambda index: ops[index].name != FORWARD)
     assert {ops[index].name for index in marks} & {FORWARD, BACKWARD} == set()
     assert replay.failures == {}
@@ -63,7 +63,7 @@ def test_no_op_reads_a_workspace_that_was_not_filled() -> None:
 def test_an_op_that_makes_fewer_tensors_than_traced_fails_alone() -> None:
     """Its readers get stand-ins; those of its workspace fail with it, and the rest of the step runs."""
     ops = workload_of(nn.LSTM).ops
-    replay = Replay(ops, CPU)
+    replay = WorkloadReplay(ops, CPU)
     for step in replay._program:
         if step is not None and step.op.name == FORWARD:
             object.__setattr__(step, "call", lambda *args, call=step.call: (*call(*args)[:3], None))

@@ -13,7 +13,7 @@ from ridgeline.machine import Setting, StepCheck
 from ridgeline.probe import apart, attempts
 from ridgeline.probe.attempts import survey_in_group
 from ridgeline.probe.group import WorkerError
-from ridgeline.probe.journal import DIRECTORY, Entry, Journal, Reader, journal_path
+from ridgeline.probe.journal import DIRECTORY, OperatorEntry, ProbeJournal, Reader, journal_path
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.survey import Findings, Request, partial_path
 from ridgeline.workload import Op, Workload
@@ -179,23 +179,23 @@ def test_a_journal_names_the_op_until_it_is_done(tmp_path: Path) -> None:
     """Between passes and after the last it names none; after a fault it still names the op."""
     reader = Reader(tmp_path)
     assert reader.entry(0) is None
-    with Journal(journal_path(tmp_path, 0), 1) as journal:
+    with ProbeJournal(journal_path(tmp_path, 0), 1) as journal:
         assert reader.entry(0) is None
         journal.note(17)
-        assert reader.entry(0) == Entry(2, 1, 17)
+        assert reader.entry(0) == OperatorEntry(2, 1, 17)
     assert reader.entry(0) is None
-    journal = Journal(journal_path(tmp_path, 1), 0)
+    journal = ProbeJournal(journal_path(tmp_path, 1), 0)
     journal.note(3)
     journal.__exit__(ValueError, ValueError("fault"), None)
-    assert reader.any_entry(2) == Entry(1, 0, 3)
+    assert reader.any_entry(2) == OperatorEntry(1, 0, 3)
 
 
 def test_only_a_worker_without_progress_hangs(tmp_path: Path) -> None:
     """A new entry is progress, and a worker that waits for the others issues nothing."""
     reader = Reader(tmp_path)
-    waiting = Journal(journal_path(tmp_path, 0), 0)
+    waiting = ProbeJournal(journal_path(tmp_path, 0), 0)
     waiting.note(-1)
-    working = Journal(journal_path(tmp_path, 1), 0)
+    working = ProbeJournal(journal_path(tmp_path, 1), 0)
     for index in range(3):
         working.note(index)
         assert reader.hanging(2, after_s=0.0) is None

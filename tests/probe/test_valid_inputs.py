@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ridgeline.probe import values
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.probe.valid_inputs import Made, valid_inputs
 from ridgeline.tracing.capture import trace
 from ridgeline.workload import Workload
@@ -122,7 +122,7 @@ CASES: dict[str, Callable[[], Workload]] = {
 def test_every_index_is_in_range_for_its_operator(case: str) -> None:
     """No op of the step fails, in any pass, whatever flows to it from made-up data."""
     workload = CASES[case]()
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     with torch.no_grad():
         for _ in range(3):
             assert len(replay.run(lambda index: True)) == len(workload.ops)
@@ -133,7 +133,7 @@ def test_every_index_is_in_range_for_its_operator(case: str) -> None:
 def test_indices_are_in_range_when_what_makes_them_is_not_issued(case: str) -> None:
     """Each op by itself, among stand-ins: those have no garbage to index with."""
     workload = CASES[case]()
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     with torch.no_grad():
         for only in range(len(workload.ops)):
             replay.run(lambda index, only=only: index == only)
@@ -225,7 +225,7 @@ def test_masks_pick_as_many_as_were_picked() -> None:
         weights,
         may_run=True,
     )
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     with torch.no_grad():
         taken = replay.run(lambda index: True)
     assert replay.failures == {}
@@ -245,7 +245,7 @@ def test_numbers_stay_ordinary_through_deep_networks() -> None:
     workload = workload_of(
         nn.Sequential(*layers), torch.randn(8, 64), lambda model, x: model(x).square().mean()
     )
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     with torch.no_grad():
         for _ in range(4):
             replay.run(lambda index: True)
@@ -259,7 +259,7 @@ def test_values_that_diverged_are_drawn_again() -> None:
     workload = workload_of(
         nn.Linear(4, 3), torch.randn(2, 4), lambda model, x: model(x).square().mean()
     )
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     with torch.no_grad():
         replay.run(lambda index: True)
         held = {place: t for place, t in replay._pool.items() if place[0] == "parameter"}
@@ -276,7 +276,7 @@ def test_moments_of_equal_shape_are_two_tensors() -> None:
     model = nn.Linear(4, 3, bias=False)
     optimizer = torch.optim.Adam(model.parameters())
     workload = trace(model, lambda model, x: model(x).sum(), optimizer, torch.randn(2, 4))
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     with torch.no_grad():
         for _ in range(3):
             replay.run(lambda index: True)
@@ -306,7 +306,7 @@ def test_a_sparse_tensor_shows_no_part_of_another() -> None:
     workload = trace(
         model, lambda model, batch: model(batch), torch.optim.SGD(model.parameters(), lr=0.1), bags
     )
-    replay = Replay(workload.ops, CPU)
+    replay = WorkloadReplay(workload.ops, CPU)
     with torch.no_grad():
         taken = replay.run(lambda index: True)
     # Of which op the second table's update has its gradient, the trace does not say.

@@ -7,7 +7,7 @@ from chained_workloads import make_chain
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose
 from ridgeline.planner.labels import label
-from ridgeline.planner.ranking import Reading
+from ridgeline.planner.ranking import CompilerReading
 from ridgeline.reporting.chart_timeline import frame_colour, kind, timeline_figure
 from ridgeline.reporting.operators import times_from_timeline
 from ridgeline.reporting.page_plan import plan_bars, plan_reading, plan_section
@@ -84,7 +84,7 @@ def test_the_reading_compares_whole_runs() -> None:
 def test_what_the_compiler_made_stands_beside_the_plan() -> None:
     """For plans that were compiled and tried, in the words of the ranking's notes."""
     ranking = _ranking(None, is_tried=True)
-    reading = Reading(
+    reading = CompilerReading(
         kernels=7,
         num_bytes=1 << 20,
         step_s=0.02,

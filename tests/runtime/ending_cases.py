@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ridgeline.plan import Plan
 from ridgeline.runtime.graph import EAGER_STEPS, GraphRunner
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 STEPS = EAGER_STEPS + 2
@@ -50,11 +50,11 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return model(batch).square().mean()
 
 
-def trained(steps: int = STEPS) -> TrainStep:
+def trained(steps: int = STEPS) -> PlannedStep:
     """A step after its capture."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    step = TrainStep(model, loss_fn, optimizer, Plan(workers=2), device="cpu")
+    step = PlannedStep(model, loss_fn, optimizer, Plan(workers=2), device="cpu")
     for _ in range(steps):
         step(torch.ones(2, 3))
     return step
@@ -160,10 +160,10 @@ def watch(log: Log) -> None:
     """Put stand-ins in place of graphs, and have the end of a group told."""
     install(setattr, log)
 
-    def capture(self: TrainStep) -> GraphRunner:
+    def capture(self: PlannedStep) -> GraphRunner:
         return GraphRunner(self._body, self.recorder, self.world, self.notes)
 
-    TrainStep._make_runner = capture  # type: ignore[method-assign]
+    PlannedStep._make_runner = capture  # type: ignore[method-assign]
     shut_down = dist.ProcessGroup.shutdown
 
     def told(self: dist.ProcessGroup) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine import Engine, Task, Variable
+from ridgeline.runtime.engine import Engine, EngineTask, Variable
 from ridgeline.runtime.engine.lanes import Finish, WorkLane
 
 LANES = ("loader", "copy-in:1", "communication", "host", "compute:3", "disk", "compute", "copy-in")
@@ -140,7 +140,7 @@ class EngineRun:
         self.outcome = Outcome([1] * num_variables, [0] * num_variables, {}, {}, set())
         self.cancelled: set[int] = set()
         self.intervals: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = []
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, EngineTask] = {}
         self.engine = Engine(lanes={"communication": FutureLane}, **options)
         self._variables = [self.engine.variable(str(i)) for i in range(num_variables)]
 

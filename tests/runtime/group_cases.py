@@ -31,7 +31,7 @@ from ridgeline.runtime.layout.ownership import (
     writes_checkpoint,
 )
 from ridgeline.runtime.readings import LossReader
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 PATIENCE = timedelta(seconds=3)
@@ -48,10 +48,10 @@ def fresh(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), 1e-2)
 
 
-def make(seed: int = 0, workers: int = 2, **where: Any) -> TrainStep:
+def make(seed: int = 0, workers: int = 2, **where: Any) -> PlannedStep:
     plan = Plan(workers=workers, sync=Sync(bucket_bytes=(64,)))
     model, optimizer = fresh(seed)
-    return TrainStep(model, loss_fn, optimizer, plan, clip_norm=0.1, device="cpu", **where)
+    return PlannedStep(model, loss_fn, optimizer, plan, clip_norm=0.1, device="cpu", **where)
 
 
 def trained(number: int, **where: Any) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def differing(mine: Any, number: int) -> dict[str, str]:
     def other_model() -> None:
         model = nn.Linear(3, 2 + dist.get_rank() // 3)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        TrainStep(model, loss_fn, optimizer, Plan(workers=2), process_group=mine)
+        PlannedStep(model, loss_fn, optimizer, Plan(workers=2), process_group=mine)
 
     def other_state() -> None:
         with make(process_group=mine) as step:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.batch import to_device
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 STEPS = 20
@@ -242,7 +242,7 @@ def run(
         accumulate=case.accumulate,
         sync=Sync(bucket_bytes=case.bucket_bytes),
     )
-    step = TrainStep(
+    step = PlannedStep(
         ours, loss_fn, our_optimizer, plan, clip_norm=case.clip_norm, device=world.kind
     )
     ddp = DistributedDataParallel(theirs, find_unused_parameters=True)
@@ -302,7 +302,7 @@ def run_partly_used(world: World) -> Any:
         uses = bool(batch[2][0] == 1)
         return nn.functional.cross_entropy(model(batch[0], use_optional=uses), batch[1])
 
-    step = TrainStep(ours, loss_fn, optimizers[0], Plan(workers=world.size, accumulate=2))
+    step = PlannedStep(ours, loss_fn, optimizers[0], Plan(workers=world.size, accumulate=2))
     generator = torch.Generator().manual_seed(world.rank)
     for index in range(3):
         x, y = images(index, world.rank, generator)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 
@@ -62,7 +62,7 @@ def outside(world: World) -> None:
     model = nn.Linear(4, 4)
     own = nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([*model.parameters(), own], 0.1)
-    TrainStep(model, loss_fn, optimizer, Plan(workers=world.size))
+    PlannedStep(model, loss_fn, optimizer, Plan(workers=world.size))
 
 
 def replaced(world: World) -> None:
@@ -91,7 +91,7 @@ def interrupted(world: World) -> None:
         return model[1](hidden).square().mean()  # type: ignore[index,operator]
 
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with TrainStep(model, losing, optimizer, Plan(workers=world.size)) as step:
+    with PlannedStep(model, losing, optimizer, Plan(workers=world.size)) as step:
         with contextlib.suppress(ArithmeticError):
             step((torch.randn(3, 4), torch.zeros(())))
         step((torch.randn(3, 4),))
@@ -114,9 +114,9 @@ def other_plans(world: World) -> None:
     """Buckets and their exchange differ; how many threads compute may."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    TrainStep(model, loss_fn, optimizer, Plan(workers=2, threads=1 + world.rank)).close()
+    PlannedStep(model, loss_fn, optimizer, Plan(workers=2, threads=1 + world.rank)).close()
     sync = Sync(algorithm="ring", bucket_bytes=(64,)) if world.rank else Sync()
-    TrainStep(model, loss_fn, optimizer, Plan(workers=2, accumulate=1 + world.rank, sync=sync))
+    PlannedStep(model, loss_fn, optimizer, Plan(workers=2, accumulate=1 + world.rank, sync=sync))
 
 
 def train(
@@ -127,7 +127,7 @@ def train(
 ) -> None:
     """Two steps, and a change between them."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
-    with TrainStep(model, loss_fn, optimizer, Plan(workers=world.size)) as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(workers=world.size)) as step:
         shape = (3, 2, 4, 4) if isinstance(model, nn.Conv2d) else (3, 4)
         step((torch.randn(shape),))
         change()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ridgeline.errors import WorkloadError
 from ridgeline.plan import Plan
 from ridgeline.runtime import outside_writes
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 Write = Callable[[nn.Module, torch.optim.Optimizer], object]
@@ -97,7 +97,7 @@ def told_of(world: World) -> dict[str, str]:
 def train(world: World, write: Write, when: Any, steps: int = 70) -> str:
     """Some steps, and a writing before some; the message, or that it ran."""
     model, optimizer = fresh(world.rank)
-    with TrainStep(model, loss_fn, optimizer, Plan(workers=world.size)) as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(workers=world.size)) as step:
         try:
             for number in range(steps):
                 if number in when:

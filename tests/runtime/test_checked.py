@@ -10,7 +10,7 @@ from torch._inductor import compile_fx
 from adversary.interpreting import interpreted
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 def mean_square(model: nn.Module, batch: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def test_a_compiler_that_fails_later_is_a_refusal(monkeypatch: pytest.MonkeyPatc
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     plan = Plan(execution="compiled")
-    with interpreted(), TrainStep(model, mean_square, optimizer, plan, device="cpu") as step:
+    with interpreted(), PlannedStep(model, mean_square, optimizer, plan, device="cpu") as step:
         step(torch.randn(5, 4))
         before = {name: value.clone() for name, value in model.state_dict().items()}
         with monkeypatch.context() as patch:

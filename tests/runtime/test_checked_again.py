@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import EquivalenceError
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 class Counting(nn.Module):
@@ -42,7 +42,7 @@ def losses(
     model = nn.Sequential(Counting(size), Counting(size))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     found = []
-    with TrainStep(model, loss_fn, optimizer, Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(execution=execution), device="cpu") as step:
         for number in range(4):
             if number == 2:
                 change(model)

@@ -22,7 +22,7 @@ from ridgeline.runtime.hybrid.capture.child_trial import TrialOutcome
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.hybrid.steps.reads import StepReads
 from ridgeline.runtime.perturbed_runs import ONE_SHIFT, SHIFTS
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def steps(
     *,
     is_undone: bool = False,
 ) -> None:
-    with TrainStep(
+    with PlannedStep(
         model, squared, optimizer, plan, device="cpu", forms=forms, is_undone=is_undone
     ) as step:
         for index in range(count):
@@ -273,7 +273,7 @@ def test_what_was_run_in_another_way_was_not_captured_earlier(way: dict[str, Any
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         plan = Plan(**{"execution": "compiled+graph", **settings})
-        with TrainStep(model, squared, optimizer, plan, device="cpu") as step:
+        with PlannedStep(model, squared, optimizer, plan, device="cpu") as step:
             reads = StepReads(step._body, batch_of(0), "cpu", is_lifted=False)
             digests.append(cleared._digest(step._body, batch_of(0), reads))
     assert (digests[0] == digests[1]) is (not way)

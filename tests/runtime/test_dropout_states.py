@@ -23,7 +23,7 @@ from ridgeline.runtime.dropout_states import (
     HeldState,
     left_as_found,
 )
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 META: dict[str, Any] = {"device": "meta"}
 
@@ -274,7 +274,7 @@ def losses_of(execution: Execution, seeded: Seeded | None = None) -> tuple[list[
     model = nn.Sequential(nn.Dropout(0.2), nn.Linear(6, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses = []
-    with TrainStep(
+    with PlannedStep(
         model, lambda m, b: m(b).square().mean(), optimizer, Plan(execution=execution), device="cpu"
     ) as step:
         for index in range(10):

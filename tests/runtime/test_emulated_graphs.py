@@ -15,7 +15,7 @@ from ridgeline.errors import CaptureError, ObstacleError, SideEffectError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.capturing import ANOMALIES
 from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.usual_shapes import OTHER_LAYOUTS
 
 STEPS = 12
@@ -93,7 +93,7 @@ def trained(
     model, optimizer = make()
     torch.manual_seed(1)
     losses = []
-    with TrainStep(model, classify, optimizer, Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(model, classify, optimizer, Plan(execution=execution), device="cpu") as step:
         for index in range(STEPS):
             if index == when:
                 change(model, optimizer)
@@ -183,7 +183,9 @@ def test_gradients_that_no_step_clears_add_up(shown: str) -> None:
     for execution in ("eager", "model-graph"):
         model, optimizer = make()
         xs = []
-        with TrainStep(model, classify, optimizer, Plan(execution=execution), device="cpu") as step:
+        with PlannedStep(
+            model, classify, optimizer, Plan(execution=execution), device="cpu"
+        ) as step:
             for index in range(6):
                 if index == 3:
                     take_from_optimizer(model, optimizer)
@@ -204,7 +206,7 @@ def test_gradients_add_up_that_were_cleared_when_the_graph_was_captured(
         model, optimizer = make()
         take_from_optimizer(model, optimizer)
         model.unused = nn.Parameter(torch.ones(2))
-        with TrainStep(model, classify, optimizer, Plan(execution=name), device="cpu") as step:
+        with PlannedStep(model, classify, optimizer, Plan(execution=name), device="cpu") as step:
             for index in range(10):
                 if index < 7:
                     model.zero_grad()
@@ -224,7 +226,7 @@ def test_hooks_on_gradients_are_called_once(execution: Execution) -> None:
         model, calls, factor = Whole(nn.Linear(6, 8), Part(), nn.Linear(8, 3)), list[int](), [2.0]
         model[0].weight.register_hook(lambda g, calls=calls: calls.append(1))
         optimizer, plan = torch.optim.SGD(model.parameters(), 0.1), Plan(execution=name)
-        with interpreted(), TrainStep(model, classify, optimizer, plan, device="cpu") as step:
+        with interpreted(), PlannedStep(model, classify, optimizer, plan, device="cpu") as step:
             for index in range(9):
                 if index == 4:
                     model[0].weight.register_hook(lambda g, by=factor: g * by[0])
@@ -250,7 +252,7 @@ def test_another_method_of_a_class_is_captured(
         torch.manual_seed(0)
         model = Whole(nn.Linear(6, 8), Part(), nn.Linear(8, 3))
         optimizer, plan = torch.optim.SGD(model.parameters(), 0.1), Plan(execution=name)
-        with interpreted(), TrainStep(model, classify, optimizer, plan, device="cpu") as step:
+        with interpreted(), PlannedStep(model, classify, optimizer, plan, device="cpu") as step:
             for index in range(10):
                 if index == 6:
                     monkeypatch.setattr(Part, "forward", lambda part, x: x * 0.5)
@@ -264,7 +266,7 @@ def test_steps_under_anomaly_detection_run_without_a_graph(execution: Execution)
     losses = []
     for name in ("eager", execution):
         model, optimizer = make()
-        with TrainStep(model, classify, optimizer, Plan(execution=name), device="cpu") as step:
+        with PlannedStep(model, classify, optimizer, Plan(execution=name), device="cpu") as step:
             for index in range(16):
                 model.scale[0] = 1.0 + index // 4
                 is_on = index % 7 in (0, 1, 5)
@@ -305,7 +307,9 @@ def test_a_batch_that_wants_gradients_runs_without_a_graph() -> None:
     found = []
     for execution in ("eager", "graph"):
         model, optimizer = make()
-        with TrainStep(model, classify, optimizer, Plan(execution=execution), device="cpu") as step:
+        with PlannedStep(
+            model, classify, optimizer, Plan(execution=execution), device="cpu"
+        ) as step:
             for index in range(8):
                 x, y = batch_of(index)
                 step((x.requires_grad_(index in (0, 5, 6)), y))
@@ -324,7 +328,7 @@ def test_the_last_batch_of_an_epoch_has_a_graph_of_its_own(kind: Any, accumulate
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
         optimizer = kind(model.parameters(), 0.01)
         plan = Plan(execution=execution, accumulate=accumulate)
-        with TrainStep(model, classify, optimizer, plan, clip_norm=0.1, device="cpu") as step:
+        with PlannedStep(model, classify, optimizer, plan, clip_norm=0.1, device="cpu") as step:
             for index in range(24):
                 x, y = batch_of(index)
                 step((x[:6], y[:6]) if index % 7 == 6 else (x, y))
@@ -382,12 +386,12 @@ def test_what_a_graph_would_bake_in_is_refused_without_a_trace(
     loss = make_loss(model, kept)
     before, done = repr(getattr(kept, "bit_generator", None) and kept.bit_generator.state), []
 
-    def train(step: TrainStep) -> None:
+    def train(step: PlannedStep) -> None:
         for index in range(STEPS):
             step(batch_of(index))
             done.append(index)
 
-    with TrainStep(model, loss, optimizer, Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(model, loss, optimizer, Plan(execution=execution), device="cpu") as step:
         with pytest.raises(error, match=words):
             train(step)
         assert len(done) in (0, 3), "it is refused before anything is replayed"

@@ -15,7 +15,7 @@ from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError, EquivalenceError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_a_capture_that_fails_leaves_what_was_there(
     torch.manual_seed(0)
     model, captured = Showing(), torch.cuda.graph
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with TrainStep(model, loss_of, optimizer, Plan(execution="graph"), device="cpu") as step:
+    with PlannedStep(model, loss_of, optimizer, Plan(execution="graph"), device="cpu") as step:
         for _ in range(EAGER_STEPS):
             step(torch.randn(4, 6))
         if fails == "capture":
@@ -114,7 +114,7 @@ def test_an_assertion_of_the_compiler_is_a_refusal(
     """It keeps its type as one of the user's does, and is told apart by where it was raised."""
     model = Normed()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with interpreted(), TrainStep(model, loss_of, optimizer, Plan(execution=execution)) as step:
+    with interpreted(), PlannedStep(model, loss_of, optimizer, Plan(execution=execution)) as step:
         step(torch.randn(5, 6))
         model.norm.eps = 1e-3
         monkeypatch.setattr(meta_utils, "assert_metadata_eq", failing_assertion())
@@ -137,7 +137,7 @@ def test_an_assertion_of_the_user_keeps_its_type() -> None:
     """Though it is raised while the step is compiled again, inside of torch."""
     model = Asserting()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with interpreted(), TrainStep(model, loss_of, optimizer, Plan(execution="compiled")) as step:
+    with interpreted(), PlannedStep(model, loss_of, optimizer, Plan(execution="compiled")) as step:
         step(torch.randn(5, 6))
         model.wanted = 7
         with pytest.raises(AssertionError, match="wrong size"):
@@ -161,7 +161,7 @@ def test_a_step_before_the_capture_that_the_compiler_fails_on_is_refused(
         made.append(compile_graph(*args, **kwargs))
         return made[-1]
 
-    with interpreted(), TrainStep(model, loss_of, optimizer, plan, device="cpu") as step:
+    with interpreted(), PlannedStep(model, loss_of, optimizer, plan, device="cpu") as step:
         step(torch.randn(5, 6))
         before = {name: value.clone() for name, value in model.state_dict().items()}
         for block in model:
@@ -216,7 +216,7 @@ def test_a_wrong_program_takes_no_step_before_the_capture(execution: Execution) 
     wanted = rf"wanted execution='{execution.replace('+', '.')}' to equal the eager step"
     with (
         interpreted(),
-        TrainStep(model, loss_of, optimizer, plan, device="cpu") as step,
+        PlannedStep(model, loss_of, optimizer, plan, device="cpu") as step,
         pytest.raises(EquivalenceError, match=wanted),
     ):
         step(torch.randn(5, 6))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ridgeline.errors import PlanError
 from ridgeline.runtime.feeding import Handover, feed
-from ridgeline.runtime.feeding.batches import Feed
+from ridgeline.runtime.feeding.batches import FeedStream
 
 CPU = torch.device("cpu")
 
@@ -181,7 +181,7 @@ def test_fixed_addresses_are_those_of_every_pass(channel: str | None) -> None:
     """A step that was captured with them goes on in the next epoch, also after a loop broken off."""
     late = SimulatedChannel(0) if channel else None
     batches = (
-        Feed(Loader(7), CPU, 2, late, fixed_addresses=True)
+        FeedStream(Loader(7), CPU, 2, late, fixed_addresses=True)
         if late
         else feed(Loader(7), "cpu", 2, fixed_addresses=True)
     )

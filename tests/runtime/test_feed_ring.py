@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulated_channel import SimulatedChannel
 from torch import Tensor
 
-from ridgeline.runtime.feeding.batches import Feed
+from ridgeline.runtime.feeding.batches import FeedStream
 from ridgeline.runtime.feeding.results import ToHost
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def test_the_consumers_stream_sees_every_batch_whole(
     channel = SimulatedChannel(seed)
     seen: list[tuple[int, str, bool]] = []
     held: list[tuple[int, Tensor]] = []
-    batches = Feed(loader, CPU, max(depth, fixed), channel, fixed_addresses=fixed)
+    batches = FeedStream(loader, CPU, max(depth, fixed), channel, fixed_addresses=fixed)
     for index, batch in enumerate(batches):
         assert batch["index"] == index
         for key in batch.keys() - {"index"}:
@@ -72,7 +72,7 @@ def test_passes_that_are_broken_off_spoil_no_batch(
     """What the consumer has yet to compute with is whole, though a new pass has begun with its buffers."""
     channel = SimulatedChannel(seed)
     loader = [torch.full((3,), float(i)) for i in range(6)]
-    batches = Feed(loader, CPU, depth, channel, fixed_addresses=fixed)
+    batches = FeedStream(loader, CPU, depth, channel, fixed_addresses=fixed)
     sums: list[float] = []
     for stop in stops:
         for index, batch in enumerate(batches, 1):
@@ -94,7 +94,7 @@ def test_work_on_a_batch_kept_into_the_next_round_is_waited_for(
     loader = [torch.full((3,), float(i)) for i in range(length)]
     sums: list[float] = []
     previous: Tensor | None = None
-    for batch in Feed(loader, CPU, depth, channel):
+    for batch in FeedStream(loader, CPU, depth, channel):
         both = (batch, batch if previous is None else previous)
         channel.compute(lambda both=both: sums.append(float(both[0].sum() + both[1].sum())))
         previous = batch
@@ -107,7 +107,7 @@ def test_held_buffers_are_given_away_and_counted() -> None:
     """Who keeps all batches gets all of them, and the report says so; who keeps none costs nothing."""
     loader = [torch.full((3,), float(i)) for i in range(10)]
     channel = SimulatedChannel(0)
-    batches = Feed(loader, CPU, 2, channel)
+    batches = FeedStream(loader, CPU, 2, channel)
     kept = list(batches)
     channel.drain()
     assert [int(batch[0]) for batch in kept] == list(range(10))
@@ -116,7 +116,7 @@ def test_held_buffers_are_given_away_and_counted() -> None:
     assert "9 buffers given away" in repr(batches.report())
     assert batches.report().num_bytes == 10 * 12
     channel = SimulatedChannel(0)
-    batches = Feed(loader, CPU, 2, channel)
+    batches = FeedStream(loader, CPU, 2, channel)
     for batch in batches:  # which refers to its last batch while it asks for the next one
         channel.drain()
         assert batch.numel() == 3
@@ -127,7 +127,7 @@ def test_held_buffers_are_given_away_and_counted() -> None:
 def test_the_report_reads_the_streams(length: int) -> None:
     """Copies during computation count as hidden; windows neither lose nor repeat a batch."""
     channel = SimulatedChannel(5)
-    batches = Feed([torch.zeros(8)] * length, torch.device("cuda:0"), 2, channel)
+    batches = FeedStream([torch.zeros(8)] * length, torch.device("cuda:0"), 2, channel)
     for _ in batches:
         channel.drain()
         for _ in range(3):
@@ -145,7 +145,7 @@ def test_the_ring_has_as_many_addresses_as_said() -> None:
     """`depth + 2` if nothing is held, `depth` with fixed addresses."""
     for fixed, wanted in ((False, 5), (True, 3)):
         channel = SimulatedChannel(1)
-        for _ in Feed([torch.zeros(4)] * 20, CPU, 3, channel, fixed_addresses=fixed):
+        for _ in FeedStream([torch.zeros(4)] * 20, CPU, 3, channel, fixed_addresses=fixed):
             channel.drain()
         assert len(channel.addresses) == wanted
 
@@ -153,7 +153,7 @@ def test_the_ring_has_as_many_addresses_as_said() -> None:
 def test_memory_left_behind_is_guarded_for_the_consumers_stream() -> None:
     """A buffer that must grow, and all of them at the end: the allocator is told who uses them."""
     channel = SimulatedChannel(2)
-    list(Feed([torch.zeros(n) for n in (2, 2, 2, 9)], CPU, 1, channel, fixed_addresses=True))
+    list(FeedStream([torch.zeros(n) for n in (2, 2, 2, 9)], CPU, 1, channel, fixed_addresses=True))
     channel.drain()
     assert [memory.numel() for memory in channel.given] == [2, 9]
 
@@ -162,7 +162,7 @@ def test_memory_left_behind_is_guarded_for_the_consumers_stream() -> None:
 def test_dropping_a_feed_guards_its_memory_too(depth: int) -> None:
     """A loop that breaks off leaves kernels behind that still read."""
     channel = SimulatedChannel(2)
-    for _ in Feed([torch.zeros(2)] * 5, CPU, depth, channel):
+    for _ in FeedStream([torch.zeros(2)] * 5, CPU, depth, channel):
         break
     assert len(channel.given) >= 1
 
@@ -172,7 +172,7 @@ def test_a_backward_pass_over_an_overwritten_batch_is_refused() -> None:
     weight = torch.ones(3, requires_grad=True)
     losses = []
     channel = SimulatedChannel(3)
-    for batch in Feed([torch.ones(3)] * 3, CPU, 1, channel, fixed_addresses=True):
+    for batch in FeedStream([torch.ones(3)] * 3, CPU, 1, channel, fixed_addresses=True):
         losses.append((weight * batch).sum())
         channel.drain()
     try:

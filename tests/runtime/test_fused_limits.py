@@ -16,7 +16,7 @@ from ridgeline.runtime.capturable import make_capturable, make_fused
 from ridgeline.runtime.fused_limits import why_not_fused
 from ridgeline.runtime.hybrid.capture.lint import inspect_step
 from ridgeline.runtime.optimizer_calls import update
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 CPU = torch.device("cpu")
 MAKERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -128,7 +128,7 @@ def test_an_optimizer_outside_of_a_graph_is_updated_as_one_inside() -> None:
         optimizer = SGD(model.parameters(), 0.05, momentum=0.9, fused=True)
         with (
             emulated_graphs(),
-            TrainStep(model, _loss, optimizer, Plan(execution=execution)) as step,
+            PlannedStep(model, _loss, optimizer, Plan(execution=execution)) as step,
         ):
             for index in range(12):
                 if index == 5:
@@ -146,7 +146,7 @@ def test_a_lint_says_why_the_optimizer_stays_outside() -> None:
     model = _model()
     _share(model)
     optimizer = MAKERS["SGD"](model.parameters())
-    with TrainStep(model, _loss, optimizer, Plan(execution="eager"), device="cpu") as step:
+    with PlannedStep(model, _loss, optimizer, Plan(execution="eager"), device="cpu") as step:
         found = inspect_step(step._body, torch.randn(3, 4), device="cpu")
     assert "parameters 0 and 2 share memory" in str(found)
     assert not optimizer.param_groups[0]["fused"]
@@ -179,7 +179,7 @@ def _trained(
     torch.manual_seed(0)
     model = _model()
     optimizer = MAKERS[name](model.parameters())
-    with TrainStep(model, _loss, optimizer, Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(model, _loss, optimizer, Plan(execution=execution), device="cpu") as step:
         losses = []
         for index in range(14):
             changes.get(index, lambda _: None)(model)

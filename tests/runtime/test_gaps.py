@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ridgeline.plan import Plan
 from ridgeline.runtime import clocks, gaps, recorder, step
 from ridgeline.runtime.feeding import batches, making
-from ridgeline.runtime.gaps import Gap, Gaps, judge
+from ridgeline.runtime.gaps import Gaps, StepGap, judge
 from ridgeline.timeline import Timeline
 
 MS = 1_000_000
@@ -21,20 +21,20 @@ times = st.integers(0, 1000 * S)
 
 
 @st.composite
-def some_gaps(draw: st.DrawFn) -> Gap:
+def some_gaps(draw: st.DrawFn) -> StepGap:
     waited, others, rest = draw(times), draw(times), draw(times)
-    return Gap(waited + others + rest, waited, others, draw(st.booleans()))
+    return StepGap(waited + others + rest, waited, others, draw(st.booleans()))
 
 
 steps = st.lists(st.tuples(some_gaps(), times), min_size=1, max_size=12)
 
 
-def judged(pairs: list[tuple[Gap, int]]) -> Gaps:
+def judged(pairs: list[tuple[StepGap, int]]) -> Gaps:
     return judge([gap for gap, _ in pairs], [work for _, work in pairs])
 
 
 @given(steps)
-def test_measured_waiting_is_never_left_out(pairs: list[tuple[Gap, int]]) -> None:
+def test_measured_waiting_is_never_left_out(pairs: list[tuple[StepGap, int]]) -> None:
     """Nor anything that is not there; other steps always are; the rest is, in whole or not at all."""
     found = judged(pairs)
     for (gap, _), cut in zip(pairs, found.cuts_ns, strict=True):
@@ -47,7 +47,7 @@ def test_measured_waiting_is_never_left_out(pairs: list[tuple[Gap, int]]) -> Non
 
 
 @given(steps, st.randoms())
-def test_the_order_does_not_matter(pairs: list[tuple[Gap, int]], random: object) -> None:
+def test_the_order_does_not_matter(pairs: list[tuple[StepGap, int]], random: object) -> None:
     """Each gap is judged by all of them."""
     shuffled = list(pairs)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def test_the_order_does_not_matter(pairs: list[tuple[Gap, int]], random: object)
 
 @given(steps, times)
 def test_a_longer_gap_is_idle_where_a_shorter_one_is(
-    pairs: list[tuple[Gap, int]], more: int
+    pairs: list[tuple[StepGap, int]], more: int
 ) -> None:
     """By the same usual gap and step."""
     usual, work = pairs[0][0].rest_ns, pairs[0][1]
@@ -68,7 +68,7 @@ def test_a_longer_gap_is_idle_where_a_shorter_one_is(
 @given(st.lists(st.tuples(st.integers(0, S - 1), times), min_size=1, max_size=12))
 def test_short_gaps_count(pairs: list[tuple[int, int]]) -> None:
     """Nobody pauses for less than a second."""
-    found = judge([Gap(length) for length, _ in pairs], [work for _, work in pairs])
+    found = judge([StepGap(length) for length, _ in pairs], [work for _, work in pairs])
     assert found == Gaps((0,) * len(pairs), 0, 0, None, 0)
 
 
@@ -76,21 +76,21 @@ def test_short_gaps_count(pairs: list[tuple[int, int]]) -> None:
 def test_an_evaluation_is_idle_between_usual_gaps(work: int, much: int, count: int) -> None:
     """One gap of a second or more, and far longer than the others."""
     long = S + much * work
-    usual = [Gap(min(work, 10 * MS))] * count
-    found = judge([*usual, Gap(long)], [work] * (count + 1))
+    usual = [StepGap(min(work, 10 * MS))] * count
+    found = judge([*usual, StepGap(long)], [work] * (count + 1))
     assert found == Gaps((*[0] * count, long), long, 1, None, 0)
 
 
 def test_a_person_at_a_notebook_is_idle_in_every_gap() -> None:
-    found = judge([Gap(60 * S), Gap(200 * S), Gap(9 * S)], [15 * MS] * 3)
+    found = judge([StepGap(60 * S), StepGap(200 * S), StepGap(9 * S)], [15 * MS] * 3)
     assert found.cuts_ns == (60 * S, 200 * S, 9 * S)
 
 
 def test_a_slow_loader_is_waited_for() -> None:
     """However long, where a feed measured it; and what is of a kind with every step counts without one."""
-    fed = [Gap(60 * S, 60 * S, 0, is_fed=True)] * 3
+    fed = [StepGap(60 * S, 60 * S, 0, is_fed=True)] * 3
     assert judge(fed, [15 * MS] * 3) == Gaps((0, 0, 0), 0, 0, 60 * S, 0)
-    assert judge([Gap(400 * MS)] * 3, [15 * MS] * 3).cuts_ns == (0, 0, 0)
+    assert judge([StepGap(400 * MS)] * 3, [15 * MS] * 3).cuts_ns == (0, 0, 0)
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def trained(clock: SimpleNamespace, between_ns: list[int], *, others: bool = Fal
         clock.ns += 10 * MS
         return model(batch).sum()
 
-    def make() -> step.TrainStep:
-        return step.TrainStep(model, loss_fn, optimizer, Plan(), device="cpu")
+    def make() -> step.PlannedStep:
+        return step.PlannedStep(model, loss_fn, optimizer, Plan(), device="cpu")
 
     with make() as mine, make() as other:
         for length_ns in between_ns:
@@ -162,7 +162,7 @@ def test_a_feed_measures_its_waiting(clock: SimpleNamespace) -> None:
                 clock.ns += 7 * MS
                 yield torch.ones(1, 2)
 
-    with step.TrainStep(model, lambda m, b: m(b).sum(), optimizer, Plan(), device="cpu") as mine:
+    with step.PlannedStep(model, lambda m, b: m(b).sum(), optimizer, Plan(), device="cpu") as mine:
         for batch in making.feed(Loader(), "cpu", depth=0):
             mine(batch)
             clock.ns += 2 * MS

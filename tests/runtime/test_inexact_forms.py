@@ -10,7 +10,7 @@ from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.capturable import INEXACT
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 NAMES = ("SGD", "Adam", "AdamW", "Adamax", "Adadelta", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 
@@ -31,7 +31,7 @@ def trained(name: str, plan: Plan, begun: int = 0) -> tuple[list[Tensor], list[T
         ).backward()
         optimizer.step()
     before = [p.detach().clone() for p in model.parameters()]
-    with TrainStep(model, squared, optimizer, plan, device="cpu") as step:
+    with PlannedStep(model, squared, optimizer, plan, device="cpu") as step:
         for index in range(10):
             step(torch.randn(8, 6, generator=torch.Generator().manual_seed(index)))
         notes = step.notes

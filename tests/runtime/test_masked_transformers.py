@@ -16,7 +16,7 @@ from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.mask_looks import spare_looks, sparing
 from ridgeline.plan import Execution, Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.tracing.capture import trace
 
 NUM_WORDS, WIDTH, LENGTH, STEPS, CHANGED = 20, 16, 7, 9, 6
@@ -117,7 +117,7 @@ def losses(name: str, execution: Execution | None) -> list[float]:
         run: Callable[[Tensor], Tensor] = plain
         if execution is not None:
             plan = Plan(execution=execution)
-            run = stack.enter_context(TrainStep(model, loss_of, optimizer, plan, device="cpu"))
+            run = stack.enter_context(PlannedStep(model, loss_of, optimizer, plan, device="cpu"))
         for index in range(STEPS):
             if index == CHANGED and isinstance(mask := getattr(model, "mask", None), Tensor):
                 mask.zero_()

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from ridgeline.plan import Plan
 from ridgeline.runtime.memory_format import ChannelsLast
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 class Net(nn.Module):
@@ -33,7 +33,7 @@ def train(plan: Plan, optimizer: str) -> tuple[list[float], nn.Module]:
     model = Net().double()
     made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2)
     batches = [(torch.randn(4, 3, 8, 8).double(), torch.randint(0, 4, (4,))) for _ in range(6)]
-    with TrainStep(model, loss_fn, made, plan, device="cpu") as step:
+    with PlannedStep(model, loss_fn, made, plan, device="cpu") as step:
         losses = [float(step(batch)) for batch in batches]
         if plan.memory_format == "channels_last":
             assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Plan
 from ridgeline.runtime.graph import EAGER_STEPS
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 def test_layers_whose_weights_are_made_in_each_call_are_captured() -> None:
@@ -24,7 +24,7 @@ def test_layers_whose_weights_are_made_in_each_call_are_captured() -> None:
             node.metadata["is first"] = True
         del node
         plan = Plan(execution=execution)
-        with emulated_graphs(), TrainStep(model, squared, optimizer, plan, device="cpu") as step:
+        with emulated_graphs(), PlannedStep(model, squared, optimizer, plan, device="cpu") as step:
             for index in range(EAGER_STEPS + 3):
                 step(torch.full((4, 6), 0.1 * index))
                 assert model[0].weight.requires_grad

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.plan import Layout, Plan, Sync
-from ridgeline.runtime.step import WARMUP_STEPS, TrainStep
+from ridgeline.runtime.step import WARMUP_STEPS, PlannedStep
 
 
 def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -36,7 +36,7 @@ def test_a_worker_alone_equals_the_loop_by_hand_bitwise() -> None:
     """Losses and parameters, with dropout and an uneven last batch, have the bits of the plain loop."""
     model, optimizer = make()
     reference, reference_optimizer = make()
-    with TrainStep(model, loss_fn, optimizer, Plan(), device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(), device="cpu") as step:
         for index in range(6):
             batch = batch_of(8 if index < 5 else 3, index)
             torch.manual_seed(index)
@@ -57,7 +57,7 @@ def test_a_worker_alone_equals_the_loop_by_hand_bitwise() -> None:
 def test_frames_cover_the_step_without_gaps_or_overlap() -> None:
     """Input, forward, backward and optimizer follow each other and end with the step."""
     model, optimizer = make()
-    with TrainStep(model, loss_fn, optimizer, Plan(), device="cpu", name="mlp") as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(), device="cpu", name="mlp") as step:
         for index in range(WARMUP_STEPS + 5):
             step(batch_of(8, index))
         timeline = step.timeline()
@@ -88,7 +88,7 @@ def test_a_loss_that_backward_cannot_start_from_is_refused(returned: str, messag
     model, optimizer = make()
     before = [p.detach().clone() for p in model.parameters()]
     with (
-        TrainStep(model, bad, optimizer, Plan(), device="cpu") as step,
+        PlannedStep(model, bad, optimizer, Plan(), device="cpu") as step,
         pytest.raises(WorkloadError, match=message),
     ):
         step(batch_of(8, 0))
@@ -127,7 +127,7 @@ def test_a_plan_that_cannot_be_honoured_is_refused(plan: Plan, message: str) -> 
     """Nothing is silently replaced: the field, what it may be, and what to do are named."""
     model, optimizer = make()
     with pytest.raises(PlanError, match=re.escape(message)):
-        TrainStep(model, loss_fn, optimizer, plan, device="cpu")
+        PlannedStep(model, loss_fn, optimizer, plan, device="cpu")
 
 
 def test_bf16_is_autocast() -> None:
@@ -135,7 +135,7 @@ def test_bf16_is_autocast() -> None:
     seen = []
     model, optimizer = make()
     model[0].register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
-    with TrainStep(model, loss_fn, optimizer, Plan(precision="bf16"), device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(precision="bf16"), device="cpu") as step:
         step(batch_of(8, 0))
     assert seen == [torch.bfloat16]
 
@@ -144,7 +144,7 @@ def test_a_saved_plan_is_taken_by_its_path(tmp_path: Any) -> None:
     """A path stands for the plan in the file."""
     path = Plan(accumulate=2).save(tmp_path / "plan.json")
     model, optimizer = make()
-    with TrainStep(model, loss_fn, optimizer, path, device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, path, device="cpu") as step:
         for index in range(WARMUP_STEPS + 1):
             step(batch_of(8, index))
         assert step.plan.accumulate == 2
@@ -156,7 +156,7 @@ def test_clipping_counts_parameters_that_were_added_later() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model[1].parameters(), 0.0)
-    with TrainStep(model, loss_fn, optimizer, Plan(), clip_norm=1e-3, device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, Plan(), clip_norm=1e-3, device="cpu") as step:
         optimizer.add_param_group({"params": model[0].parameters()})
         step(batch_of(8, 0))
     squares = [float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None]
@@ -169,7 +169,7 @@ def test_a_norm_that_cannot_be_clipped_to_is_refused(norm: Any) -> None:
     """0 would train nothing and a negative one uphill."""
     model, optimizer = make()
     with pytest.raises(PlanError) as caught:
-        TrainStep(model, loss_fn, optimizer, Plan(), clip_norm=norm, device="cpu")
+        PlannedStep(model, loss_fn, optimizer, Plan(), clip_norm=norm, device="cpu")
     assert str(caught.value) == (
         f"wanted clip_norm as a finite number above 0, or None, got {norm!r}; give the largest total norm that "
         "gradients may have, or None to leave them as they are"
@@ -180,7 +180,7 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
     """It would train nothing; one of parameters that the loss function holds is none such."""
     model, other = nn.Linear(4, 2), nn.Linear(4, 2)
     batch = torch.ones(3, 4)
-    step = TrainStep(
+    step = PlannedStep(
         model,
         lambda model, batch: model(batch).square().mean(),
         torch.optim.SGD(other.parameters(), 0.1),
@@ -193,7 +193,7 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         "got no gradient; make it from model.parameters()"
     )
     head = nn.Linear(2, 1)
-    with TrainStep(
+    with PlannedStep(
         model,
         lambda model, batch: head(model(batch)).square().mean(),
         torch.optim.SGD(head.parameters(), 0.1),
@@ -209,9 +209,9 @@ def test_threads_are_given_back() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        TrainStep(model, nn.Module.__call__, optimizer, Plan(threads=1)).close()
+        PlannedStep(model, nn.Module.__call__, optimizer, Plan(threads=1)).close()
         assert torch.get_num_threads() == 2
-        step = TrainStep(model, nn.Module.__call__, optimizer, Plan(threads=1))
+        step = PlannedStep(model, nn.Module.__call__, optimizer, Plan(threads=1))
         torch.set_num_threads(3)
         step.close()
         assert torch.get_num_threads() == 3

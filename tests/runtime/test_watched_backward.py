@@ -11,7 +11,7 @@ from adversary.interpreting import interpreted
 from emulated_graphs import emulated_graphs
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.capturing import ANOMALIES, SAVED_AS_WRITTEN, SAVED_ON_THE_WAY
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 REPLAYED: tuple[Execution, ...] = (
     *("step-graph", "packaged", "graph", "model-graph"),
@@ -43,7 +43,7 @@ def trained(execution: Execution) -> tuple[list[Tensor], int, list[str]]:
         packed.append(1)
         return tensor * 2
 
-    with TrainStep(model, squares, optimizer, Plan(execution=execution), device="cpu") as step:
+    with PlannedStep(model, squares, optimizer, Plan(execution=execution), device="cpu") as step:
         for index in range(12):
             if index in (1, 8, 9):
                 with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

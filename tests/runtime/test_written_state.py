@@ -20,7 +20,7 @@ from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.equivalence import check_replay
 from ridgeline.runtime.perturbed_runs import PerturbedRuns
 from ridgeline.runtime.recorder import Recorder
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.step_difference import Outcome, Written, written_apart
 from ridgeline.runtime.world import World
 
@@ -236,7 +236,7 @@ def test_a_compiled_program_that_loses_a_count_is_refused_or_right() -> None:
     """Torch's compiler has lost what is added in place to a float64 number on CPUs."""
     torch.manual_seed(0)
     model, batch = Counting(), torch.randn(16, 8)
-    step = TrainStep(
+    step = PlannedStep(
         model,
         mean_square,
         torch.optim.SGD(model.parameters(), 0.1),

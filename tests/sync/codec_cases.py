@@ -18,7 +18,7 @@ from test_codec_laws import CODECS
 from torch import Tensor, nn
 
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.simulator.synchronising import sent_bytes
 from ridgeline.workload import Parameter
@@ -82,7 +82,7 @@ def trained(
 
     generator = torch.Generator().manual_seed(1 + rank)
     sent = [0]
-    with TrainStep(
+    with PlannedStep(
         model, loss_fn, optimizer, plan, device="cpu", clip_norm=clip_norm, process_group=group
     ) as step:
         reducer: Any = step.synchronizer

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ridgeline import flat_collectives
 from ridgeline.errors import RidgelineError
 from ridgeline.plan import Plan, Sync
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.loading import make_transport
 from ridgeline.runtime.sync.transport import Transport
@@ -98,7 +98,7 @@ def trained(world: World, case: dict[str, Any], _: Known) -> dict[str, Any]:
         return nn.functional.cross_entropy(model(batch[0], deep=not skips), batch[1])
 
     generator = torch.Generator().manual_seed(1 + rank)
-    with TrainStep(model, loss_fn, optimizer, plan, device="cpu", process_group=group) as step:
+    with PlannedStep(model, loss_fn, optimizer, plan, device="cpu", process_group=group) as step:
         synchronizer: Any = step.synchronizer
         overheads = []
         for _ in range(STEPS):

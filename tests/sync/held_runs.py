@@ -10,7 +10,7 @@ from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.agree import gather_bytes
 from ridgeline.runtime.layout import initial_state
 from ridgeline.runtime.same_state import checksums
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 HELD_STEPS = 7
@@ -45,7 +45,7 @@ def held(world: World) -> dict[str, Any]:
     )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     generator = torch.Generator().manual_seed(world.rank)
-    with TrainStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, plan, device="cpu") as step:
         step.hold_exchanges()
         for number in range(HELD_STEPS + 3):
             if number == HELD_STEPS:

@@ -22,7 +22,7 @@ from ridgeline.errors import WorkloadError
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.agree import gather_bytes
 from ridgeline.runtime.same_state import checksums
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import offered_compressions
 
@@ -98,7 +98,7 @@ def trained(
     model = fresh()
     found: dict[str, Any] = {"rounds": [], "equal": [], "apart": []}
     loss_fn = losses(deep=not (partly and world.rank == 0))
-    with TrainStep(
+    with PlannedStep(
         model, loss_fn, optimizer_of(model, kind), plan, device="cpu", clip_norm=clip
     ) as step:
         for number, batch in enumerate(batches(world.rank, EVERY * ROUNDS), 1):
@@ -249,7 +249,7 @@ def with_a_teacher(world: World) -> dict[str, Any]:
         return (student(backbone(batch[0])) - wanted - 1.0).square().mean()
 
     found: dict[str, Any] = {"rounds": [], "between": [], "moved": []}
-    with TrainStep(model, loss_fn, optimizer_of(student, "sgd"), planned(), device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer_of(student, "sgd"), planned(), device="cpu") as step:
         for number, batch in enumerate(batches(world.rank, EVERY * ROUNDS), 1):
             version = backbone.weight._version
             step(batch)
@@ -276,7 +276,7 @@ def all_exchanged(world: World) -> list[bool]:
                 sync = Sync(bucket_bytes=(limit,), every=3, options={"fragments": fragments})
                 plan = Plan(workers=2, threads=1, sync=sync)
                 optimizer = torch.optim.SGD(model.parameters(), 1.0)
-                with TrainStep(model, weighed, optimizer, plan, device="cpu") as step:
+                with PlannedStep(model, weighed, optimizer, plan, device="cpu") as step:
                     for _ in range(3):
                         step(torch.tensor(-1.0 - world.rank))
                     common = torch.cat([place for _, place in step.synchronizer.common()])  # type: ignore[union-attr]
@@ -296,7 +296,7 @@ def in_fragments(world: World) -> dict[str, Any]:
     model = fresh()
     became: dict[int, list[str]] = {}
     plan = planned(every=5, fragments=3)
-    with TrainStep(
+    with PlannedStep(
         model, losses(deep=True), optimizer_of(model, "sgd"), plan, device="cpu"
     ) as step:
         for number, batch in enumerate(batches(world.rank, 10), 1):
@@ -310,12 +310,12 @@ def messages(world: World) -> dict[str, str]:
     """What worker 0 is told where workers hold what they should hold alike and do not."""
 
     def run(
-        change: Callable[[nn.Module, torch.optim.Optimizer, TrainStep], object], before: int
+        change: Callable[[nn.Module, torch.optim.Optimizer, PlannedStep], object], before: int
     ) -> str:
         model = fresh()
         optimizer = optimizer_of(model, "adamw")
         try:
-            with TrainStep(model, losses(deep=True), optimizer, planned(), device="cpu") as step:
+            with PlannedStep(model, losses(deep=True), optimizer, planned(), device="cpu") as step:
                 for number, batch in enumerate(batches(world.rank, 2 * EVERY)):
                     if number == before and world.rank:
                         change(model, optimizer, step)
@@ -324,17 +324,17 @@ def messages(world: World) -> dict[str, str]:
             return str(error)
         return ""
 
-    def set_rate(_: nn.Module, optimizer: torch.optim.Optimizer, __: TrainStep) -> None:
+    def set_rate(_: nn.Module, optimizer: torch.optim.Optimizer, __: PlannedStep) -> None:
         optimizer.param_groups[0]["lr"] = 0.5
 
-    def write(model: nn.Module, _: torch.optim.Optimizer, __: TrainStep) -> None:
+    def write(model: nn.Module, _: torch.optim.Optimizer, __: PlannedStep) -> None:
         with torch.no_grad():
             model.first.weight.add_(1.0)  # type: ignore[operator]
 
-    def write_common(_: nn.Module, __: torch.optim.Optimizer, step: TrainStep) -> None:
+    def write_common(_: nn.Module, __: torch.optim.Optimizer, step: PlannedStep) -> None:
         step.synchronizer.common()[0][1].add_(1.0)  # type: ignore[union-attr]
 
-    def count(model: nn.Module, _: torch.optim.Optimizer, step: TrainStep) -> None:
+    def count(model: nn.Module, _: torch.optim.Optimizer, step: PlannedStep) -> None:
         step.synchronizer.num_steps = 7  # type: ignore[union-attr]
 
     return {

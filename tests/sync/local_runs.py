@@ -14,7 +14,7 @@ from ridgeline.plan import Plan, Sync
 from ridgeline.runtime import checkpoint
 from ridgeline.runtime.loop import train
 from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.sync.checkpointing import gathered, of_worker
 from ridgeline.runtime.world import World
 
@@ -99,7 +99,7 @@ def put_back(
     def forward(model: nn.Module, batch: Tensor) -> Tensor:
         return model(batch).square().mean()
 
-    with TrainStep(model, forward, optimizer, plan or planned(every=4), device="cpu") as step:
+    with PlannedStep(model, forward, optimizer, plan or planned(every=4), device="cpu") as step:
         for batch in batches[:6]:
             step(batch)
         synchronizer = step.synchronizer

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ridgeline.plan import Execution, Plan, Sync
 from ridgeline.runtime.hybrid.compiling import WholeForm
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.sync.collectives import Collectives
 from ridgeline.runtime.world import World
 
@@ -104,7 +104,7 @@ def train(
     with (
         mock.patch.object(WholeForm, "__call__", told_call),
         mock.patch.object(Collectives, "run", told_run),
-        TrainStep(model, loss, optimizer, plan, device="cpu") as step,
+        PlannedStep(model, loss, optimizer, plan, device="cpu") as step,
     ):
         for _ in range(STEPS):
             events.clear()

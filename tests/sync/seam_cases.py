@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ridgeline.plan import Plan, Sync
 from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.sync.checkpointing import gathered, of_worker
 from ridgeline.runtime.world import World
 
@@ -48,7 +48,7 @@ def trained(world: World, plan: Plan, *, partly: bool = False) -> dict[str, Any]
         return nn.functional.cross_entropy(model(batch[0], deep=deep), batch[1])
 
     generator = torch.Generator().manual_seed(1 + world.rank)
-    with TrainStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, plan, device="cpu") as step:
         for _ in range(STEPS):
             x = torch.randn(8, 6, generator=generator)
             step((x, torch.randint(0, 3, (8,), generator=generator)))
@@ -72,7 +72,7 @@ def fed_back(world: World, model: nn.Module, plan: Plan) -> dict[str, Any]:
 
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     largest = []
-    with TrainStep(model, loss_fn, optimizer, plan, device="cpu") as step:
+    with PlannedStep(model, loss_fn, optimizer, plan, device="cpu") as step:
         start = {name: p.detach().double() for name, p in model.named_parameters()}
         for _ in range(400):
             batch = [torch.randn(p.shape, generator=generator) for p in model.parameters()]
@@ -112,7 +112,9 @@ def put_back(world: World) -> dict[str, bool]:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     plan = planned(compression="coarse")
     batch = torch.randn(8, 6, generator=torch.Generator().manual_seed(world.rank))
-    with TrainStep(model, lambda m, b: m(b).square().mean(), optimizer, plan, device="cpu") as step:
+    with PlannedStep(
+        model, lambda m, b: m(b).square().mean(), optimizer, plan, device="cpu"
+    ) as step:
         step(batch)
         synchronizer = step.synchronizer
         assert synchronizer is not None

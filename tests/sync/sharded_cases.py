@@ -24,7 +24,7 @@ from ridgeline.runtime import checkpoint
 from ridgeline.runtime.agree import gather_bytes
 from ridgeline.runtime.loop import train
 from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.task import Task
 from ridgeline.runtime.world import World
 
@@ -108,7 +108,7 @@ def trained(
     model, optimizer = fresh(kind)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     plan = planned(algorithm, **knobs)
-    with TrainStep(
+    with PlannedStep(
         model, loss_of(deep=not skips), optimizer, plan, device="cpu", clip_norm=clip
     ) as step:
         synchronizer: Any = step.synchronizer
@@ -232,7 +232,7 @@ def put_back(world: World) -> dict[str, bool]:
     """Steps that a snapshot takes back, repeated; then state that is loaded between two steps."""
     model, optimizer = fresh("AdamW")
     data = batches(world)
-    with TrainStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu") as step:
+    with PlannedStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu") as step:
         for batch in data[:3]:
             step(batch)
         snapshot = Snapshot(model, optimizer, None, step.synchronizer)
@@ -261,7 +261,7 @@ def of_one_scalar(world: World) -> float:
     """The only parameter of a model, of which the second worker has no part, clipped."""
     model = nn.ParameterList([nn.Parameter(torch.tensor(2.0))])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with TrainStep(
+    with PlannedStep(
         model,
         lambda model, batch: model[0] * batch,  # type: ignore[index]
         optimizer,
@@ -284,16 +284,16 @@ def messages(world: World) -> dict[str, str]:
     data = batches(world)
 
     def make(model: nn.Module, optimizer: Optimizer) -> None:
-        TrainStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu").close()
+        PlannedStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu").close()
 
     def moved() -> None:
         model, optimizer = fresh("SGD")
-        with TrainStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu") as step:
+        with PlannedStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu") as step:
             step(data[0])
             model.last.weight.data = model.last.weight.data.clone()
             step(data[1])
 
-    with TrainStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu") as step:
+    with PlannedStep(model, loss_of(), optimizer, planned(SHARDED), device="cpu") as step:
         step(data[0])
         while_open = said(optimizer.state_dict)
     return {

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from ridgeline.errors import RidgelineError
 from ridgeline.runtime.same_state import is_same_model
 from ridgeline.runtime.snapshot import Snapshot
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.sync.sparse_exchange import SparseExchange
 from ridgeline.runtime.sync.transports.all_reduce import AllReduce
 from ridgeline.runtime.world import World
@@ -103,8 +103,8 @@ def check_means(case: dict[str, Any], told: list[dict[str, Any]], size: int) -> 
 
 def stepping(
     world: World, model: nn.Module, optimizer: Optimizer, case: dict[str, Any]
-) -> TrainStep:
-    return TrainStep(
+) -> PlannedStep:
+    return PlannedStep(
         model,
         loss_of(case, world.rank, world.size),
         optimizer,

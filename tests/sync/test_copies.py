@@ -15,7 +15,7 @@ from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.transports import copy_engine
 from ridgeline.runtime.sync.transports.copy_engine import (
     CopyEngine,
-    Peers,
+    CopyPeers,
     average_by_copies,
     share_elements,
 )
@@ -32,7 +32,7 @@ def averaged(values: Sequence[Tensor], rounds: int) -> list[Tensor]:
     def work(rank: int) -> None:
         length = share_elements(like.numel(), like.element_size(), size)
         room = like.new_full(((size - 1) * length,), torch.nan)
-        peers = Peers(rank, shared, room, lambda: barrier.wait(60.0) and None)
+        peers = CopyPeers(rank, shared, room, lambda: barrier.wait(60.0) and None)
         for _ in range(rounds):
             average_by_copies(peers, Scaling.over(size))
 

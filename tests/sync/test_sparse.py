@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sparse_setups import BEYOND_DDP, MODELS, TRAINED, batch_of, loss_of, optimizer_of, plan_of
 
 from asked_workers import Workers
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.sync.sparse_gradients import NO_DENSE
 from ridgeline.simulator.frames import step_frames
 from ridgeline.simulator.model import rows_beside
@@ -158,7 +158,7 @@ def test_clipping_of_a_worker_alone() -> None:
     model = MODELS["bags"]()
     before = [p.detach().clone() for p in model.parameters()]
     plan = plan_of(1, case)
-    with TrainStep(
+    with PlannedStep(
         model, loss_of(case, 0, 1), optimizer_of(model, case), plan, device="cpu", clip_norm=0.01
     ) as step:
         step(batch_of(0, 0))

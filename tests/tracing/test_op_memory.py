@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ridgeline as rl
 from ridgeline.tracing.described import _op
 from ridgeline.tracing.module_path import ModulePath
-from ridgeline.tracing.recorder import Recorder
+from ridgeline.tracing.recorder import TracingMode
 from ridgeline.tracing.storages import Storages
 from ridgeline.workload import Op
 
@@ -55,7 +55,7 @@ def test_parts_of_one_tensor_are_told_apart_by_their_offset() -> None:
 
 def test_tensors_of_the_host_are_marked_in_a_step_on_a_gpu() -> None:
     """A counter on the CPU is the host's there; in a step on the CPU nothing is."""
-    recorder = Recorder(ModulePath(mlp()), Storages(), alone=(0, 0))
+    recorder = TracingMode(ModulePath(mlp()), Storages(), alone=(0, 0))
     with FakeTensorMode(), recorder:
         torch.empty(3, device="cuda").relu()
         torch.zeros(()).add_(1)

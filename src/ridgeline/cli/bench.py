@@ -86,7 +86,7 @@ EXPERIMENTS = {
 }
 
 
-class Command:
+class BenchCommand:
     """Run an experiment: ours and the others' ways, in turns, with medians and ratios.
 
     NAME is `hybrid`: every way to execute a model, for inference and training, with what compiling costs

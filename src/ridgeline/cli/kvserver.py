@@ -9,7 +9,7 @@ from ridgeline.cli.command import FINE, Output
 from ridgeline.errors import KVStoreError
 
 
-class Command:
+class KvserverCommand:
     """Serve a part of the keys of `rl.kvstore.create("dist_async")`, which starts such servers itself.
 
     The address is the first line of the output. The server ends once its standard input has ended and all

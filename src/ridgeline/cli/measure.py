@@ -11,7 +11,7 @@ from ridgeline.reporting.text_stairs import stairs_text
 from ridgeline.reporting.text_storage import storage_text
 
 
-class Command:
+class MeasureCommand:
     """Probe this machine and print its ceilings with their spread.
 
     What is known about the same hardware and software is not measured again.

@@ -23,7 +23,7 @@ EXCHANGES = "sync"
 """What `--explain` calls all ways to exchange gradients."""
 
 
-class Command:
+class PlanCommand:
     """Rank the ways to run a training step on this machine, with reasons; nothing is trained."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

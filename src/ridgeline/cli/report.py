@@ -24,7 +24,7 @@ PAGE_NAME = "report.html"
 N = TypeVar("N", bound=Noun)
 
 
-class Command:
+class ReportCommand:
     """Write report.html and trace.json.gz of a run again, from the JSON files in its directory."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from ridgeline.verdict.scaling_nouns import MeasuredRun
 from ridgeline.workload import Workload
 
 
-class Command:
+class ScalingCommand:
     """Compare runs of one task with several numbers of workers, and fit the laws of scaling to them.
 
     Speed-up, efficiency and serial part of each run beside its prediction; Amdahl's law where the workers

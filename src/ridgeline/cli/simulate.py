@@ -40,7 +40,7 @@ from ridgeline.timeline import Timeline
 from ridgeline.verdict import Verdict, verify
 
 
-class Command:
+class SimulateCommand:
     """Predict a training step: its timeline, where its time goes, what would make it faster, how it scales.
 
     The plan is the best one for the given number of workers. With --what-if the same step is also

@@ -13,7 +13,7 @@ from ridgeline.reporting.text import workload_text
 from ridgeline.simulator.model import setting_of
 
 
-class Command:
+class TraceCommand:
     """List the operators of a training step with FLOP, bytes and intensity; nothing runs.
 
     With a machine profile the table also says how long each operator takes there and what bounds it.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ridgeline.runtime.task import Task
 
 
-class Command:
+class TrainCommand:
     """Measure this machine, trace the task, choose a plan, train, verify the prediction, and report."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from ridgeline.verdict import verify
 from ridgeline.workload import Workload
 
 
-class Command:
+class VerifyCommand:
     """Compare two timelines, the predicted first, or judge a run; exit with 3 when they differ too much."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -87,13 +87,13 @@ def phases_in_group(task: "Task", world: "World", *, seed: int) -> Phases:
     from ridgeline.decision.whole_step import phase_seconds
     from ridgeline.runtime.plan_trial import batches_of
     from ridgeline.runtime.random_state import seed_all
-    from ridgeline.runtime.step import TrainStep, move
+    from ridgeline.runtime.step import PlannedStep, move
     from ridgeline.runtime.world import World as Place
 
     seed_all(seed)
     model = move(task.model(), world.device)
     (batch,) = batches_of(task, world, seed=seed).some(1, 1)
-    with TrainStep(
+    with PlannedStep(
         model,
         task.loss_fn,
         task.optimizer(model),

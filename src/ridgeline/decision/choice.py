@@ -35,7 +35,7 @@ from ridgeline.runtime.agree import (
 )
 from ridgeline.runtime.hybrid.compiling import CompiledForms
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
-from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.step import PlannedStep as PlannedStep
 from ridgeline.runtime.step_identity import step_identity
 from ridgeline.runtime.world import World
 from ridgeline.simulator.compile_time import compile_seconds

@@ -19,7 +19,7 @@ from ridgeline.reach.undo import undone
 from ridgeline.runtime.agree import gather_bytes
 from ridgeline.runtime.hybrid.capture.program_trial import programs_tried_first
 from ridgeline.runtime.hybrid.compiling import CompiledForms
-from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.step import PlannedStep as PlannedStep
 from ridgeline.runtime.world import World
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ridgeline.execution import MODES
 from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
 from ridgeline.plan import Plan
 from ridgeline.planner.labels import label
-from ridgeline.planner.periods import Parts, exchange_steps, over_parts, over_periods
+from ridgeline.planner.periods import PeriodParts, exchange_steps, over_parts, over_periods
 from ridgeline.planner.preparation import is_compiled
 from ridgeline.planner.trial_steps import (
     FEWEST_STEPS,
@@ -32,7 +32,7 @@ from ridgeline.runtime.deadline import deadline
 from ridgeline.runtime.dropout_states import left_as_found
 from ridgeline.runtime.hybrid.capture.program_trial import programs_tried_first
 from ridgeline.runtime.hybrid.loaded_programs import ProgramWatch
-from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.step import PlannedStep as PlannedStep
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
 
@@ -94,7 +94,7 @@ def run_trial(
         second for each of some hundred kernels.
     """
     alone = refusing_writes() if world.size == 1 else contextlib.nullcontext()
-    parts: Parts | None = None
+    parts: PeriodParts | None = None
     with taken_back(make, plan, model, loss_fn, optimizer, examples) as step:
         try:
             with limited(plan, world, left()), alone:
@@ -169,7 +169,7 @@ def _run(
     world: World,
     left: Callable[[], float],
     hopeless_s: float,
-) -> Parts | None:
+) -> PeriodParts | None:
     """Warm up, then run as many steps as their length and the time that is left allow.
 
     Returns:
@@ -218,7 +218,7 @@ def _run(
             f"wanted a measured step of {label(step.plan)}, got {units.seconds(max(0.0, left()))} left where "
             f"one takes {units.seconds(step_s)}; allow more seconds"
         )
-    return Parts(alone, share) if alone else None
+    return PeriodParts(alone, share) if alone else None
 
 
 def _programs_tried_first(

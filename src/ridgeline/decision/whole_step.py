@@ -15,7 +15,7 @@ from ridgeline.host_speed import HOST_SPEED, MOST_WAIT_S
 from ridgeline.planner.trial_steps import FEWEST_STEPS, SETTLED
 from ridgeline.reach.side_effects import refusing_writes
 from ridgeline.runtime.agree import failing_together, gather_bytes, largest_of_workers
-from ridgeline.runtime.step import TrainStep as PlannedStep
+from ridgeline.runtime.step import PlannedStep as PlannedStep
 from ridgeline.runtime.world import World
 
 MOST_WARM, MOST_STEPS = 5, 100

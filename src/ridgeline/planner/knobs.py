@@ -73,7 +73,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 """Values of the knobs that are words."""
 
 
-class Request(NamedTuple):
+class PlanRequest(NamedTuple):
     """What is to be planned for, with everything checked; `steps`, `compile_factor` are those of `choose`."""
 
     machine: Machine
@@ -92,7 +92,7 @@ def make_request(
     fixed: Mapping[str, object],
     allow: Collection[str],
     steps: int | None = None,
-) -> Request:
+) -> PlanRequest:
     """The request, when it can be met at all.
 
     Raises:
@@ -132,10 +132,10 @@ def make_request(
     if execution is not None and MODES[execution].is_one_program:
         check_alone(execution, min(workloads))
         workloads = {1: workloads[1]}
-    return Request(machine, workloads, device, checked, tuple(allow), steps)
+    return PlanRequest(machine, workloads, device, checked, tuple(allow), steps)
 
 
-def enumerate_plans(request: Request) -> tuple[list[Plan], list[Pruned]]:
+def enumerate_plans(request: PlanRequest) -> tuple[list[Plan], list[Pruned]]:
     """Every plan worth simulating, and those ruled out.
 
     By memory, by gradients that workers cannot exchange, or for lack of blocks to compile.
@@ -171,7 +171,7 @@ def _is_told(one: Pruned, known: Pruned) -> bool:
     return one == known or (is_alike and one.is_of_workload)
 
 
-def enumerate_model_graphs(request: Request) -> list[Plan]:
+def enumerate_model_graphs(request: PlanRequest) -> list[Plan]:
     """Plans that replay the model alone; none where the user fixed another mode, or several workers train."""
     if request.device != "cuda" or "execution" in request.fixed or 1 not in request.workloads:
         return []
@@ -221,7 +221,7 @@ def value_of(plan: Plan, knob: str) -> str:
     return str(getattr(plan, knob))
 
 
-def _frames(request: Request) -> Iterator[Plan]:
+def _frames(request: PlanRequest) -> Iterator[Plan]:
     """Plans by workers, threads, execution and precision; default buckets."""
     fixed = request.fixed
     executions: tuple[Execution, ...] = EXECUTIONS[request.device]
@@ -254,7 +254,7 @@ def _frames(request: Request) -> Iterator[Plan]:
                     yield from _forms(request, plan)
 
 
-def _forms(request: Request, plan: Plan) -> Iterator[Plan]:
+def _forms(request: PlanRequest, plan: Plan) -> Iterator[Plan]:
     """The plan with every memory format, optimizer, kernels and random numbers worth comparing in it."""
     mode = MODES[plan.execution]
     workload = request.workloads[plan.workers]
@@ -311,14 +311,14 @@ def _memory_formats(workload: Workload, plan: Plan) -> tuple[str, ...]:
     return ("as-is", "channels_last") if is_known else ("as-is",)
 
 
-def _has_room(request: Request, workers: int) -> bool:
+def _has_room(request: PlanRequest, workers: int) -> bool:
     """Whether a number of workers that nobody insists on fits the cores."""
     if request.device == "cuda" or len(request.workloads) == 1 or "workers" in request.fixed:
         return True
     return workers * max(1, request.fixed.get("threads", 1)) <= request.machine.host.cores
 
 
-def _threads(request: Request, workers: int) -> tuple[int, ...]:
+def _threads(request: PlanRequest, workers: int) -> tuple[int, ...]:
     if "threads" in request.fixed:
         return (request.fixed["threads"],)
     if request.device == "cuda":

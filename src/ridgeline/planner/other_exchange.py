@@ -16,7 +16,7 @@ import msgspec
 from ridgeline.execution import MODES
 from ridgeline.plan import DEFAULT_BUCKET_BYTES, Plan
 from ridgeline.planner.exchanges import refusal
-from ridgeline.planner.knobs import Request
+from ridgeline.planner.knobs import PlanRequest
 from ridgeline.planner.ranking import Candidate
 from ridgeline.planner.readings import read_again
 from ridgeline.planner.relatives import SHARED_S, corrected
@@ -32,7 +32,7 @@ Source: assumed; on two H200s predictions of VGG-16 by copies over those by NCCL
 
 
 def with_other_exchanges(
-    request: Request,
+    request: PlanRequest,
     candidates: list[Candidate],
     trial: Trial,
     simulated: Callable[[Sequence[Plan]], list[Candidate]],
@@ -74,7 +74,7 @@ def with_other_exchanges(
     return candidates, names
 
 
-def _others(request: Request, plan: Plan) -> list[Plan]:
+def _others(request: PlanRequest, plan: Plan) -> list[Plan]:
     """The plan with each algorithm that is tried last."""
     is_plain = plan.sync.algorithm == DEFAULT_ALGORITHM and is_exact(plan.sync)
     if (

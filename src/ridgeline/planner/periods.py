@@ -40,7 +40,7 @@ class Sampling(NamedTuple):
     alone: int = 0
 
 
-class Parts(NamedTuple):
+class PeriodParts(NamedTuple):
     """A period measured in parts.
 
     Attributes:
@@ -119,7 +119,7 @@ def over_periods(measured: Timeline, sync: Sync) -> Timeline:
     return _lengthened(measured, means, counters, note="")
 
 
-def over_parts(measured: Timeline, sync: Sync, parts: Parts) -> Timeline:
+def over_parts(measured: Timeline, sync: Sync, parts: PeriodParts) -> Timeline:
     """A measured timeline whose steps are means over a period, from steps without and with an exchange.
 
     It stays as it is where the exchange was not measured to its end.

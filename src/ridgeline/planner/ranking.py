@@ -14,7 +14,7 @@ from ridgeline.timeline import Timeline
 _WIDTH = 80
 
 
-class Reading(Value, frozen=True, kw_only=True):
+class CompilerReading(Value, frozen=True, kw_only=True):
     """What the compiler made for a plan, or for one with the same program, and what had been assumed.
 
     Kernels are the compiler's own, without operators of libraries; `step_s` is what is predicted from them.
@@ -55,7 +55,7 @@ class Candidate(Value, frozen=True, kw_only=True):
     samples: int = 1
     kin_compile_s: float | None = None
     corrected_s: float | None = None
-    reading: Reading | None = None
+    reading: CompilerReading | None = None
 
     @property
     def step_s(self) -> float:

@@ -12,9 +12,9 @@ from ridgeline.compiled_program import CompilerProgram
 from ridgeline.errors import MachineError
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
-from ridgeline.planner.knobs import Request
+from ridgeline.planner.knobs import PlanRequest
 from ridgeline.planner.labels import label
-from ridgeline.planner.ranking import Candidate, Reading
+from ridgeline.planner.ranking import Candidate, CompilerReading
 from ridgeline.planner.trials import differences
 from ridgeline.simulator.coverage import why_unread
 from ridgeline.simulator.step import simulate
@@ -29,7 +29,7 @@ ASSUMED = "assumed: compiling makes "
 
 
 def read_again(
-    request: Request, candidates: Sequence[Candidate], tried: Candidate
+    request: PlanRequest, candidates: Sequence[Candidate], tried: Candidate
 ) -> tuple[list[Candidate], list[str]]:
     """The candidates with what was read in the trial of one of them, and what could not be used of it.
 
@@ -55,7 +55,7 @@ def read_again(
     return read, notes
 
 
-def as_read(predicted: Timeline, reading: Reading | None) -> Timeline:
+def as_read(predicted: Timeline, reading: CompilerReading | None) -> Timeline:
     """A prediction whose notes tell what the compiler made, where that was read, and not what is assumed."""
     if reading is None:
         return predicted
@@ -65,7 +65,7 @@ def as_read(predicted: Timeline, reading: Reading | None) -> Timeline:
 
 
 def _read(
-    request: Request, candidate: Candidate, tried: Plan, programs: tuple[CompilerProgram, ...]
+    request: PlanRequest, candidate: Candidate, tried: Plan, programs: tuple[CompilerProgram, ...]
 ) -> Candidate:
     different = differences(candidate.plan, tried)
     if all(MODES[plan.execution].is_one_program for plan in (candidate.plan, tried)):
@@ -76,7 +76,7 @@ def _read(
     workload = request.workloads[candidate.plan.workers]
     again = simulate(request.machine, workload, candidate.plan, details=False, programs=programs)
     before = candidate.timeline
-    reading = Reading(
+    reading = CompilerReading(
         kernels=round(again.counters["own_kernels"]),
         num_bytes=round(again.counters["own_bytes"]),
         step_s=again.step_ns * 1e-9,

@@ -12,7 +12,7 @@ from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner.exchanges import uncompared
 from ridgeline.planner.knobs import (
-    Request,
+    PlanRequest,
     enumerate_model_graphs,
     enumerate_plans,
     make_request,
@@ -125,7 +125,7 @@ def choose(
 
 
 def _tried(
-    request: Request,
+    request: PlanRequest,
     candidates: list[Candidate],
     allowance: Allowance,
     trial: Trial,
@@ -174,7 +174,7 @@ def _time_left(allowance: Allowance, candidates: Sequence[Candidate]) -> float:
 
 
 def _allowance(
-    request: Request,
+    request: PlanRequest,
     candidates: Sequence[Candidate],
     tries: int,
     steps: int | None,
@@ -194,7 +194,7 @@ def _allowance(
 
 
 def _simulated(
-    request: Request, plans: Sequence[Plan], steps: int | None
+    request: PlanRequest, plans: Sequence[Plan], steps: int | None
 ) -> tuple[list[Candidate], list[str]]:
     """Candidates by predicted cost per sample, and what could not be predicted."""
     found: list[Candidate] = []
@@ -221,7 +221,7 @@ def _simulated(
     return sorted(found, key=lambda c: (c.cost_s(steps), num_changes(c.plan))), notes
 
 
-def _model_graphs(request: Request, steps: int | None) -> list[Candidate]:
+def _model_graphs(request: PlanRequest, steps: int | None) -> list[Candidate]:
     """Candidates that replay the model alone, where a GPU cannot replay the whole step."""
     plans = enumerate_model_graphs(request)
     return _simulated(request, plans, steps)[0] if plans else []
@@ -236,7 +236,7 @@ def _largest_miss(candidates: Sequence[Candidate]) -> float:
 
 
 def _ranked(
-    request: Request,
+    request: PlanRequest,
     candidates: Sequence[Candidate],
     error: float,
     notes: Sequence[str],
@@ -344,7 +344,7 @@ def _assumed(best: Candidate, order: Sequence[Candidate]) -> list[str]:
     return notes
 
 
-def _nothing_fits(pruned: Sequence[Pruned], request: Request) -> PlanError:
+def _nothing_fits(pruned: Sequence[Pruned], request: PlanRequest) -> PlanError:
     if not pruned:
         counts = sorted(request.workloads)
         return PlanError(

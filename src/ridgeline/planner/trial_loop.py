@@ -19,7 +19,7 @@ from ridgeline.errors import (
 )
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan
-from ridgeline.planner.knobs import Request
+from ridgeline.planner.knobs import PlanRequest
 from ridgeline.planner.labels import label
 from ridgeline.planner.periods import with_share
 from ridgeline.planner.preparation import allowed_s, is_compiled
@@ -81,7 +81,7 @@ class Allowance(NamedTuple):
 
 
 def tried_in_turn(
-    request: Request,
+    request: PlanRequest,
     candidates: list[Candidate],
     allowance: Allowance,
     trial: Trial,

@@ -6,7 +6,7 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.errors import MachineError
-from ridgeline.planner.knobs import Request
+from ridgeline.planner.knobs import PlanRequest
 from ridgeline.planner.ranking import Ranking
 from ridgeline.simulator.model import as_run, setting_of
 from ridgeline.simulator.pieces import price_step
@@ -38,7 +38,7 @@ class Untimed(NamedTuple):
         return ASSUMED_ERROR + self.share * (UNTIMED_ERROR - ASSUMED_ERROR)
 
 
-def with_doubt(request: Request, ranking: Ranking) -> Ranking:
+def with_doubt(request: PlanRequest, ranking: Ranking) -> Ranking:
     """The ranking with a note where operators of the best plan's step were not timed, and with a wider error.
 
     A trial tells the error itself, so then there is only the note.
@@ -64,7 +64,7 @@ def with_doubt(request: Request, ranking: Ranking) -> Ranking:
     )
 
 
-def untimed(request: Request, ranking: Ranking) -> Untimed | None:
+def untimed(request: PlanRequest, ranking: Ranking) -> Untimed | None:
     """What of the best plan's step was not timed; None where its operators have no price."""
     plan = ranking.best.plan
     machine, workload = request.machine, as_run(request.workloads[plan.workers], plan)

@@ -15,10 +15,10 @@ from ridgeline.simulator.pieces import bucket_gradients
 from ridgeline.synchronisation import trains_apart
 
 if TYPE_CHECKING:
-    from ridgeline.planner.knobs import Request
+    from ridgeline.planner.knobs import PlanRequest
 
 
-def exchanging_plans(request: "Request", plan: Plan) -> tuple[list[Plan], list[Pruned]]:
+def exchanging_plans(request: "PlanRequest", plan: Plan) -> tuple[list[Plan], list[Pruned]]:
     """The plan with every way of exchange worth simulating, and the ways that were ruled out.
 
     Args:
@@ -51,14 +51,14 @@ def exchanging_plans(request: "Request", plan: Plan) -> tuple[list[Plan], list[P
     return plans, pruned
 
 
-def _cut(request: "Request", plan: Plan) -> Iterator[Plan]:
+def _cut(request: "PlanRequest", plan: Plan) -> Iterator[Plan]:
     """The plan in every cut of buckets worth comparing."""
     for bucket_bytes in _bucket_choices(request, plan):
         sync = msgspec.structs.replace(plan.sync, bucket_bytes=bucket_bytes)
         yield msgspec.structs.replace(plan, sync=sync)
 
 
-def _bucket_choices(request: "Request", plan: Plan) -> list[tuple[int, ...]]:
+def _bucket_choices(request: "PlanRequest", plan: Plan) -> list[tuple[int, ...]]:
     if "bucket_bytes" in request.fixed:
         return [request.fixed["bucket_bytes"]]
     if plan.workers == 1 or trains_apart(plan.sync):  # no backward pass to hide behind

@@ -9,7 +9,7 @@ from signal import SIGKILL
 import msgspec
 
 from ridgeline.probe.group import Group, WorkerError, run_in_group
-from ridgeline.probe.journal import DIRECTORY, HANG_S, Entry, Reader
+from ridgeline.probe.journal import DIRECTORY, HANG_S, OperatorEntry, Reader
 from ridgeline.probe.survey import Findings, Request, fault_path, partial_path
 from ridgeline.workload import Workload
 
@@ -128,7 +128,7 @@ def _partial(directory: Path) -> Findings:
     return msgspec.json.decode(path.read_bytes(), type=Findings) if path.exists() else Findings()
 
 
-def _culprit(workload: Workload, entry: Entry) -> tuple[Workload, str]:
+def _culprit(workload: Workload, entry: OperatorEntry) -> tuple[Workload, str]:
     """The trace and the key of the op that a journal names."""
     load = (workload, *workload.variants)[entry.variant]
     return load, load.ops[entry.op].key

@@ -13,7 +13,7 @@ import torch
 
 from ridgeline.errors import DeviceLostError
 from ridgeline.machine import Quantity
-from ridgeline.probe.replay import Replay, Watch
+from ridgeline.probe.replay import ReplayWatch, WorkloadReplay
 from ridgeline.workload import Op
 
 MANY_LAUNCHES = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
@@ -28,7 +28,7 @@ def launches_many(op: Op) -> bool:
 
 
 def captured_seconds(
-    replay: Replay, ops: Sequence[Op], device: torch.device
+    replay: WorkloadReplay, ops: Sequence[Op], device: torch.device
 ) -> dict[str, Quantity]:
     """Seconds of every operator that launches many kernels, by key; nothing where there is none.
 
@@ -54,7 +54,7 @@ def captured_seconds(
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side), torch.no_grad():
         try:
-            watch = Watch(before=captures.begin, settle=captures.end)
+            watch = ReplayWatch(before=captures.begin, settle=captures.end)
             replay.run(lambda index: True, lambda: None, watch)
         except DeviceLostError:  # as it looks while a capture is open
             captures.drop()

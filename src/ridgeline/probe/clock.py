@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ridgeline.probe.gpu import Ruler
-from ridgeline.probe.replay import Replay, Watch
+from ridgeline.probe.replay import ReplayWatch, WorkloadReplay
 
 STRETCH = 256
 """Ops that are timed together where a whole pass is: few marks, and few enough for a GPU's queue."""
@@ -24,7 +24,7 @@ class Stretch(NamedTuple):
     seconds: float
 
 
-class Clock:
+class ReplayClock:
     """Runs a replay and reads off seconds: the host's clock, or events on the GPU.
 
     Args:
@@ -51,7 +51,9 @@ class Clock:
         self._waiting: set[int] | None = None
         self.late: dict[int, list[float]] = defaultdict(list)
 
-    def warm(self, replay: Replay, wanted: Callable[[int], bool], *, is_first: bool) -> None:
+    def warm(
+        self, replay: WorkloadReplay, wanted: Callable[[int], bool], *, is_first: bool
+    ) -> None:
         """A pass that is not timed. The first waits for a GPU after each op: a fault there has a culprit."""
         settle: Callable[[], None] | None = None
         if is_first and self._ruler is not None:
@@ -59,16 +61,16 @@ class Clock:
             def settle() -> None:
                 torch.cuda.synchronize(self._device)
 
-        replay.run(wanted, lambda: None, Watch(before=self._before, settle=settle))
+        replay.run(wanted, lambda: None, ReplayWatch(before=self._before, settle=settle))
         if self._ruler is not None:
             torch.cuda.synchronize(self._device)
 
-    def ops(self, replay: Replay, wanted: Callable[[int], bool]) -> dict[int, float]:
+    def ops(self, replay: WorkloadReplay, wanted: Callable[[int], bool]) -> dict[int, float]:
         """Seconds of each op that was issued, by its index."""
         if self._ruler is not None:
             return self._on_gpu(replay, wanted, self._ruler)
         begin = self._now_ns()
-        marks = replay.run(wanted, self._now_ns, Watch(before=self._before))
+        marks = replay.run(wanted, self._now_ns, ReplayWatch(before=self._before))
         taken_ns = {index: after - before for index, (before, after) in marks.items()}
         if marks and replay.ended_at is None:
             spent_ns = self._now_ns() - begin - sum(taken_ns.values())
@@ -76,7 +78,7 @@ class Clock:
         return {index: ns * 1e-9 for index, ns in taken_ns.items()}
 
     def _on_gpu(
-        self, replay: Replay, wanted: Callable[[int], bool], ruler: Ruler
+        self, replay: WorkloadReplay, wanted: Callable[[int], bool], ruler: Ruler
     ) -> dict[int, float]:
         """Without ops at whose end the GPU may have waited for the host."""
         order: list[int] = []
@@ -89,7 +91,7 @@ class Clock:
                 late.add(order[-1])
             order.append(index)
 
-        marks = replay.run(wanted, ruler.mark, Watch(before=before))
+        marks = replay.run(wanted, ruler.mark, ReplayWatch(before=before))
         torch.cuda.synchronize(self._device)
         ruler.restart()
         self._waiting = late if self._waiting is None else self._waiting & late
@@ -97,7 +99,7 @@ class Clock:
             self.late[index].append(ruler.seconds(*marks[index]))
         return {index: ruler.seconds(*pair) for index, pair in marks.items() if index not in late}
 
-    def issuing(self, replay: Replay) -> dict[int, float]:
+    def issuing(self, replay: WorkloadReplay) -> dict[int, float]:
         """Host seconds of each op, by its index, while the GPU runs behind and its queue has room."""
         issued = itertools.count(1)
 
@@ -105,10 +107,12 @@ class Clock:
             if next(issued) % STRETCH == 0:
                 torch.cuda.synchronize(self._device)
 
-        marks = replay.run(lambda index: True, self._now_ns, Watch(before=self._before, pace=drain))
+        marks = replay.run(
+            lambda index: True, self._now_ns, ReplayWatch(before=self._before, pace=drain)
+        )
         return {index: (after - before) * 1e-9 for index, (before, after) in marks.items()}
 
-    def whole(self, replay: Replay) -> list[Stretch] | None:
+    def whole(self, replay: WorkloadReplay) -> list[Stretch] | None:
         """Seconds of one pass, stretch by stretch; None where the clock could not follow.
 
         On the CPU what the replay itself costs is taken off, as found in the passes before.
@@ -125,7 +129,9 @@ class Clock:
             if not firsts or index >= firsts[-1][0] + STRETCH:
                 firsts.append((index, self._now_ns()))
 
-        marks: dict[int, Any] = replay.run(lambda index: True, lambda: None, Watch(before=before))
+        marks: dict[int, Any] = replay.run(
+            lambda index: True, lambda: None, ReplayWatch(before=before)
+        )
         firsts.append((max(marks, default=-1) + 1, self._now_ns()))
         overhead_ns = sorted(self._overhead_ns)[len(self._overhead_ns) // 2]
         stretches = []
@@ -134,7 +140,7 @@ class Clock:
             stretches.append(Stretch(first, end, (after - begin - issued * overhead_ns) * 1e-9))
         return stretches if replay.ended_at is None else None
 
-    def _whole_on_gpu(self, replay: Replay, ruler: Ruler) -> list[Stretch] | None:
+    def _whole_on_gpu(self, replay: WorkloadReplay, ruler: Ruler) -> list[Stretch] | None:
         """A stretch also ends behind an op that waits for the GPU, which is awake then."""
         firsts: list[int] = []
         events: list[tuple[Any, Any]] = []
@@ -159,7 +165,7 @@ class Clock:
                 firsts.append(index)
                 begin.append(ruler.mark())
 
-        marks = replay.run(lambda index: True, lambda: None, Watch(before=before))
+        marks = replay.run(lambda index: True, lambda: None, ReplayWatch(before=before))
         close()
         was_late = was_late or (ruler.is_awake() and last not in (self._waiting or ()))
         torch.cuda.synchronize(self._device)

@@ -104,7 +104,7 @@ class Group:
         """The reply of rank 0; see `run_in_group`. `environment` is added before the function is called."""
         write_atomically(
             self._directory / group_worker.CALL,
-            msgspec.json.encode(group_worker.Call(request, dict(environment or {}))),
+            msgspec.json.encode(group_worker.WorkerRequest(request, dict(environment or {}))),
         )
         _wait(self._processes, self._directory, self._target, deadline_s, hanging or (lambda: None))
         reply = self._directory / group_worker.REPLY

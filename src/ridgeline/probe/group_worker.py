@@ -31,7 +31,7 @@ WAITING_S = 300.0
 _POLL_S = 0.01
 
 
-class Call(NamedTuple):
+class WorkerRequest(NamedTuple):
     """What a worker is asked: the request as it is, and variables for the environment."""
 
     request: bytes
@@ -49,12 +49,12 @@ def _follow_parent() -> None:
     threading.Thread(target=watch, name="ridgeline-lifeline", daemon=True).start()
 
 
-def _called(directory: Path) -> Call:
+def _called(directory: Path) -> WorkerRequest:
     """The call, once it is there."""
     path = directory / CALL
     while not path.exists():
         time.sleep(_POLL_S)
-    return msgspec.json.decode(path.read_bytes(), type=Call)
+    return msgspec.json.decode(path.read_bytes(), type=WorkerRequest)
 
 
 def _work(directory: Path, target: str, device: str, first_gpu: int) -> None:

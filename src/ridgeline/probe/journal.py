@@ -20,7 +20,7 @@ HANG_S = 30.0
 """An operator that takes longer than this hangs: all that a first call prepares takes less."""
 
 
-class Entry(NamedTuple):
+class OperatorEntry(NamedTuple):
     """Which op of which trace of the step is being issued; `count` tells entries apart."""
 
     count: int
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     op: int
 
 
-class Journal:
+class ProbeJournal:
     """Writes the journal of one worker; as a context it says at the end that nothing is being issued.
 
     Args:
@@ -71,16 +71,16 @@ class Reader:
         self._directory = directory
         self._seen: dict[int, tuple[int, float]] = {}
 
-    def entry(self, rank: int) -> Entry | None:
+    def entry(self, rank: int) -> OperatorEntry | None:
         """The op that a worker issues or died in; None where it is in none."""
         path = journal_path(self._directory, rank)
         data = path.read_bytes() if path.exists() else b""
         if len(data) < _ENTRY.size:
             return None
-        entry = Entry(*_ENTRY.unpack(data[: _ENTRY.size]))
+        entry = OperatorEntry(*_ENTRY.unpack(data[: _ENTRY.size]))
         return entry if entry.op >= 0 else None
 
-    def any_entry(self, workers: int) -> Entry | None:
+    def any_entry(self, workers: int) -> OperatorEntry | None:
         """The op of the first worker that is in one."""
         return next(filter(None, map(self.entry, range(workers))), None)
 

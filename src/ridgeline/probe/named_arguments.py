@@ -6,7 +6,7 @@ from ridgeline.probe import rebuild
 from ridgeline.workload import Op, TensorSpec
 
 
-class Call:
+class NamedArguments:
     """The arguments of an op by name; tensors as their specs."""
 
     def __init__(self, op: Op) -> None:

@@ -12,11 +12,11 @@ import torch
 from ridgeline.host_speed import HOST_SPEED
 from ridgeline.machine import OperatorTiming, Quantity, Setting, StepCheck
 from ridgeline.probe.captured import captured_seconds
-from ridgeline.probe.clock import Clock
+from ridgeline.probe.clock import ReplayClock
 from ridgeline.probe.host_costs import host_costs
 from ridgeline.probe.passes import Passes, timed_passes
 from ridgeline.probe.peers import Peers
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.probe.whole_step import check_step, correction, warning
 from ridgeline.workload import Workload
 
@@ -43,7 +43,7 @@ def time_operators(
     *,
     budget_s: float | None = None,
     skip: Collection[str] = (),
-    clock: Clock | None = None,
+    clock: ReplayClock | None = None,
 ) -> Timed:
     """Timings of every distinct op of `workload`, and a warning for each op that cannot be issued.
 
@@ -68,11 +68,11 @@ def time_operators(
     """
     device = torch.device(setting.device)
     peers = peers or Peers(rank=0, size=1, device=device)
-    clock = clock or Clock(device)
+    clock = clock or ReplayClock(device)
     budget_s = BUDGET_S[setting.device] if budget_s is None else budget_s
     keys = [op.key for op in workload.ops]
     with torch.no_grad():
-        replay = Replay(workload.ops, device, has_host=workload.device == "cuda", skip=skip)
+        replay = WorkloadReplay(workload.ops, device, has_host=workload.device == "cuda", skip=skip)
         passes = timed_passes(replay, clock, keys, peers, budget_s=budget_s)
     samples = _samples(passes, clock, keys, replay)
     check = check_step(workload, setting, passes, _everywhere(samples, keys))
@@ -91,7 +91,7 @@ def time_operators(
 
 
 def _samples(
-    passes: Passes, clock: Clock, keys: list[str], replay: Replay
+    passes: Passes, clock: ReplayClock, keys: list[str], replay: WorkloadReplay
 ) -> dict[int, list[float]]:
     """Seconds of every op by index; of one that was always late, those."""
     samples: dict[int, list[float]] = defaultdict(list)
@@ -131,7 +131,7 @@ def _by_key(
     return {key: _merge(by_index) for key, by_index in by_key.items()}
 
 
-def _warnings(workload: Workload, replay: Replay, setting: Setting) -> tuple[str, ...]:
+def _warnings(workload: Workload, replay: WorkloadReplay, setting: Setting) -> tuple[str, ...]:
     views = {op.key for op in workload.ops if op.family == "view"}  # which take no time that counts
     found = [
         f"operator {key} could not be timed: {reason}"
@@ -147,7 +147,7 @@ def _warnings(workload: Workload, replay: Replay, setting: Setting) -> tuple[str
 
 
 def _issue_seconds(
-    replay: Replay, workload: Workload, device: torch.device, clock: Clock
+    replay: WorkloadReplay, workload: Workload, device: torch.device, clock: ReplayClock
 ) -> dict[str, Quantity]:
     """Host seconds to issue each op in a real step, by key; the GPU runs behind meanwhile."""
     beyond = host_costs(device.type).of(workload)

@@ -22,7 +22,7 @@ of the GPU to many times what it holds at once."""
 Compute = Callable[[], object]
 
 
-class Round(NamedTuple):
+class OverlapRound(NamedTuple):
     """Slowdowns of one round, and the seconds of one call of what computes, alone."""
 
     compute: float
@@ -52,7 +52,7 @@ def measure_overlap(setting: Setting, peers: Peers, *, quick: bool) -> tuple[Ove
 def _measure(
     setting: Setting,
     compute: Compute,
-    together: Callable[[Compute, torch.Tensor, Peers], Round],
+    together: Callable[[Compute, torch.Tensor, Peers], OverlapRound],
     peers: Peers,
     rounds: int,
 ) -> Overlap:
@@ -99,7 +99,7 @@ def _product(side: int, device: torch.device) -> Compute:
     return lambda: torch.mm(a, a)
 
 
-def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> Round:
+def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> OverlapRound:
     """Rates in the window in which all-reduces are in flight, by rates alone."""
     peers.barrier()
     compute_s = seconds_of_call(0.08, compute)
@@ -123,7 +123,7 @@ def _together_on_cpu(compute: Compute, message: torch.Tensor, peers: Peers) -> R
         done += 1
     window = time.perf_counter() - start
     _wait(works)
-    return Round(window / max(done, 1) / compute_s, window / count / message_s, compute_s)
+    return OverlapRound(window / max(done, 1) / compute_s, window / count / message_s, compute_s)
 
 
 def seconds_of_call(seconds: float, compute: Compute) -> float:
@@ -146,7 +146,7 @@ def _first(value: float, peers: Peers) -> float:
     return peers.gather([value])[0][0]
 
 
-def _together_on_gpu(compute: Compute, message: torch.Tensor, peers: Peers) -> Round:
+def _together_on_gpu(compute: Compute, message: torch.Tensor, peers: Peers) -> OverlapRound:
     """From events at the ends of the computing and communicating streams.
 
     Each side is measured while the other side has three times as much to do, so that it never runs alone.
@@ -160,7 +160,7 @@ def _together_on_gpu(compute: Compute, message: torch.Tensor, peers: Peers) -> R
     busy_compute = _on_streams(compute, few, message, messages, side, peers)[0] / few
     computes = max(1, round(many * message_s / compute_s))
     busy_message = _on_streams(compute, computes, message, few, side, peers)[1] / few
-    return Round(busy_compute / compute_s, busy_message / message_s, compute_s)
+    return OverlapRound(busy_compute / compute_s, busy_message / message_s, compute_s)
 
 
 def _on_streams(

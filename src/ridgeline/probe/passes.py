@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ridgeline.probe.clock import Clock, Stretch
+from ridgeline.probe.clock import ReplayClock, Stretch
 from ridgeline.probe.peers import Peers
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 
 WARM_PASSES = 2
 """Passes before the first sample. In the first, libraries load kernels and choose algorithms and memory
@@ -34,8 +34,8 @@ class Passes:
 
 
 def timed_passes(
-    replay: Replay,
-    clock: Clock,
+    replay: WorkloadReplay,
+    clock: ReplayClock,
     keys: Sequence[str],
     peers: Peers,
     *,
@@ -73,7 +73,7 @@ def timed_passes(
 
 
 def _warm_up(
-    replay: Replay, clock: Clock, keys: Sequence[str], peers: Peers, budget_s: float
+    replay: WorkloadReplay, clock: ReplayClock, keys: Sequence[str], peers: Peers, budget_s: float
 ) -> float:
     """Passes that are not timed, two at least unless the first takes very long; seconds of the last one."""
     start = time.monotonic()

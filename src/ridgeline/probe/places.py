@@ -16,7 +16,7 @@ Output = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Source:
+class InputSource:
     """Where an input comes from: output `output` of op `op`, or, when `op` is -1, the pool.
 
     `is_whole`: the input is that very output and no other look at it. `else_place` is where to turn when
@@ -52,7 +52,7 @@ class Places:
             if spec.role in ("parameter", "state", "gradient", "buffer"):
                 self._copies[spec.role, spec] = max(self._copies[spec.role, spec], count)
 
-    def source(self, index: int, position: int) -> Source:
+    def source(self, index: int, position: int) -> InputSource:
         """Source of input `position` of op `index`; to be asked once for each, in order."""
         op = self._ops[index]
         spec = op.inputs[position]
@@ -67,9 +67,9 @@ class Places:
         which = turn % copies
         if op.phase == "backward":
             which = copies - 1 - which  # backward meets them in the opposite order
-        return Source(-1, 0, (spec.role, spec, which, None))
+        return InputSource(-1, 0, (spec.role, spec, which, None))
 
-    def _at(self, index: int, position: int) -> Source:
+    def _at(self, index: int, position: int) -> InputSource:
         """The source by memory: the same look at the same storage, else one that reaches as far."""
         while self._entered < index:
             self._enter(self._entered)
@@ -78,11 +78,11 @@ class Places:
         spec, (storage, offset) = op.inputs[position], op.memory[position]
         look = self._looks.get(_look(spec, storage, offset))
         if look is not None:
-            return Source(*look, is_whole=True)
+            return InputSource(*look, is_whole=True)
         for made, output in reversed(self._holders[storage]):
             if _could_show(self._ops[made].outputs[output], spec):
-                return Source(made, output)
-        return Source(-1, 0, (spec.role, spec, storage, None))
+                return InputSource(made, output)
+        return InputSource(-1, 0, (spec.role, spec, storage, None))
 
     def _enter(self, index: int) -> None:
         """Note where the outputs of an op are; a storage with no number is of no use."""
@@ -93,7 +93,7 @@ class Places:
                 self._looks[_look(spec, storage, offset)] = (index, output)
                 self._holders[storage].append((index, output))
 
-    def _made_by(self, op: Op, position: int) -> Source | None:
+    def _made_by(self, op: Op, position: int) -> InputSource | None:
         """The output of a dependency that this input is, by shape, stride and dtype.
 
         Parameters, states and batches are made by no op, only viewed or changed in place.
@@ -102,7 +102,7 @@ class Places:
         is_lasting = spec.role in ("parameter", "state", "buffer", "batch")
         twin = sum(_same(spec, other) for other in op.inputs[:position])
         matches = [
-            Source(made, output, is_whole=True)
+            InputSource(made, output, is_whole=True)
             for made in sorted(op.dependencies, reverse=True)
             for output, candidate in enumerate(self._ops[made].outputs)
             if _same(spec, candidate) and (not is_lasting or candidate.role == spec.role)
@@ -112,18 +112,18 @@ class Places:
         for made in sorted(op.dependencies, reverse=True):
             for output, candidate in enumerate(self._ops[made].outputs):
                 if _could_show(candidate, spec):
-                    return Source(made, output)
+                    return InputSource(made, output)
         return None
 
 
-def valid(source: Source, spec: TensorSpec, made: Made | None) -> Source:
+def valid(source: InputSource, spec: TensorSpec, made: Made | None) -> InputSource:
     """The source of an input that must hold certain values: made up, unless an op's own may be trusted."""
     if made is None:
         return source
     place: Place = ("made up", spec, 0, made)
     if made.trusts_ops and source.op >= 0:
-        return Source(source.op, source.output, is_whole=source.is_whole, else_place=place)
-    return Source(-1, 0, place)
+        return InputSource(source.op, source.output, is_whole=source.is_whole, else_place=place)
+    return InputSource(-1, 0, place)
 
 
 def is_only_issued(spec: TensorSpec) -> bool:

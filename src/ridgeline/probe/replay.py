@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.errors import DeviceLostError, WorkloadError, first_line
 from ridgeline.probe import rebuild, values
-from ridgeline.probe.places import Output, Place, Places, Source, is_only_issued, valid
+from ridgeline.probe.places import InputSource, Output, Place, Places, is_only_issued, valid
 from ridgeline.probe.valid_inputs import valid_inputs
 from ridgeline.workload import Op, TensorSpec
 
@@ -39,12 +39,12 @@ class Instruction:
     call: Callable[..., Any]
     args: list[Any]
     kwargs: dict[str, Any]
-    sources: tuple[Source, ...]
-    only_issued: tuple[Source, ...]
+    sources: tuple[InputSource, ...]
+    only_issued: tuple[InputSource, ...]
 
 
 @dataclass(frozen=True)
-class Watch:
+class ReplayWatch:
     """What to do around every op that is issued, outside of its time.
 
     Attributes:
@@ -58,7 +58,7 @@ class Watch:
     settle: Callable[[], None] | None = None
 
 
-class Replay:
+class WorkloadReplay:
     """A workload's ops with their tensors, ready to run again and again.
 
     Args:
@@ -97,7 +97,7 @@ class Replay:
         self,
         wanted: Callable[[int], bool],
         mark: Callable[[], Any] = time.perf_counter_ns,
-        watch: Watch = Watch(),
+        watch: ReplayWatch = ReplayWatch(),
     ) -> dict[int, tuple[Any, Any]]:
         """One pass over the step: the marks before and after each op that was issued, by its index.
 
@@ -155,7 +155,7 @@ class Replay:
                 values.refill(tensor, place[1], place[3])
 
     def _issue(
-        self, index: int, step: Instruction, mark: Callable[[], Any], watch: Watch
+        self, index: int, step: Instruction, mark: Callable[[], Any], watch: ReplayWatch
     ) -> tuple[Any, Any] | None:
         """The marks of one op; None, with the reason among the failures, where it cannot be issued."""
         alive = self._values
@@ -238,7 +238,7 @@ class Replay:
 
         return [fill(value) for value in step.args], {k: fill(v) for k, v in step.kwargs.items()}
 
-    def _tensor(self, source: Source, spec: TensorSpec) -> Tensor:
+    def _tensor(self, source: InputSource, spec: TensorSpec) -> Tensor:
         place = source.place
         if place is None and (source.op, source.output) in self._not_real:
             place = source.else_place

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.probe.replay import Replay
+from ridgeline.probe.replay import WorkloadReplay
 from ridgeline.probe.timing import synchronize
 from ridgeline.workload import Op, Phase, TensorSpec
 
@@ -79,7 +79,7 @@ class SmallStep:
             least: Picks the figure of a phase from those of all rounds; other programs only ever add.
         """
         ops = tuple(op for phase in PHASES for op in self.calls[phase])
-        replay = Replay(ops, self._device)
+        replay = WorkloadReplay(ops, self._device)
         real: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
         again: dict[Phase, list[float]] = {phase: [] for phase in PHASES}
         for _ in range(rounds):

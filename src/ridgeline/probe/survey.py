@@ -31,12 +31,12 @@ from ridgeline.machine import (
 )
 from ridgeline.message_threads import calm_message_threads
 from ridgeline.probe.ceilings import measure_ceilings
-from ridgeline.probe.clock import Clock
+from ridgeline.probe.clock import ReplayClock
 from ridgeline.probe.codecs import measure_codecs
 from ridgeline.probe.collectives import measure_collectives
 from ridgeline.probe.dispatch import measure_dispatch
 from ridgeline.probe.gpu import measure_launch
-from ridgeline.probe.journal import Journal, journal_path, scratch
+from ridgeline.probe.journal import ProbeJournal, journal_path, scratch
 from ridgeline.probe.links import measure_links
 from ridgeline.probe.operators import time_operators
 from ridgeline.probe.overlap import measure_overlap
@@ -271,8 +271,8 @@ def _timings(request: Request, variant: int, setting: Setting, peers: Peers) -> 
     if directory is None:
         timed = time_operators(workload, setting, peers, skip=skip, budget_s=budget_s)
     else:
-        with Journal(journal_path(directory, _rank()), variant) as journal:
-            clock = Clock(peers.device, before=journal.note)
+        with ProbeJournal(journal_path(directory, _rank()), variant) as journal:
+            clock = ReplayClock(peers.device, before=journal.note)
             timed = time_operators(
                 workload, setting, peers, skip=skip, budget_s=budget_s, clock=clock
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
-from ridgeline.probe.named_arguments import Call
+from ridgeline.probe.named_arguments import NamedArguments
 from ridgeline.workload import Op, TensorSpec
 
 Kind = Literal["index", "starts", "bounds", "parts", "constant", "odds", "trues"]
@@ -38,7 +38,7 @@ class Made(NamedTuple):
     trusts_ops: bool = False
 
 
-Rule = Callable[[Call], dict[str, Made]]
+Rule = Callable[[NamedArguments], dict[str, Made]]
 """Argument name to the values that it needs."""
 
 
@@ -52,7 +52,7 @@ def valid_inputs(op: Op) -> dict[int, Made]:
     rule = _RULES.get(f"{library}.{name.split('.')[0].rstrip('_')}")
     if rule is None:
         return {}
-    call = Call(op)
+    call = NamedArguments(op)
     found = dict(_index_by_dimension(call)) if rule is _by_dimension else {}
     for argument, made in rule(call).items():
         found |= {position: made for position in call.positions(argument) if position is not None}
@@ -69,17 +69,17 @@ def _suits(made: Made, spec: TensorSpec) -> bool:
     return is_float == (made.kind == "odds")
 
 
-def _along(call: Call) -> dict[str, Made]:
+def _along(call: NamedArguments) -> dict[str, Made]:
     sizes = call.shape("self")
     dim = call.get("dim")
     size = sizes[dim] if sizes and isinstance(dim, int) else 1
     return {"index": Made("index", size)}
 
 
-def _of(size: Callable[[Call], int], *arguments: str, trusts_ops: bool = False) -> Rule:
+def _of(size: Callable[[NamedArguments], int], *arguments: str, trusts_ops: bool = False) -> Rule:
     """Indices below a size, in some arguments."""
 
-    def rule(call: Call) -> dict[str, Made]:
+    def rule(call: NamedArguments) -> dict[str, Made]:
         made = Made("index", max(1, size(call)), trusts_ops=trusts_ops)
         return dict.fromkeys(arguments, made)
 
@@ -91,30 +91,30 @@ def _same(made: Made, *arguments: str) -> Rule:
     return lambda call: dict.fromkeys(arguments, made)
 
 
-def _rows(name: str) -> Callable[[Call], int]:
+def _rows(name: str) -> Callable[[NamedArguments], int]:
     return lambda call: (call.shape(name) or (1,))[0]
 
 
-def _elements(name: str) -> Callable[[Call], int]:
+def _elements(name: str) -> Callable[[NamedArguments], int]:
     return lambda call: prod(call.shape(name))
 
 
-def _window(dimensions: int) -> Callable[[Call], int]:
+def _window(dimensions: int) -> Callable[[NamedArguments], int]:
     """Elements of one channel of an image or a volume."""
     return lambda call: prod(call.shape("self")[-dimensions:])
 
 
-def _classes(call: Call) -> int:
+def _classes(call: NamedArguments) -> int:
     scores = call.shape("self")
     return scores[1] if len(scores) > 1 else (scores or (1,))[0]
 
 
-def _by_dimension(call: Call) -> dict[str, Made]:
+def _by_dimension(call: NamedArguments) -> dict[str, Made]:
     """`index` and its relatives take one tensor a dimension: see `_index_by_dimension`."""
     return {}
 
 
-def _index_by_dimension(call: Call) -> Iterator[tuple[int, Made]]:
+def _index_by_dimension(call: NamedArguments) -> Iterator[tuple[int, Made]]:
     """Position and values of each index tensor; a mask stands for as many dimensions as it has."""
     sizes = call.shape("self")
     dimension = 0
@@ -127,7 +127,7 @@ def _index_by_dimension(call: Call) -> Iterator[tuple[int, Made]]:
         dimension += len(call.at(position).shape) if is_mask else 1
 
 
-def _num_picked(call: Call, dimension: int) -> int:
+def _num_picked(call: NamedArguments, dimension: int) -> int:
     """Elements that a mask picks: as many as the indices beside it, else what the result has there.
 
     What is put where a mask says has either one row for each, or one for all: then any number will do.
@@ -140,19 +140,19 @@ def _num_picked(call: Call, dimension: int) -> int:
     return picked[0] if picked else 1
 
 
-def _counted(call: Call) -> dict[str, Made]:
+def _counted(call: NamedArguments) -> dict[str, Made]:
     """As many elements that are not zero as there are rows of the result."""
     return {"self": Made("trues", (call.made() or (1,))[0])}
 
 
-def _selected(call: Call) -> dict[str, Made]:
+def _selected(call: NamedArguments) -> dict[str, Made]:
     """As many true elements as were picked, over all that the mask is expanded to."""
     mask = prod(call.shape("mask"))
     repeats = max(1, prod(call.shape("self")) // max(1, mask))
     return {"mask": Made("trues", (call.made() or (1,))[0] // repeats)}
 
 
-def _bags(call: Call) -> dict[str, Made]:
+def _bags(call: NamedArguments) -> dict[str, Made]:
     kind: Kind = "bounds" if call.get("include_last_offset") else "starts"
     return {
         "indices": Made("index", _rows("weight")(call)),
@@ -160,7 +160,7 @@ def _bags(call: Call) -> dict[str, Made]:
     }
 
 
-def _bags_backward(call: Call) -> dict[str, Made]:
+def _bags_backward(call: NamedArguments) -> dict[str, Made]:
     rows = call.get("num_weights")
     rows = rows if isinstance(rows, int) else _rows("weight")(call)
     return {
@@ -172,7 +172,7 @@ def _bags_backward(call: Call) -> dict[str, Made]:
     }
 
 
-def _ctc(call: Call) -> dict[str, Made]:
+def _ctc(call: NamedArguments) -> dict[str, Made]:
     steps, _, classes = (*call.shape("log_probs"), 1, 1, 1)[:3]
     blank = call.get("blank")
     labels = Made("index", classes, least=1) if blank in (0, None) else Made("index", blank)
@@ -185,24 +185,24 @@ def _ctc(call: Call) -> dict[str, Made]:
     }
 
 
-def _scattered(call: Call) -> dict[str, Made]:
+def _scattered(call: NamedArguments) -> dict[str, Made]:
     """As many true elements as the source has values for, over all that the mask is expanded to."""
     mask = prod(call.shape("mask"))
     repeats = max(1, prod(call.shape("self")) // max(1, mask))
     return {"mask": Made("trues", min(mask, prod(call.shape("source")) // repeats))}
 
 
-def _repeats(call: Call) -> dict[str, Made]:
+def _repeats(call: NamedArguments) -> dict[str, Made]:
     size = call.get("output_size")
     return {"repeats": Made("parts", size)} if isinstance(size, int) else {}
 
 
-def _draws(call: Call) -> dict[str, Made]:
+def _draws(call: NamedArguments) -> dict[str, Made]:
     """Where a probability is given, the tensor beside it only has the shape."""
     return {"p" if "p" in call else "self": Made("odds")}
 
 
-def _packed_attention(call: Call) -> dict[str, Made]:
+def _packed_attention(call: NamedArguments) -> dict[str, Made]:
     """Sequences one after the other in the first dimension: where each begins, and the end."""
     return {
         f"{prefix}_{letter}": Made("bounds", _rows(name)(call))
@@ -283,7 +283,7 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
 )
 
 
-def _longest(call: Call) -> int:
+def _longest(call: NamedArguments) -> int:
     sizes = (*call.shape("input"), 1, 1)
     return sizes[1] if call.get("batch_first") else sizes[0]
 

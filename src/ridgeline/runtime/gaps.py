@@ -34,7 +34,7 @@ class Tally:
 TALLY = Tally()
 
 
-class Gap(NamedTuple):
+class StepGap(NamedTuple):
     """Time from a step's end to the next call, on the host.
 
     `waited_ns` of it a feed waited; in `others_ns` of it other steps of this process trained.
@@ -65,7 +65,7 @@ class Gaps(NamedTuple):
     others_ns: int
 
 
-def judge(gaps: Sequence[Gap], works_ns: Sequence[int]) -> Gaps:
+def judge(gaps: Sequence[StepGap], works_ns: Sequence[int]) -> Gaps:
     """Leave out other steps, and what is much longer than usual.
 
     Args:
@@ -110,15 +110,15 @@ class GapMeter:
         self._waited_ns, self._stepping_ns = TALLY.waited_ns, TALLY.stepping_ns
         self._batches = TALLY.batches
 
-    def begin(self, now_ns: int) -> Gap:
+    def begin(self, now_ns: int) -> StepGap:
         """A step begins."""
         if self._end_ns is None:
-            return Gap(0)
+            return StepGap(0)
         length = now_ns - self._end_ns
         waited, others = TALLY.waited_ns - self._waited_ns, TALLY.stepping_ns - self._stepping_ns
         if waited or others:
             waited = min(length, waited)
             others = min(length - waited, others)
         # As `Gap(...)`, in a third of its time: every step makes one.
-        made: Gap = _new(Gap, (length, waited, others, TALLY.batches > self._batches))
+        made: StepGap = _new(StepGap, (length, waited, others, TALLY.batches > self._batches))
         return made

@@ -32,7 +32,7 @@ from ridgeline.runtime.readings import LossReader, Window
 from ridgeline.runtime.round import Round
 from ridgeline.runtime.sampler import Sampler
 from ridgeline.runtime.saver import Saver
-from ridgeline.runtime.step import TrainStep, move
+from ridgeline.runtime.step import PlannedStep, move
 from ridgeline.runtime.sync.checkpointing import take_own
 from ridgeline.runtime.task import Task
 from ridgeline.runtime.training_state import Identity, Resumed, Trained
@@ -156,7 +156,7 @@ class _Run:
             total_steps=self.journal.total_steps,
         )
         resumed = self._take_up() if resume else None
-        self.step = TrainStep(
+        self.step = PlannedStep(
             model,
             self.task.loss_fn,
             optimizer,

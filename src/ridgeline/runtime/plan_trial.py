@@ -15,7 +15,7 @@ import msgspec
 from ridgeline.execution import MODES
 from ridgeline.plan import Plan, Sync
 from ridgeline.planner.periods import (
-    Parts,
+    PeriodParts,
     Sampling,
     exchange_steps,
     over_parts,
@@ -34,7 +34,7 @@ from ridgeline.runtime.readings import LossReader
 from ridgeline.runtime.recorder import WINDOW
 from ridgeline.runtime.round import Round
 from ridgeline.runtime.sampler import Sampler
-from ridgeline.runtime.step import WARMUP_STEPS, TrainStep, move
+from ridgeline.runtime.step import WARMUP_STEPS, PlannedStep, move
 from ridgeline.runtime.task import Task
 from ridgeline.runtime.world import World
 from ridgeline.timeline import Timeline
@@ -71,7 +71,7 @@ def try_plan(
     handover = Handover()
     with tempfile.TemporaryDirectory() as place:
         box = BlackBox(Path(place) / "trial.bin")
-        with TrainStep(
+        with PlannedStep(
             model,
             task.loss_fn,
             optimizer,
@@ -105,7 +105,7 @@ def try_plan(
     return msgspec.structs.replace(measured, steps_ns=slowest)
 
 
-def _sampled(step: TrainStep, run: Callable[[int, int], None]) -> Timeline:
+def _sampled(step: PlannedStep, run: Callable[[int, int], None]) -> Timeline:
     """The timeline of as many steps as tell the mean of a step.
 
     Args:
@@ -125,7 +125,7 @@ def _sampled(step: TrainStep, run: Callable[[int, int], None]) -> Timeline:
             run(first + 1, more)
         share = step.release_exchange()
         run(first + more + 1, wanted - alone)
-        return over_parts(step.timeline(), sync, Parts(alone, share))
+        return over_parts(step.timeline(), sync, PeriodParts(alone, share))
     if is_held:
         step.release_exchange()
     run(first + 1, wanted - (0 if is_held else FEWEST_STEPS))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ridgeline.runtime.clocks import Clock, DeviceClock, Stamp
-from ridgeline.runtime.gaps import Gap, GapMeter, Gaps, judge
+from ridgeline.runtime.gaps import GapMeter, Gaps, StepGap, judge
 from ridgeline.timeline import Lane, Span, Timeline
 
 WINDOW = 200
@@ -19,7 +19,7 @@ WINDOW = 200
 
 DEVICE_SAMPLING = 8
 """On devices the frames of every eighth step only: an event costs the host microseconds."""
-_NO_GAP = Gap(0)
+_NO_GAP = StepGap(0)
 
 
 class StepRecord:

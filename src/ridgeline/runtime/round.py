@@ -6,7 +6,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ridgeline.runtime.blackbox import BlackBox
 from ridgeline.runtime.readings import LossReader
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 class Round:
@@ -21,7 +21,7 @@ class Round:
 
     def __init__(
         self,
-        step: TrainStep,
+        step: PlannedStep,
         reader: LossReader,
         box: BlackBox,
         scheduler: LRScheduler | None,
@@ -33,7 +33,7 @@ class Round:
         """The `number`-th step of the run, counted from 1.
 
         Raises:
-            RidgelineError: see `TrainStep`.
+            RidgelineError: see `PlannedStep`.
         """
         self._box.step(number)
         loss = self._step(batch)

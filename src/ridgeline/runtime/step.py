@@ -1,7 +1,7 @@
-"""`TrainStep` for a given plan: one call, one training step.
+"""`PlannedStep` for a given plan: one call, one training step.
 
 Choosing a plan needs the machine and the workload; that is joined in `ridgeline.session`, whose
-`TrainStep` (the public one) builds on this one.
+`PlannedStep` (the public one) builds on this one.
 """
 
 import math
@@ -86,7 +86,7 @@ class EagerRunner:
         """Nothing is held."""
 
 
-class TrainStep(Closing):
+class PlannedStep(Closing):
     """One training step of `model` under a plan: `loss = step(batch)`.
 
     Under `torchrun` every worker runs the same script; the step joins the process group, takes worker

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ridgeline.plan import Plan
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 
 
 def run_steps(
@@ -28,7 +28,7 @@ def run_steps(
 ) -> None:
     """Train some steps under the plan, and wait for the device; pickle lost the optimizer's `attributes`."""
     vars(optimizer).update(attributes)
-    with TrainStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm, device=device) as step:
+    with PlannedStep(model, loss_fn, optimizer, plan, clip_norm=clip_norm, device=device) as step:
         for _ in range(steps):
             step(batch)
         if device == "cuda":

@@ -21,7 +21,7 @@ SHARED_SLOWDOWN = 2.0
 """Of computing and encoding where nobody measured it: both in turns on one core, as where all are busy."""
 
 
-class Encoding(NamedTuple):
+class CodecCost(NamedTuple):
     """What a codec takes of a CPU around a bucket's collectives; how it and computing slow each other."""
 
     before_s: float
@@ -78,12 +78,12 @@ class CodecPrices:
             found * moved / max(1, sum(codec_bytes(self._sync, num_bytes, timing.setting.workers)))
         )
 
-    def encoding(self, num_bytes: int, shapes: Sequence[Shape] = ()) -> Encoding:
+    def encoding(self, num_bytes: int, shapes: Sequence[Shape] = ()) -> CodecCost:
         """The same, parted as the bytes that either half moves."""
         before, after = codec_bytes(self._sync, num_bytes, self._setting.workers)
         seconds = self.seconds(num_bytes, shapes)
         before_s = seconds * before / max(1, before + after)
-        return Encoding(before_s, seconds - before_s, self.slowdown)
+        return CodecCost(before_s, seconds - before_s, self.slowdown)
 
 
 def _timing(machine: Machine, sync: Sync, setting: Setting) -> CodecTiming | None:

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from ridgeline.execution import MODES, Form
 from ridgeline.plan import Execution
-from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.costs import IdentityKey
 from ridgeline.simulator.fusion import blocks_of, parts_of
 from ridgeline.workload import Op, Workload
 
@@ -45,11 +45,11 @@ def compile_seconds(workload: Workload, execution: Execution) -> float:
 
     Source: `START_S[device] + OP_S[device] x operators + KIND_S[device] x kinds of operators`, see there.
     """
-    return _compile_seconds(Identity(workload), MODES[execution].form)
+    return _compile_seconds(IdentityKey(workload), MODES[execution].form)
 
 
 @lru_cache(maxsize=64)
-def _compile_seconds(workload: Identity[Workload], form: Form) -> float:
+def _compile_seconds(workload: IdentityKey[Workload], form: Form) -> float:
     part = parts_of(workload.value, form)
     ops = [op for op in workload.value.ops if part(op) is not None]
     if form == "regional":

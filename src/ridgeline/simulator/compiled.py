@@ -15,7 +15,7 @@ from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Precision
 from ridgeline.simulator.beside import ASSUMED, hide_weight_gradients
 from ridgeline.simulator.call_costs import CALLS, assumed_calls, handing
-from ridgeline.simulator.costs import Identity, Prices, prices
+from ridgeline.simulator.costs import IdentityKey, Prices, prices
 from ridgeline.simulator.coverage import why_unread
 from ridgeline.simulator.fused_optimizer import fused_optimizer
 from ridgeline.simulator.fusion import Run, blocks_of, fused_runs, is_loop, parts_of, run_alone
@@ -61,8 +61,8 @@ def price_execution(
     precision = "as-is" if workload.precision == plan.precision else plan.precision
     if mode.form in CALLS:
         priced = _price_compiled(
-            Identity(machine),
-            Identity(workload),
+            IdentityKey(machine),
+            IdentityKey(workload),
             setting,
             precision,
             mode.form,
@@ -101,8 +101,8 @@ def price_execution(
 
 @lru_cache(maxsize=64)
 def _price_compiled(
-    machine: Identity[Machine],
-    workload: Identity[Workload],
+    machine: IdentityKey[Machine],
+    workload: IdentityKey[Workload],
     setting: Setting,
     precision: Precision,
     form: Form,

@@ -51,7 +51,7 @@ class Cost(Value, frozen=True, kw_only=True):
     has_dispatch: bool = False
 
 
-class Identity(Generic[_T]):
+class IdentityKey(Generic[_T]):
     """Key of a cache by identity: equal only for the very same object, whatever it contains."""
 
     __slots__ = ("value",)
@@ -63,7 +63,7 @@ class Identity(Generic[_T]):
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and other.value is self.value
+        return isinstance(other, IdentityKey) and other.value is self.value
 
 
 def op_seconds(
@@ -89,11 +89,11 @@ def op_seconds(
 
 def prices(machine: Machine, setting: Setting, precision: Precision = "as-is") -> "Prices":
     """The price list of a machine at a setting; made once and kept."""
-    return _prices(Identity(machine), setting, precision)
+    return _prices(IdentityKey(machine), setting, precision)
 
 
 @lru_cache(maxsize=64)
-def _prices(machine: Identity[Machine], setting: Setting, precision: Precision) -> "Prices":
+def _prices(machine: IdentityKey[Machine], setting: Setting, precision: Precision) -> "Prices":
     return Prices(machine.value, setting, precision)
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.costs import IdentityKey
 from ridgeline.workload import Op, TensorSpec, Workload
 
 Source = tuple[int, int]
@@ -31,11 +31,11 @@ class DataFlow(NamedTuple):
 
 def data_flow(workload: Workload) -> DataFlow:
     """The data flow of a workload; found once and kept."""
-    return _data_flow(Identity(workload))
+    return _data_flow(IdentityKey(workload))
 
 
 @lru_cache(maxsize=16)
-def _data_flow(workload: Identity[Workload]) -> DataFlow:
+def _data_flow(workload: IdentityKey[Workload]) -> DataFlow:
     ops = workload.value.ops
     waits: list[tuple[int, ...]] = []
     sources: list[tuple[Source | None, ...]] = []

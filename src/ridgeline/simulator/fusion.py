@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ridgeline.execution import Form
-from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.costs import IdentityKey
 from ridgeline.simulator.dataflow import (
     DataFlow,
     data_flow,
@@ -95,11 +95,11 @@ def fused_runs(workload: Workload, form: Form, *, owns_random: bool = False) -> 
     Source: assumed; Inductor fuses nodes that share memory unless that makes a cycle
         (torch/_inductor/scheduler.py).
     """
-    return _fused_runs(Identity(workload), form, owns_random)
+    return _fused_runs(IdentityKey(workload), form, owns_random)
 
 
 @lru_cache(maxsize=32)
-def _fused_runs(workload: Identity[Workload], form: Form, owns_random: bool) -> tuple[Run, ...]:
+def _fused_runs(workload: IdentityKey[Workload], form: Form, owns_random: bool) -> tuple[Run, ...]:
     ops = workload.value.ops
     flow = data_flow(workload.value)
     part = parts_of(workload.value, form)

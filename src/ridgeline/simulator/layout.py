@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import msgspec
 
-from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.costs import IdentityKey
 from ridgeline.simulator.dataflow import spec_bytes
 from ridgeline.simulator.untranslated import untranslated
 from ridgeline.workload import Op, Workload
@@ -22,11 +22,11 @@ _MOST_NODES = 300
 
 def lays_out(workload: Workload) -> bool:
     """Whether the compiler changes the memory format of a step's convolutions by itself."""
-    return _lays_out(Identity(workload))
+    return _lays_out(IdentityKey(workload))
 
 
 @lru_cache(maxsize=32)
-def _lays_out(workload: Identity[Workload]) -> bool:
+def _lays_out(workload: IdentityKey[Workload]) -> bool:
     load = workload.value
     convolutions = list(_convolutions(load))
     nodes = len(load.parameters) + sum(op.phase == "forward" for op in load.ops)

@@ -15,7 +15,7 @@ from ridgeline.errors import PlanError, WorkloadError
 from ridgeline.execution import MODES, check_plan, is_compiled_in_parts
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Sync
-from ridgeline.simulator.codecs import Encoding
+from ridgeline.simulator.codecs import CodecCost
 from ridgeline.simulator.communication import overlap_slowdown
 from ridgeline.simulator.compiled import in_parts, price_execution
 from ridgeline.simulator.costs import prices
@@ -70,7 +70,7 @@ class StepModel(NamedTuple):
     notes: tuple[str, ...]
     own_kernels: int = 0
     own_bytes: int = 0
-    encodings: Mapping[str, Encoding] = {}
+    encodings: Mapping[str, CodecCost] = {}
 
 
 def resized(plan: Plan, workers: int) -> Plan:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Precision, Sync, aligned_elements, cut_buckets
-from ridgeline.simulator.costs import Identity, Prices, prices
+from ridgeline.simulator.costs import IdentityKey, Prices, prices
 from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.simulator.sparse_rows import sent_by_rows
 from ridgeline.workload import Op, Parameter, Workload
@@ -139,13 +139,13 @@ def price_step(
     Raises:
         MachineError: the profile lacks a ceiling that an operator needs.
     """
-    return _price_step(Identity(machine), Identity(workload), setting, precision)
+    return _price_step(IdentityKey(machine), IdentityKey(workload), setting, precision)
 
 
 @lru_cache(maxsize=64)
 def _price_step(
-    machine: Identity[Machine],
-    workload: Identity[Workload],
+    machine: IdentityKey[Machine],
+    workload: IdentityKey[Workload],
     setting: Setting,
     precision: Precision,
 ) -> PricedStep:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ridgeline.execution import RowsRefusal, rows_refusal
 from ridgeline.plan import Plan, Sync
-from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.costs import IdentityKey
 from ridgeline.simulator.dataflow import element_bytes
 from ridgeline.synchronisation import RowsToSend, trains_apart
 from ridgeline.workload import Op, Parameter, TensorSpec, Workload
@@ -45,11 +45,11 @@ class SparseGradient(NamedTuple):
 
 def sparse_gradients(workload: Workload) -> tuple[SparseGradient, ...]:
     """The sparse gradients of a step, in the order of its parameters; found once and kept."""
-    return _sparse_gradients(Identity(workload))
+    return _sparse_gradients(IdentityKey(workload))
 
 
 @lru_cache(maxsize=64)
-def _sparse_gradients(looked_at: Identity[Workload]) -> tuple[SparseGradient, ...]:
+def _sparse_gradients(looked_at: IdentityKey[Workload]) -> tuple[SparseGradient, ...]:
     workload = looked_at.value
     made: dict[tuple[str, tuple[int, ...]], int] = {}
     for op in workload.ops:

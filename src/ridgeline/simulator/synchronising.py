@@ -11,7 +11,7 @@ from ridgeline import units
 from ridgeline.laws.collectives import CollectiveOperation
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan, Sync
-from ridgeline.simulator.codecs import CodecPrices, Encoding
+from ridgeline.simulator.codecs import CodecCost, CodecPrices
 from ridgeline.simulator.communication import (
     CommunicationCost,
     CostTable,
@@ -260,7 +260,7 @@ def hidden_behind(travelling_s: float, steps_s: float, slowdown: Mapping[Lane, f
 
 def encodings(
     machine: Machine, plan: Plan, setting: Setting, cuts: Sequence[BucketCut]
-) -> tuple[dict[str, Encoding], tuple[str, ...]]:
+) -> tuple[dict[str, CodecCost], tuple[str, ...]]:
     """What encodes for each collective of a step in the thread of its lane, and what was assumed.
 
     Nothing on a GPU, without a codec, and where parameters are exchanged: see `local_steps_seconds`.

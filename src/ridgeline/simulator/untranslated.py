@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.costs import IdentityKey
 from ridgeline.simulator.dataflow import operator_name
 from ridgeline.workload import Op, Workload
 
@@ -29,14 +29,14 @@ def untranslated(workload: Workload) -> Callable[[Op], bool]:
     A mixture of experts, a network with packed sequences and one of convolutions and a GRU took as long
     compiled as eager (one H200).
     """
-    paths = _left_alone(Identity(workload))
+    paths = _left_alone(IdentityKey(workload))
     if not paths:
         return lambda op: False
     return lambda op: any(_is_beneath(op.module, path) for path in paths)
 
 
 @lru_cache(maxsize=64)
-def _left_alone(workload: Identity[Workload]) -> frozenset[str]:
+def _left_alone(workload: IdentityKey[Workload]) -> frozenset[str]:
     """Paths of modules whose code is not translated; the empty one is the whole model."""
     found = set()
     for op in workload.value.ops:

@@ -6,7 +6,7 @@ runtime's `unchecked`), with all that is computed for them alone.
 
 from functools import lru_cache
 
-from ridgeline.simulator.costs import Identity
+from ridgeline.simulator.costs import IdentityKey
 from ridgeline.simulator.dataflow import operator_name
 from ridgeline.workload import Op, Workload
 
@@ -19,11 +19,11 @@ _PURE = ("elementwise", "reduction", "view")
 
 def value_checks(workload: Workload) -> frozenset[int]:
     """Indices of the operators that only check values; found once and kept."""
-    return _value_checks(Identity(workload))
+    return _value_checks(IdentityKey(workload))
 
 
 @lru_cache(maxsize=16)
-def _value_checks(workload: Identity[Workload]) -> frozenset[int]:
+def _value_checks(workload: IdentityKey[Workload]) -> frozenset[int]:
     ops = workload.value.ops
     users: dict[int, list[int]] = {}
     for index, op in enumerate(ops):

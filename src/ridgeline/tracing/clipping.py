@@ -4,12 +4,12 @@ import dataclasses
 
 from torch import nn
 
-from ridgeline.tracing.recorder import Recorder
+from ridgeline.tracing.recorder import TracingMode
 from ridgeline.tracing.subject import Subject, trained_parameters
 from ridgeline.workload import CLIPPING
 
 
-def record_clipping(subject: Subject, recorder: Recorder, max_norm: float) -> None:
+def record_clipping(subject: Subject, recorder: TracingMode, max_norm: float) -> None:
     """Record what scales the gradients down to a total norm, with `CLIPPING` for its module.
 
     Args:

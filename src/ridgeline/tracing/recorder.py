@@ -81,7 +81,7 @@ class Record:
     bytes_written: int
 
 
-class Recorder(TorchDispatchMode):
+class TracingMode(TorchDispatchMode):
     """Dispatch mode that records operators while it is active; goes on top of the fake mode.
 
     Attributes:

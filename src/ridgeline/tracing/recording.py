@@ -18,7 +18,7 @@ from ridgeline.tracing.accumulation import lone_references
 from ridgeline.tracing.clipping import record_clipping
 from ridgeline.tracing.module_path import ModulePath
 from ridgeline.tracing.operands import storage_address
-from ridgeline.tracing.recorder import Recorder
+from ridgeline.tracing.recorder import TracingMode
 from ridgeline.tracing.refusal import refusal
 from ridgeline.tracing.stepping import record_optimizer
 from ridgeline.tracing.storages import Storages
@@ -56,7 +56,7 @@ class Recording:
     `is_estimated` says that the optimizer's ops were not recorded.
     """
 
-    recorder: Recorder
+    recorder: TracingMode
     ready: dict[str, int]
     fused_optimizer_bytes: int
     is_estimated: bool
@@ -101,7 +101,7 @@ def record_step(subject: Subject, step: Step) -> Recording:
     )
 
 
-class StepRecorder(Recorder):
+class StepRecorder(TracingMode):
     """A recorder that knows the tensors of a step, and the order in which gradients become ready.
 
     Args:
@@ -148,7 +148,7 @@ class StepRecorder(Recorder):
         super().close()
 
 
-def forward_backward(subject: Subject, step: Step, recorder: Recorder) -> Tensor:
+def forward_backward(subject: Subject, step: Step, recorder: TracingMode) -> Tensor:
     """Forward and backward inside the active modes; the loss.
 
     Raises:

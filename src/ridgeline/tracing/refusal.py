@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ridgeline.errors import WorkloadError
-from ridgeline.tracing.recorder import Recorder
+from ridgeline.tracing.recorder import TracingMode
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
@@ -20,7 +20,7 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 WAY_OUT = "; or trace with may_run=True, which records a real step and takes back what it did"
 
 
-def refusal(error: RuntimeError, recorder: Recorder) -> WorkloadError | None:
+def refusal(error: RuntimeError, recorder: TracingMode) -> WorkloadError | None:
     """The error to raise instead of one of fake execution; None for errors of the step itself.
 
     Args:
@@ -57,7 +57,7 @@ def obstacle(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}{_place(error.__traceback__)}"
 
 
-def _module(recorder: Recorder) -> str:
+def _module(recorder: TracingMode) -> str:
     path = recorder.module
     return f"in module {path!r}" if path else "in loss_fn"
 

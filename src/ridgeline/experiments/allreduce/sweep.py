@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ridgeline import units
 from ridgeline.errors import PlanError
-from ridgeline.experiments.ways.case import Case, Contest, Runner, Way, nothing
+from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner, nothing
 from ridgeline.experiments.ways.result import WayKind
-from ridgeline.experiments.ways.together import Asked
+from ridgeline.experiments.ways.together import GroupRequest
 from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.plan import Sync
 from ridgeline.runtime.sync.buckets import Bucket
@@ -34,7 +34,7 @@ CASES = tuple(SIZES)
 MOST_ON_CPU = 1 << 26
 
 
-def group_cases(world: World, asked: Asked) -> Sequence[Case]:
+def group_cases(world: World, asked: GroupRequest) -> Sequence[Case]:
     """A case a size, for workers of a process group."""
     return [_case(world, name, num_bytes) for name, num_bytes in SIZES.items()]
 
@@ -92,13 +92,13 @@ def _ways(
     return ways
 
 
-def _runner(reduction: _Reduction) -> Runner:
+def _runner(reduction: _Reduction) -> WayRunner:
     def results() -> Tensor:
         reduction.fill()
         reduction.once()
         return reduction.mean()
 
-    return Runner(run=reduction.once, results=results, close=reduction.close)
+    return WayRunner(run=reduction.once, results=results, close=reduction.close)
 
 
 def _replayed(reduction: _Reduction) -> _Reduction:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from ridgeline.experiments.ways.case import Case, Contest, Runner, Way
+from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 from ridgeline.runtime.engine import Engine
 
 TASKS = {True: 5000, False: 20000}
@@ -40,7 +40,7 @@ def _contest(num: int) -> Contest:
     )
 
 
-def _pool(num: int) -> Runner:
+def _pool(num: int) -> WayRunner:
     pool = ThreadPoolExecutor(1)
 
     def run() -> int:
@@ -49,10 +49,10 @@ def _pool(num: int) -> Runner:
             future.result()
         return num
 
-    return Runner(run=run, close=pool.shutdown)
+    return WayRunner(run=run, close=pool.shutdown)
 
 
-def _engine(num: int, variables: str) -> Runner:
+def _engine(num: int, variables: str) -> WayRunner:
     """An engine; its tasks write nothing, a variable each (of 64), or all the same one."""
     engine = Engine(max_pending=num)
     count = {"none": 0, "own": 64, "same": 1}[variables]
@@ -65,4 +65,4 @@ def _engine(num: int, variables: str) -> Runner:
         engine.wait_all()
         return num
 
-    return Runner(run=run, close=engine.close)
+    return WayRunner(run=run, close=engine.close)

@@ -9,7 +9,7 @@ import torch
 
 from ridgeline import units
 from ridgeline.experiments.asynchronous.host_queue import COMPUTE, ISSUE, RETURN, explain, law
-from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way, simply
+from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply
 from ridgeline.probe.timing import synchronize, time_block
 from ridgeline.runtime.engine import Engine
 
@@ -33,7 +33,7 @@ def device_queue_case(*, quick: bool) -> Case:
     )
 
 
-class Work:
+class DeviceChain:
     """A chain of operations on the device: `issue` enqueues one, `fetch` waits and reads."""
 
     def __init__(self, num: int, device: str) -> None:
@@ -63,7 +63,7 @@ class Work:
 
 
 def _contest(num: int, device: str = "cuda") -> Contest:
-    work = Work(num, device)
+    work = DeviceChain(num, device)
     # On an idle device launching does not wait for a full queue: so few are timed, and scaled.
     few = min(num, 200)
 
@@ -104,12 +104,12 @@ def time_block_of_host(fn: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def _return_s(work: Work) -> float:
+def _return_s(work: DeviceChain) -> float:
     synchronize()
     return time_block_of_host(work.fetch, 1)
 
 
-def _paced(work: Work, every: int) -> float:
+def _paced(work: DeviceChain, every: int) -> float:
     work.begin()
     for index in range(work.num):
         work.issue()
@@ -118,7 +118,7 @@ def _paced(work: Work, every: int) -> float:
     return work.fetch()
 
 
-def _engine(work: Work) -> Runner:
+def _engine(work: DeviceChain) -> WayRunner:
     engine, lane = Engine(), "compute"
     if work.device == "cuda":
         from ridgeline.runtime.engine.streams import device_lanes
@@ -136,4 +136,4 @@ def _engine(work: Work) -> Runner:
         engine.wait(state)
         return work.fetch()
 
-    return Runner(run=run, close=engine.close)
+    return WayRunner(run=run, close=engine.close)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline import units
-from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way, simply
+from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply
 from ridgeline.runtime.engine import Engine
 
 OPERATIONS = {True: 200, False: 1000}
@@ -36,7 +36,7 @@ def host_queue_case(*, quick: bool) -> Case:
     )
 
 
-class Work:
+class HostChain:
     """A chain of operations: `issue` draws an input, `compute` folds it in, `fetch` reads the result."""
 
     def __init__(self, num: int) -> None:
@@ -66,7 +66,7 @@ class Work:
 
 
 def queued(
-    work: Work, push: Callable[[Callable[[], None]], None], pace: Callable[[int], None]
+    work: HostChain, push: Callable[[Callable[[], None]], None], pace: Callable[[int], None]
 ) -> float:
     """Queue every operation, pacing after each as told; something of the result."""
     work.begin()
@@ -77,7 +77,7 @@ def queued(
 
 
 def _contest(num: int) -> Contest:
-    work = Work(num)
+    work = HostChain(num)
     drawn = work.issue()
     parts = {
         ISSUE: lambda: [work.issue() for _ in range(num)],
@@ -141,7 +141,7 @@ def _per_operation(num: int, seconds: Mapping[str, float]) -> tuple[float, float
     return seconds[ISSUE] / num, seconds[COMPUTE] / num, seconds[RETURN] / num
 
 
-def _one_by_one(work: Work) -> float:
+def _one_by_one(work: HostChain) -> float:
     work.begin()
     total = 0.0
     for _ in range(work.num):
@@ -150,7 +150,7 @@ def _one_by_one(work: Work) -> float:
     return total
 
 
-def _pool(work: Work) -> Runner:
+def _pool(work: HostChain) -> WayRunner:
     pool = ThreadPoolExecutor(1)
 
     def run() -> float:
@@ -162,7 +162,7 @@ def _pool(work: Work) -> Runner:
 
         return queued(work, futures.push, pace)
 
-    return Runner(run=run, close=pool.shutdown)
+    return WayRunner(run=run, close=pool.shutdown)
 
 
 class _Futures:
@@ -181,7 +181,7 @@ class _Futures:
         self._futures.clear()
 
 
-def _engine(work: Work, every: int) -> Runner:
+def _engine(work: HostChain, every: int) -> WayRunner:
     engine = Engine(max_pending=work.num + 1)
     state = engine.variable("state")
 
@@ -193,4 +193,4 @@ def _engine(work: Work, every: int) -> Runner:
             engine.wait(state)
             work.fetch()
 
-    return Runner(run=lambda: queued(work, push, pace), close=engine.close)
+    return WayRunner(run=lambda: queued(work, push, pace), close=engine.close)

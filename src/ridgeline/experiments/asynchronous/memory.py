@@ -9,7 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way, WayRemarks, longest
+from ridgeline.experiments.ways.case import (
+    Bound,
+    Case,
+    Contest,
+    Way,
+    WayRemarks,
+    WayRunner,
+    longest,
+)
 from ridgeline.runtime.engine import Engine
 
 ITEMS = {True: 64, False: 256}
@@ -112,7 +120,7 @@ def _remarks(items: Items) -> WayRemarks:
     return WayRemarks(peak_bytes=items.peak_bytes)
 
 
-def _one_by_one(num: int) -> Runner:
+def _one_by_one(num: int) -> WayRunner:
     items = Items(num)
 
     def run() -> float:
@@ -121,10 +129,10 @@ def _one_by_one(num: int) -> Runner:
             items.consume(items.produce(index))
         return items.total()
 
-    return Runner(run=run, remarks=partial(_remarks, items))
+    return WayRunner(run=run, remarks=partial(_remarks, items))
 
 
-def _pool(num: int) -> Runner:
+def _pool(num: int) -> WayRunner:
     items, pool = Items(num), ThreadPoolExecutor(1)
 
     def run() -> float:
@@ -134,10 +142,10 @@ def _pool(num: int) -> Runner:
             future.result()
         return items.total()
 
-    return Runner(run=run, close=pool.shutdown, remarks=partial(_remarks, items))
+    return WayRunner(run=run, close=pool.shutdown, remarks=partial(_remarks, items))
 
 
-def _engine(num: int, max_bytes: int | None, batch: int) -> Runner:
+def _engine(num: int, max_bytes: int | None, batch: int) -> WayRunner:
     """An engine that bounds the bytes of pending items, or that waits at the end of mini-batches."""
     items, engine = Items(num), Engine(max_bytes=max_bytes)
     consumed = engine.variable("consumed")
@@ -155,4 +163,4 @@ def _engine(num: int, max_bytes: int | None, batch: int) -> Runner:
         engine.wait(consumed)
         return items.total()
 
-    return Runner(run=run, close=engine.close, remarks=partial(_remarks, items))
+    return WayRunner(run=run, close=engine.close, remarks=partial(_remarks, items))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ridgeline.execution import MODES, offered
-from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Inputs, Make, Remarks
 from ridgeline.experiments.hybrid.result import BASE
 from ridgeline.plan import Execution
@@ -33,7 +33,7 @@ LEAST_BUDGET_S = 30.0
 """`auto` gets what is left of the case's time, and at least this."""
 
 
-def call_contenders(case: Case) -> list[Contender]:
+def call_contenders(case: HybridCase) -> list[Contender]:
     """Those to be made first are first, since a time limit may leave out the last."""
     modes = sorted(offered("callable", case.device), key=PRIORITY.index)
     ours = [_contender(mode) for mode in modes]
@@ -63,7 +63,7 @@ def _contender(mode: Execution, *, static_io: bool = False) -> Contender:
 def _elsewhere(mode: Execution) -> Contender:
     """Each call with inputs at another address than the calls before."""
 
-    def make(case: Case, budget_s: float) -> Entrant:
+    def make(case: HybridCase, budget_s: float) -> Entrant:
         entrant = _ours(mode)(case, budget_s)
         # With the inputs themselves, so that their ids stay theirs.
         given: dict[int, tuple[Inputs, Iterator[Inputs]]] = {}
@@ -95,14 +95,14 @@ def _reducing_overhead(model: nn.Module) -> Any:
     return torch.compile(model, mode="reduce-overhead")
 
 
-def _peer(wrap: Callable[[nn.Module], Any], case: Case, budget_s: float) -> Entrant:
+def _peer(wrap: Callable[[nn.Module], Any], case: HybridCase, budget_s: float) -> Entrant:
     model = case.model_on_device()
     called = wrap(model)
     return Entrant(model=model, run=lambda inputs: called(*inputs))
 
 
 def _ours(mode: Execution | Literal["auto"], *, static_io: bool = False) -> Make:
-    def make(case: Case, budget_s: float) -> Entrant:
+    def make(case: HybridCase, budget_s: float) -> Entrant:
         from ridgeline.runtime.hybrid.hybridize import hybridize
 
         model = case.model_on_device()
@@ -130,7 +130,7 @@ def _ours(mode: Execution | Literal["auto"], *, static_io: bool = False) -> Make
     return make
 
 
-def bare_replay(case: Case, budget_s: float) -> Entrant:
+def bare_replay(case: HybridCase, budget_s: float) -> Entrant:
     """The module's kernels captured once and launched as one graph: no inputs move, nothing is kept."""
     model = case.model_on_device()
     statics = case.batches()[0]

@@ -28,7 +28,7 @@ SMALL_GPT2 = GPT2Config(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class HybridCase:
     """One model, called or trained.
 
     Attributes:
@@ -95,7 +95,7 @@ class Case:
         return tensor.to(self.device)
 
 
-def cases(device: str, *, quick: bool, only: Sequence[str] = MODELS) -> list[Case]:
+def cases(device: str, *, quick: bool, only: Sequence[str] = MODELS) -> list[HybridCase]:
     """The cases for a device, in the order of `MODELS`.
 
     Args:
@@ -103,7 +103,7 @@ def cases(device: str, *, quick: bool, only: Sequence[str] = MODELS) -> list[Cas
         quick: Fewer and smaller ones.
         only: Models to take.
     """
-    chosen: list[Case] = []
+    chosen: list[HybridCase] = []
     if "mlp" in only:
         chosen += _perceptrons(device)
     if "resnet18" in only:
@@ -120,13 +120,13 @@ def left_out(device: str, *, quick: bool, only: Sequence[str] = MODELS) -> tuple
     return ()
 
 
-def _perceptrons(device: str) -> list[Case]:
+def _perceptrons(device: str) -> list[HybridCase]:
     """The seeds' experiment, and a training step in which launching and dispatching is everything."""
     on_gpu = device == "cuda"
     shared = {"model": "mlp", "device": device, "compile_s": 10.0, "threads": 0 if on_gpu else 1}
     suffix = "" if on_gpu else ONE_THREAD
     return [
-        Case(
+        HybridCase(
             **shared,
             purpose="callable",
             title=f"512-256-128-2, batch 1, float32{suffix}",
@@ -135,7 +135,7 @@ def _perceptrons(device: str) -> list[Case]:
             make_batch=lambda generator: (torch.randn(1, 512, generator=generator),),
             calls=1000,
         ),
-        Case(
+        HybridCase(
             **shared,
             weight=2.0,
             purpose="step",
@@ -150,11 +150,11 @@ def _perceptrons(device: str) -> list[Case]:
     ]
 
 
-def _residual_networks(device: str, *, quick: bool) -> list[Case]:
+def _residual_networks(device: str, *, quick: bool) -> list[HybridCase]:
     on_gpu = device == "cuda"
     side, precision = (28, "bf16") if on_gpu else (8, "as-is")
     layout = "bf16, channels_last" if on_gpu else f"float32{ONE_THREAD}"
-    base = Case(
+    base = HybridCase(
         model="resnet18",
         purpose="step",
         title="",
@@ -191,7 +191,7 @@ def _residual_networks(device: str, *, quick: bool) -> list[Case]:
     return [called, *trained]
 
 
-def _transformers(device: str) -> list[Case]:
+def _transformers(device: str) -> list[HybridCase]:
     on_gpu = device == "cuda"
     config = GPT2Config() if on_gpu else SMALL_GPT2
     batch = 8 if on_gpu else 4
@@ -199,7 +199,7 @@ def _transformers(device: str) -> list[Case]:
     size = "124M" if on_gpu else f"{config.num_blocks} blocks of width {config.width}, 256 tokens"
     title = f"{size}, {batch} x {length} tokens"
     kind = "bf16" if on_gpu else f"float32{ONE_THREAD}"
-    base = Case(
+    base = HybridCase(
         model="gpt2",
         purpose="callable",
         title=f"{title}, {kind}",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Entrant, Inputs
 
 FIRST_CALLS = 3
@@ -23,13 +23,13 @@ class Seen(NamedTuple):
     overwrites: bool
 
 
-def begin(case: Case, entrant: Entrant, batches: list[Inputs]) -> None:
+def begin(case: HybridCase, entrant: Entrant, batches: list[Inputs]) -> None:
     """The first calls, in which a program is compiled, captured and warmed up."""
     for index in range(FIRST_STEPS if case.purpose == "step" else FIRST_CALLS):
         entrant.run(batches[index % len(batches)])
 
 
-def observe(case: Case, entrant: Entrant, batches: list[Inputs]) -> Seen:
+def observe(case: HybridCase, entrant: Entrant, batches: list[Inputs]) -> Seen:
     """What a contender computes, after `begin`.
 
     Cost: Some calls or steps, and a copy of the outputs or parameters.
@@ -42,7 +42,7 @@ def observe(case: Case, entrant: Entrant, batches: list[Inputs]) -> Seen:
     return Seen(outputs, _overwrites(entrant, batches))
 
 
-def difference(case: Case, seen: Seen, wanted: Seen) -> float:
+def difference(case: HybridCase, seen: Seen, wanted: Seen) -> float:
     """From the eager program: of outputs over their largest value, of parameters over their change."""
     if case.purpose == "callable":
         pairs = zip(seen.tensors, wanted.tensors, strict=True)

@@ -20,11 +20,11 @@ from ridgeline.experiments.contests import (
     torch_threads,
 )
 from ridgeline.experiments.hybrid.calls import call_contenders
-from ridgeline.experiments.hybrid.cases import PURPOSES, Case
+from ridgeline.experiments.hybrid.cases import PURPOSES, HybridCase
 from ridgeline.experiments.hybrid.check import Seen, begin, difference, observe
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant
 from ridgeline.experiments.hybrid.limit import limit_of
-from ridgeline.experiments.hybrid.result import BASE, CaseResult, LowerBound, Row, break_even
+from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridRow, LowerBound, break_even
 from ridgeline.experiments.hybrid.steps import step_contenders
 from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
 from ridgeline.probe.timing import synchronize, time_block
@@ -35,7 +35,7 @@ PREPARING = 0.8
 """Fraction of the time limit after which no further contender is made."""
 
 
-class Contest:
+class HybridContest:
     """Holds one case.
 
     Args:
@@ -46,7 +46,12 @@ class Contest:
     """
 
     def __init__(
-        self, case: Case, contenders: Sequence[Contender], *, limit_s: float, progress: Progress
+        self,
+        case: HybridCase,
+        contenders: Sequence[Contender],
+        *,
+        limit_s: float,
+        progress: Progress,
     ) -> None:
         self.case = case
         self.contenders = tuple(contenders)
@@ -54,7 +59,7 @@ class Contest:
         self._progress = progress
         self._begin = time.perf_counter()
         self._batches = case.batches()
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, HybridRow] = {}
         self._entrants: dict[str, Entrant] = {}
         self._wanted: Seen | None = None
         self._first_compile_s: float | None = None
@@ -76,9 +81,9 @@ class Contest:
             self._close()
         return self._result(samples, calls, limit)
 
-    def _admit(self, contender: Contender) -> Row:
+    def _admit(self, contender: Contender) -> HybridRow:
         """Make one contender and check it; its row, still without times."""
-        row = Row(contender=contender.name, kind=contender.kind)
+        row = HybridRow(contender=contender.name, kind=contender.kind)
         reason = self._reason_to_skip(contender)
         if reason:
             return msgspec.structs.replace(row, status="skipped", reason=reason)
@@ -185,7 +190,7 @@ class Contest:
             notes=tuple(self._notes),
         )
 
-    def _completed(self, row: Row, samples: Samples, ratios: dict[str, Any]) -> Row:
+    def _completed(self, row: HybridRow, samples: Samples, ratios: dict[str, Any]) -> HybridRow:
         """The row with its times, and the calls that earn its preparation back."""
         if row.contender not in samples or row.prepare_s is None:
             return row
@@ -215,22 +220,22 @@ class Contest:
         release_memory()
 
 
-def contenders_of(case: Case) -> list[Contender]:
+def contenders_of(case: HybridCase) -> list[Contender]:
     """All that take part in a case of this purpose, eager first."""
     return call_contenders(case) if case.purpose == "callable" else step_contenders(case)
 
 
 def hold(
-    case: Case, *, limit_s: float, progress: Progress, names: Sequence[str] = ()
+    case: HybridCase, *, limit_s: float, progress: Progress, names: Sequence[str] = ()
 ) -> CaseResult:
     """Hold a case with all contenders of its purpose, or with those named beside the eager one."""
     contenders = contenders_of(case)
     if names:
         contenders = [one for one in contenders if one.name in (BASE, *names)]
-    return Contest(case, contenders, limit_s=limit_s, progress=progress).hold()
+    return HybridContest(case, contenders, limit_s=limit_s, progress=progress).hold()
 
 
-def _failed(row: Row, error: Exception) -> Row:
+def _failed(row: HybridRow, error: Exception) -> HybridRow:
     return msgspec.structs.replace(row, status="failed", prepare_s=None, reason=reason_of(error))
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.result import Kind
 
 Inputs = tuple[Tensor, ...]
@@ -42,7 +42,7 @@ class Entrant:
     remarks: Callable[[], Remarks] = Remarks
 
 
-Make = Callable[[Case, float], Entrant]
+Make = Callable[[HybridCase, float], Entrant]
 """Builds an entrant for a case; it may search for so many seconds."""
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ridgeline.codec import VERSION
 from ridgeline.errors import TaskError
-from ridgeline.experiments.hybrid.cases import MODELS, PURPOSES, Case, cases, left_out
+from ridgeline.experiments.hybrid.cases import MODELS, PURPOSES, HybridCase, cases, left_out
 from ridgeline.experiments.hybrid.contest import contenders_of, hold
 from ridgeline.experiments.hybrid.result import CaseResult, HybridExperiment
 from ridgeline.probe.fingerprint import devices, driver, host
@@ -92,7 +92,7 @@ def run(
     )
 
 
-def _check_contenders(names: Sequence[str], chosen: Sequence[Case]) -> None:
+def _check_contenders(names: Sequence[str], chosen: Sequence[HybridCase]) -> None:
     known = list(dict.fromkeys(one.name for case in chosen for one in contenders_of(case)))
     unknown = [name for name in names if name not in known]
     if unknown:

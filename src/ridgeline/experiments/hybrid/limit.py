@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline import units
-from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Entrant, Inputs
 from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.probe.timing import sample
@@ -38,7 +38,7 @@ class CountFlops(TorchDispatchMode):
         return result
 
 
-def limit_of(case: Case, entrant: Entrant, batch: Inputs) -> LowerBound | None:
+def limit_of(case: HybridCase, entrant: Entrant, batch: Inputs) -> LowerBound | None:
     """The limit of a case, from one more eager call; None for a program without matrix products.
 
     Args:

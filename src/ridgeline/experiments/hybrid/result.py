@@ -12,7 +12,7 @@ BASE = "eager"
 """The contender that all are compared with: the program as it is written."""
 
 
-class Row(Value, frozen=True, kw_only=True):
+class HybridRow(Value, frozen=True, kw_only=True):
     """One contender of a case.
 
     Attributes:
@@ -65,14 +65,14 @@ class CaseResult(Value, frozen=True, kw_only=True):
     model: str
     purpose: Purpose
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[HybridRow, ...]
     calls: int = 0
     turns: int = 0
     limit: LowerBound | None = None
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
-    def row(self, contender: str) -> Row:
+    def row(self, contender: str) -> HybridRow:
         """The row of a contender.
 
         Raises:
@@ -83,7 +83,7 @@ class CaseResult(Value, frozen=True, kw_only=True):
                 return row
         raise KeyError(contender)
 
-    def fastest(self, kind: Kind, *, may_overwrite: bool = True) -> Row | None:
+    def fastest(self, kind: Kind, *, may_overwrite: bool = True) -> HybridRow | None:
         """The contender of a kind with the least median; None without any.
 
         Args:

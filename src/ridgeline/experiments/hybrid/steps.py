@@ -9,7 +9,7 @@ from torch import nn
 
 from ridgeline.execution import MODES, offered
 from ridgeline.experiments.hybrid.calls import scripted
-from ridgeline.experiments.hybrid.cases import Case
+from ridgeline.experiments.hybrid.cases import HybridCase
 from ridgeline.experiments.hybrid.entrant import Contender, Entrant, Make, Remarks
 from ridgeline.experiments.hybrid.result import BASE
 from ridgeline.experiments.plain_step import PlainStep
@@ -33,7 +33,7 @@ SEARCHED = 4
 """Compilations of `auto`, which tries the best of the plans."""
 
 
-def step_contenders(case: Case) -> list[Contender]:
+def step_contenders(case: HybridCase) -> list[Contender]:
     """Those to be made first are first, since a time limit may leave out the last."""
     modes = sorted(offered("step", case.device), key=PRIORITY.index)
     ours = [
@@ -58,7 +58,7 @@ def _as_written(model: nn.Module) -> nn.Module:
 
 
 def _plain(wrap: Callable[[nn.Module], Any], *, fused: bool = False, begin: Any = None) -> Make:
-    def make(case: Case, budget_s: float) -> Entrant:
+    def make(case: HybridCase, budget_s: float) -> Entrant:
         model = case.model_on_device()
         optimizer = case.make_optimizer(model, **({"fused": True} if fused else {}))
         step = PlainStep(
@@ -69,24 +69,24 @@ def _plain(wrap: Callable[[nn.Module], Any], *, fused: bool = False, begin: Any 
     return make
 
 
-def _reducing_overhead(case: Case, budget_s: float) -> Entrant:
+def _reducing_overhead(case: HybridCase, budget_s: float) -> Entrant:
     # Without the mark, graphs of one step may overwrite what the backward pass of another still needs.
     begin = torch.compiler.cudagraph_mark_step_begin
     return _plain(partial(torch.compile, mode="reduce-overhead"), begin=begin)(case, budget_s)
 
 
 def _planned(execution: Execution) -> Make:
-    def make(case: Case, budget_s: float) -> Entrant:
+    def make(case: HybridCase, budget_s: float) -> Entrant:
         return _ours(case, Plan(execution=execution, precision=case.precision, kernels="combined"))
 
     return make
 
 
-def _auto(case: Case, budget_s: float) -> Entrant:
+def _auto(case: HybridCase, budget_s: float) -> Entrant:
     return _ours(case, "auto")
 
 
-def _ours(case: Case, plan: Plan | str) -> Entrant:
+def _ours(case: HybridCase, plan: Plan | str) -> Entrant:
     """Ridgeline's step, with the fused optimizer where that is what its strongest rival takes."""
     from ridgeline.session import TrainStep
 

@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ridgeline import units
-from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridExperiment, Row
+from ridgeline.experiments.hybrid.result import BASE, CaseResult, HybridExperiment, HybridRow
 from ridgeline.reporting.text import table, title
 
 _NAMES = {"callable": "inference", "step": "training"}
@@ -76,7 +76,7 @@ def _skipped(case: CaseResult) -> list[str]:
     return [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: HybridRow) -> tuple[str, ...]:
     if row.call_s is None or row.prepare_s is None:
         return (row.contender, row.status, "", "", "", "", "", row.reason)
     remarks = [f"chose {row.chosen}"] if row.chosen else []

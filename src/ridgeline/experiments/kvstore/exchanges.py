@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ridgeline import units
 from ridgeline.experiments.kvstore import ray_actor, shards, straggler
-from ridgeline.experiments.ways.case import Case, Contest, Runner, Way, nothing
-from ridgeline.experiments.ways.together import Asked
+from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner, nothing
+from ridgeline.experiments.ways.together import GroupRequest
 from ridgeline.runtime import kvstore
 from ridgeline.runtime.kvstore.serving import segment
 from ridgeline.runtime.world import World
@@ -46,7 +46,7 @@ class _Exchange(NamedTuple):
     close: Callable[[], None] = nothing
 
 
-def group_cases(world: World, asked: Asked) -> Sequence[Case]:
+def group_cases(world: World, asked: GroupRequest) -> Sequence[Case]:
     """Cases by size for all workers and for one; then one and two servers, and a worker that is slow."""
     by_size = [
         Case(
@@ -88,7 +88,7 @@ def _runner(
     world: World,
     values: Tensor,
     take_part: bool,
-) -> Runner:
+) -> WayRunner:
     exchange = make(world, values)
     zeros = torch.zeros_like(values)
 
@@ -108,7 +108,7 @@ def _runner(
         exchange.settle()
         return found
 
-    return Runner(run=lambda: bring(zeros), results=results, close=exchange.close)
+    return WayRunner(run=lambda: bring(zeros), results=results, close=exchange.close)
 
 
 def _all_reduce(world: World, values: Tensor) -> _Exchange:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ridgeline import units
-from ridgeline.experiments.ways.case import Case, Contest, Runner, Way
+from ridgeline.experiments.ways.case import Case, Contest, Way, WayRunner
 from ridgeline.runtime import kvstore
 from ridgeline.runtime.world import World
 
@@ -72,7 +72,7 @@ def _contest(world: World, optimizer: str) -> Contest:
     return Contest(ways=ways)
 
 
-def _runner(world: World, optimizer: str, servers: int) -> Runner:
+def _runner(world: World, optimizer: str, servers: int) -> WayRunner:
     generator = torch.Generator().manual_seed(0)
     work = OPTIMIZERS[optimizer]
     keys = [f"w{number}" for number in range(work.values)]
@@ -96,4 +96,4 @@ def _runner(world: World, optimizer: str, servers: int) -> Runner:
         store.barrier()
         return found
 
-    return Runner(run=lambda: run(PUSHES), results=results, close=store.close)
+    return WayRunner(run=lambda: run(PUSHES), results=results, close=store.close)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.ways.case import Case, Contest, Runner, Way, WayRemarks
+from ridgeline.experiments.ways.case import Case, Contest, Way, WayRemarks, WayRunner
 from ridgeline.runtime import kvstore
 from ridgeline.runtime.world import World
 from ridgeline.tasks.images import ImageData, load_images
@@ -74,7 +74,7 @@ def _labelled(data: ImageData) -> _Labelled:
     return _Labelled(torch.stack(images), torch.stack(labels))
 
 
-def _runner(world: World, train: _Labelled, test: _Labelled, kind: str) -> Runner:
+def _runner(world: World, train: _Labelled, test: _Labelled, kind: str) -> WayRunner:
     torch.manual_seed(0)
     features, classes = train.images[0].numel(), int(train.labels.max()) + 1
     model = nn.Sequential(
@@ -99,7 +99,7 @@ def _runner(world: World, train: _Labelled, test: _Labelled, kind: str) -> Runne
     def remarks() -> WayRemarks:
         return WayRemarks(notes=(f"{_accuracy(training):.1%} of the test images",))
 
-    return Runner(
+    return WayRunner(
         run=partial(_train, training, steps), results=results, remarks=remarks, close=store.close
     )
 

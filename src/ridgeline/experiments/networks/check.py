@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ridgeline.experiments.networks.forms import Subject, plain_step
+from ridgeline.experiments.networks.forms import NetworkSubject, plain_step
 from ridgeline.experiments.networks.ours import Ours, notes_of
-from ridgeline.experiments.networks.request import Answer, Request
+from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
 from ridgeline.experiments.networks.result import Check
 from ridgeline.machine import Machine
 from ridgeline.runtime.agree import largest_of_workers
@@ -23,17 +23,17 @@ SENSITIVITY_FACTOR = 4.0
 """A step may differ by this multiple of what the parameters' last bits do to the plain loop itself."""
 SEED = 1234
 
-Write = Callable[[Answer], None]
+Write = Callable[[NetworkAnswer], None]
 
 
-class Trained(NamedTuple):
+class TrainedSteps(NamedTuple):
     """What some steps came to."""
 
     losses: list[float]
     parameters: list[Tensor]
 
 
-def check(request: Request, subject: Subject, write: Write) -> None:
+def check(request: NetworkRequest, subject: NetworkSubject, write: Write) -> None:
     """Train ten steps in both ways and compare."""
     _without_tf32()
     plain, batch = plain_step(subject, is_compiled=False, is_channels_last=False)
@@ -63,19 +63,19 @@ def check(request: Request, subject: Subject, write: Write) -> None:
         is_equal=is_close(losses, parameters, sensitivity, tolerance),
         is_exact=losses == parameters == 0.0,
     )
-    write(Answer(check=found, notes=(*ours.notes, *notes_of(ours.step))))
+    write(NetworkAnswer(check=found, notes=(*ours.notes, *notes_of(ours.step))))
     ours.step.close()
 
 
-def train(step: Callable[[], Any], model: nn.Module, subject: Subject) -> Trained:
+def train(step: Callable[[], Any], model: nn.Module, subject: NetworkSubject) -> TrainedSteps:
     """Losses of ten steps from a seed of this worker, and the parameters after them."""
     torch.manual_seed(SEED + subject.world.rank)
     # What a step returns may be overwritten by the next one.
     losses = [float(step().detach()) for _ in range(STEPS)]
-    return Trained(losses, [p.detach().clone() for p in model.parameters()])
+    return TrainedSteps(losses, [p.detach().clone() for p in model.parameters()])
 
 
-def differences(got: Trained, wanted: Trained) -> tuple[float, float]:
+def differences(got: TrainedSteps, wanted: TrainedSteps) -> tuple[float, float]:
     """Largest relative difference of a loss, and that of the parameters: norm of the gap over the norm."""
     losses = max(
         abs(a - b) / max(abs(b), 1e-12) for a, b in zip(got.losses, wanted.losses, strict=True)

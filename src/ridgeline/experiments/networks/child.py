@@ -16,8 +16,8 @@ from ridgeline.codec import write_atomically
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.check import check
 from ridgeline.experiments.networks.contest import choose_plan, contest, first_step
-from ridgeline.experiments.networks.forms import Subject
-from ridgeline.experiments.networks.request import Answer, Request
+from ridgeline.experiments.networks.forms import NetworkSubject
+from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
 from ridgeline.probe.measure import measure
 from ridgeline.runtime.worker_process import end_well, end_with_parent
 from ridgeline.runtime.world import World
@@ -36,7 +36,7 @@ RECOMPILE_LIMIT = 64
 def main() -> None:
     """Do what the file named by the last argument asks for."""
     end_with_parent(os.getppid())
-    request = msgspec.json.decode(Path(sys.argv[-1]).read_bytes(), type=Request)
+    request = msgspec.json.decode(Path(sys.argv[-1]).read_bytes(), type=NetworkRequest)
     try:
         perform(request)
     except Exception:  # noqa: BLE001 - the parent reads the log; teardown after a failure may hang
@@ -47,7 +47,7 @@ def main() -> None:
     end_well()
 
 
-def perform(request: Request) -> None:
+def perform(request: NetworkRequest) -> None:
     """Do one task; rank 0 writes the answer whenever more is known."""
     # The name is that of torch 2.11 to 2.13.
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT  # noqa: SLF001 - there is no public name
@@ -55,18 +55,18 @@ def perform(request: Request) -> None:
     if request.task == "machine":
         begin = time.perf_counter()
         measure(settings=(world.setting,))
-        answer = Answer(first_s=time.perf_counter() - begin)
+        answer = NetworkAnswer(first_s=time.perf_counter() - begin)
         write_atomically(Path(request.answer), msgspec.json.encode(answer))
         return
     precision = "bf16" if "bf16" in request.allow and request.task != "check" else "as-is"
-    subject = Subject(
+    subject = NetworkSubject(
         network=catalog(request.sources)[request.network],
         world=world,
         scale=request.scale,
         precision=precision,
     )
 
-    def write(answer: Answer) -> None:
+    def write(answer: NetworkAnswer) -> None:
         if world.rank == 0:
             write_atomically(Path(request.answer), msgspec.json.encode(answer))
 

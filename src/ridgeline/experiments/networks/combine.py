@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import msgspec
 
 from ridgeline.experiments.networks.network import Network
-from ridgeline.experiments.networks.process import Reply
-from ridgeline.experiments.networks.request import Answer, Task
+from ridgeline.experiments.networks.process import ChildReply
+from ridgeline.experiments.networks.request import NetworkAnswer, Task
 from ridgeline.experiments.networks.result import AUTO, NO_TURNS, FormRow, NetworkResult, Starts
 
 
 def combined(
-    network: Network, replies: Mapping[Task, Reply], seconds: float, reason: str = ""
+    network: Network, replies: Mapping[Task, ChildReply], seconds: float, reason: str = ""
 ) -> NetworkResult:
     """One network's result.
 
@@ -22,14 +22,14 @@ def combined(
         reason: Why it was not run, or not to its end; empty: it was.
     """
     answers = {task: reply.answer for task, reply in replies.items()}
-    contest, plan = answers.get("contest", Answer()), answers.get("plan", Answer())
+    contest, plan = answers.get("contest", NetworkAnswer()), answers.get("plan", NetworkAnswer())
     told = plan if plan.headline is not None else contest
-    check = answers.get("check", Answer())
+    check = answers.get("check", NetworkAnswer())
     return NetworkResult(
         network=network.name,
         kind=network.kind,
         title=network.title,
-        forms=_forms(contest, answers.get("compile", Answer()), replies),
+        forms=_forms(contest, answers.get("compile", NetworkAnswer()), replies),
         headline=told.headline,
         tried=told.tried,
         starts=_starts(answers),
@@ -40,13 +40,15 @@ def combined(
     )
 
 
-def best_by_hand(answer: Answer) -> tuple[str, ...]:
+def best_by_hand(answer: NetworkAnswer) -> tuple[str, ...]:
     """The form by hand that a rough timing found fastest, if any ran."""
     timed = [(row.step_s.value, row.form) for row in answer.forms if row.step_s is not None]
     return (min(timed)[1],) if timed else ()
 
 
-def _forms(contest: Answer, compiled: Answer, replies: Mapping[Task, Reply]) -> tuple[FormRow, ...]:
+def _forms(
+    contest: NetworkAnswer, compiled: NetworkAnswer, replies: Mapping[Task, ChildReply]
+) -> tuple[FormRow, ...]:
     """Rows of the contest, then the forms by hand that did not get there."""
     rows = {row.form: row for row in contest.forms}
     best = best_by_hand(compiled)
@@ -69,7 +71,7 @@ def _ended(row: FormRow, reason: str) -> FormRow:
     return msgspec.structs.replace(row, reason=f"{NO_TURNS}{reason}")
 
 
-def _starts(answers: Mapping[Task, Answer]) -> Starts:
+def _starts(answers: Mapping[Task, NetworkAnswer]) -> Starts:
     """In a contest `auto` starts for the second time, if it had a first one to itself."""
     contest_s = answers["contest"].first_s if "contest" in answers else None
     has_first = "plan" in answers
@@ -81,7 +83,7 @@ def _starts(answers: Mapping[Task, Answer]) -> Starts:
     )
 
 
-def _notes(replies: Mapping[Task, Reply]) -> tuple[str, ...]:
+def _notes(replies: Mapping[Task, ChildReply]) -> tuple[str, ...]:
     """What went wrong in a child, then what the children say, each thing once."""
     failures = [f"{task}: {reply.reason}" for task, reply in replies.items() if reply.reason]
     said = [note for reply in replies.values() for note in reply.answer.notes]

@@ -8,9 +8,15 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.experiments.contests import FAILURES, dismiss, reason_of, release_memory
-from ridgeline.experiments.networks.forms import Form, Runner, Subject, forms_by_hand, plain_forms
+from ridgeline.experiments.networks.forms import (
+    NetworkForm,
+    NetworkRunner,
+    NetworkSubject,
+    forms_by_hand,
+    plain_forms,
+)
 from ridgeline.experiments.networks.ours import Ours, headline, notes_of, tried_plans
-from ridgeline.experiments.networks.request import Answer, Request
+from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
 from ridgeline.experiments.networks.result import AUTO, COMPILE, FormKind, FormRow
 from ridgeline.experiments.networks.timing import first_step_s, rough_s, time_forms
 from ridgeline.experiments.turns import Samples, spread, times_faster
@@ -24,11 +30,11 @@ TURNS = "taking turns"
 CLEARLY_SLOWER = 1.1
 """A form by hand that is this much slower than another by hand, roughly timed, leaves: memory is scarce."""
 
-Write = Callable[[Answer], None]
+Write = Callable[[NetworkAnswer], None]
 """Takes what is known so far."""
 
 
-def first_step(request: Request, subject: Subject, write: Write) -> None:
+def first_step(request: NetworkRequest, subject: NetworkSubject, write: Write) -> None:
     """Time the first step of the compiler with its own defaults; nothing else ran in this process."""
     form = next(form for form in plain_forms(subject) if form.name.endswith(COMPILE))
     entry = _Entrants(subject)
@@ -36,7 +42,7 @@ def first_step(request: Request, subject: Subject, write: Write) -> None:
     row = entry.rows[form.name]
     entry.close()
     notes = (f"{form.name}: {row.reason}",) if row.reason else ()
-    answer = Answer(first_s=row.first_s, notes=notes)
+    answer = NetworkAnswer(first_s=row.first_s, notes=notes)
     write(answer)
     if request.task != "compile":
         return
@@ -48,10 +54,10 @@ def first_step(request: Request, subject: Subject, write: Write) -> None:
     by_hand.close()
 
 
-def choose_plan(request: Request, subject: Subject, write: Write) -> None:
+def choose_plan(request: NetworkRequest, subject: NetworkSubject, write: Write) -> None:
     """Time `auto` from the first batch to its plan, and train on to see whether it kept its word."""
     ours = _ours(request, subject)
-    write(Answer(doing=CHOOSING))
+    write(NetworkAnswer(doing=CHOOSING))
     ours.prepare()
     answer = _chosen(ours)
     write(msgspec.structs.replace(answer, doing=ALONE))
@@ -59,23 +65,23 @@ def choose_plan(request: Request, subject: Subject, write: Write) -> None:
     ours.step.close()
 
 
-def contest(request: Request, subject: Subject, write: Write) -> None:
+def contest(request: NetworkRequest, subject: NetworkSubject, write: Write) -> None:
     """Choose a plan (with the caches of the first time, where there was one), then take turns with all."""
     ours = _ours(request, subject)
     entry = _Entrants(subject)
-    answer = Answer()
+    answer = NetworkAnswer()
 
     def tell(doing: str, samples: Samples | None = None) -> None:
         forms = rows_with_times(entry.rows, samples or {})
         write(msgspec.structs.replace(answer, forms=forms, doing=doing))
 
-    def prepared(_: Subject) -> Runner:
+    def prepared(_: NetworkSubject) -> NetworkRunner:
         ours.prepare()
         return ours.runner()
 
     tell(CHOOSING)
-    entry.admit(Form(AUTO, "ridgeline", prepared))
-    answer = Answer(first_s=ours.plan_s)
+    entry.admit(NetworkForm(AUTO, "ridgeline", prepared))
+    answer = NetworkAnswer(first_s=ours.plan_s)
     if AUTO in entry.runners:
         answer = _chosen(ours)
         tell(ALONE)
@@ -98,9 +104,9 @@ def contest(request: Request, subject: Subject, write: Write) -> None:
     entry.close()
 
 
-def _chosen(ours: Ours) -> Answer:
+def _chosen(ours: Ours) -> NetworkAnswer:
     """What is known of a plan that was chosen, before it trains."""
-    return Answer(
+    return NetworkAnswer(
         first_s=ours.plan_s,
         tried=tried_plans(ours.step),
         headline=headline(ours.step),
@@ -108,7 +114,9 @@ def _chosen(ours: Ours) -> Answer:
     )
 
 
-def _trained(answer: Answer, ours: Ours, request: Request, subject: Subject) -> Answer:
+def _trained(
+    answer: NetworkAnswer, ours: Ours, request: NetworkRequest, subject: NetworkSubject
+) -> NetworkAnswer:
     """The answer with what the plan's steps take while nothing else is in the process.
 
     That is what a script has, and what a prediction is of. Other forms that take turns leave caches, the
@@ -144,13 +152,13 @@ def rows_with_times(rows: Mapping[str, FormRow], samples: Samples) -> tuple[Form
 class _Entrants:
     """Forms that were made and run; those that fail are rows with a reason."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: NetworkSubject) -> None:
         self.rows: dict[str, FormRow] = {}
-        self.runners: dict[str, Runner] = {}
+        self.runners: dict[str, NetworkRunner] = {}
         self._subject = subject
         self._rough_s: dict[str, float] = {}
 
-    def admit(self, form: Form) -> None:
+    def admit(self, form: NetworkForm) -> None:
         """Make a form and run its first step."""
         reason, first_s, runner = "", None, None
         try:
@@ -215,12 +223,12 @@ class _Entrants:
         return [name for name in self.runners if self.rows[name].kind == kind]
 
 
-def _ours(request: Request, subject: Subject) -> Ours:
+def _ours(request: NetworkRequest, subject: NetworkSubject) -> Ours:
     machine = Machine.load(request.machine) if request.machine else None
     return Ours(subject, allow=request.allow, budget_s=request.budget_s, machine=machine)
 
 
-def _everywhere(is_fine: bool, subject: Subject) -> bool:
+def _everywhere(is_fine: bool, subject: NetworkSubject) -> bool:
     """Whether something is so in all workers."""
     if subject.world.size == 1:
         return is_fine

@@ -20,12 +20,12 @@ from ridgeline.experiments.contests import Progress
 from ridgeline.experiments.networks.catalog import catalog, chosen
 from ridgeline.experiments.networks.combine import best_by_hand, combined
 from ridgeline.experiments.networks.network import Network
-from ridgeline.experiments.networks.process import Children, Reply
-from ridgeline.experiments.networks.request import Answer, Request, Task
+from ridgeline.experiments.networks.process import Children, ChildReply
+from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest, Task
 from ridgeline.experiments.networks.result import NetworkResult, NetworksExperiment
 from ridgeline.experiments.networks.settings import (
-    Settings,
-    Slot,
+    NetworkSettings,
+    NetworkSlot,
     environment_of,
     settings_for,
     slots_of,
@@ -48,7 +48,7 @@ def run(
     only: Sequence[str] = (),
     names: Sequence[str] = (),
     sources: Sequence[str] = (),
-    settings: Settings | None = None,
+    settings: NetworkSettings | None = None,
     earlier: NetworksExperiment | None = None,
     publish: Callable[[NetworksExperiment], None] = lambda experiment: None,
     progress: Progress = lambda line: None,
@@ -94,7 +94,7 @@ class _Fleet:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: NetworkSettings,
         experiment: NetworksExperiment,
         results: dict[str, NetworkResult],
         publish: Callable[[NetworksExperiment], None],
@@ -110,9 +110,11 @@ class _Fleet:
         self._is_over = False
         self._lock = threading.Lock()
 
-    def examine_all(self, networks: Sequence[Network], slots: Sequence[Slot], folder: Path) -> None:
+    def examine_all(
+        self, networks: Sequence[Network], slots: Sequence[NetworkSlot], folder: Path
+    ) -> None:
         """Every network, with a result for those that no time is left for."""
-        free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        free: queue.SimpleQueue[NetworkSlot] = queue.SimpleQueue()
         for slot in slots:
             free.put(slot)
         base = folder / "machine"
@@ -148,7 +150,7 @@ class _Fleet:
             self.experiment = msgspec.structs.replace(self.experiment, networks=tuple(ordered))
             self._publish(self.experiment)
 
-    def _measure(self, slot: Slot, base: Path) -> None:
+    def _measure(self, slot: NetworkSlot, base: Path) -> None:
         """Measure the machine once; every network begins with a copy of this profile."""
         if slot.cores:
             os.sched_setaffinity(0, slot.cores)
@@ -160,7 +162,7 @@ class _Fleet:
             self.experiment, machine_s=reply.answer.first_s, notes=reason
         )
 
-    def _examine(self, network: Network, slot: Slot, folder: Path, base: Path) -> None:
+    def _examine(self, network: Network, slot: NetworkSlot, folder: Path, base: Path) -> None:
         """Publish what there is after each task: who ends the experiment keeps what was measured."""
         result = combined(network, {}, 0.0, self._reason_to_skip(network))
         if result.reason:
@@ -171,7 +173,7 @@ class _Fleet:
         if (base / "cache").is_dir():
             shutil.copytree(base / "cache", folder / "cache")
         begin = time.perf_counter()
-        replies: dict[Task, Reply] = {}
+        replies: dict[Task, ChildReply] = {}
         by_hand: tuple[str, ...] | None = None
         tasks = self._settings.tasks
         for done, task in enumerate(tasks, start=1):
@@ -200,14 +202,14 @@ class _Fleet:
         self,
         task: Task,
         network: str,
-        slot: Slot,
+        slot: NetworkSlot,
         folder: Path,
         by_hand: tuple[str, ...] | None = None,
-    ) -> Reply:
+    ) -> ChildReply:
         if self._is_over:
-            return Reply(Answer(), "the experiment was ended")
+            return ChildReply(NetworkAnswer(), "the experiment was ended")
         how = self._settings
-        request = Request(
+        request = NetworkRequest(
             task=task,
             network=network,
             device=how.device,
@@ -231,7 +233,7 @@ class _Fleet:
         )
 
 
-def _blank(how: Settings, earlier: NetworksExperiment | None) -> NetworksExperiment:
+def _blank(how: NetworkSettings, earlier: NetworksExperiment | None) -> NetworksExperiment:
     versions = {"ridgeline": VERSION, "torch": str(torch.__version__)}
     if torch.cuda.is_available():
         versions |= {"cuda": str(torch.version.cuda), "driver": driver()}
@@ -253,7 +255,7 @@ def _blank(how: Settings, earlier: NetworksExperiment | None) -> NetworksExperim
     )
 
 
-def _notes(how: Settings) -> tuple[str, ...]:
+def _notes(how: NetworkSettings) -> tuple[str, ...]:
     """What sets the starts of this run apart from those of a user."""
     notes = []
     if how.is_warm:

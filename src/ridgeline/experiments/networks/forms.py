@@ -25,7 +25,7 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runner:
+class NetworkRunner:
     """A form that has been made for a network.
 
     Attributes:
@@ -38,7 +38,7 @@ class Runner:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class NetworkSubject:
     """A network where and how it is trained.
 
     Attributes:
@@ -64,10 +64,10 @@ class Subject:
         return any(parameter.dim() == 4 for parameter in model.parameters())
 
 
-Make = Callable[[Subject], Runner]
+Make = Callable[[NetworkSubject], NetworkRunner]
 
 
-class Form(NamedTuple):
+class NetworkForm(NamedTuple):
     """A way to run a step, and what makes it.
 
     Attributes:
@@ -81,34 +81,34 @@ class Form(NamedTuple):
     make: Make
 
 
-def plain_forms(subject: Subject) -> list[Form]:
+def plain_forms(subject: NetworkSubject) -> list[NetworkForm]:
     """What a user writes: eager, the compiler's defaults, channels-last of both; DDP around them."""
     prefix = "DDP" if subject.world.size > 1 else ""
-    forms: list[Form] = []
+    forms: list[NetworkForm] = []
     for is_compiled in (False, True):
         words = [prefix, COMPILE if is_compiled else "" if prefix else "eager"]
         name = " + ".join(word for word in words if word)
-        forms.append(Form(name, "plain", partial(_plain, is_compiled=is_compiled)))
+        forms.append(NetworkForm(name, "plain", partial(_plain, is_compiled=is_compiled)))
         if subject.is_convolutional:
             make = partial(_plain, is_compiled=is_compiled, is_channels_last=True)
-            forms.append(Form(f"{name}, {CHANNELS_LAST}", "plain", make))
+            forms.append(NetworkForm(f"{name}, {CHANNELS_LAST}", "plain", make))
     return forms
 
 
-def forms_by_hand(subject: Subject) -> list[Form]:
+def forms_by_hand(subject: NetworkSubject) -> list[NetworkForm]:
     """One CUDA graph around the whole step, of each plain form; nothing on a CPU, or under DDP.
 
     Compiled ones come first: a capture that fails may spoil the process for those after it.
     """
     if subject.world.device.type != "cuda" or subject.world.size > 1:
         return []
-    forms: list[Form] = []
+    forms: list[NetworkForm] = []
     for is_compiled in (True, False):
         name = f"graph of {COMPILE if is_compiled else 'eager'}"
         if subject.is_convolutional:
             make = partial(_graph, is_compiled=is_compiled, is_channels_last=True)
-            forms.append(Form(f"{name}, {CHANNELS_LAST}", "by hand", make))
-        forms.append(Form(name, "by hand", partial(_graph, is_compiled=is_compiled)))
+            forms.append(NetworkForm(f"{name}, {CHANNELS_LAST}", "by hand", make))
+        forms.append(NetworkForm(name, "by hand", partial(_graph, is_compiled=is_compiled)))
     return forms
 
 
@@ -133,7 +133,7 @@ def optimizer_options(
 
 
 def plain_step(
-    subject: Subject, *, is_compiled: bool, is_channels_last: bool, is_captured: bool = False
+    subject: NetworkSubject, *, is_compiled: bool, is_channels_last: bool, is_captured: bool = False
 ) -> tuple[PlainStep, Any]:
     """The plain loop's step, and the batch it is for."""
     network, world = subject.network, subject.world
@@ -162,20 +162,20 @@ def plain_step(
 
 
 def _plain(
-    subject: Subject, *, is_compiled: bool = False, is_channels_last: bool = False
-) -> Runner:
+    subject: NetworkSubject, *, is_compiled: bool = False, is_channels_last: bool = False
+) -> NetworkRunner:
     step, batch = plain_step(subject, is_compiled=is_compiled, is_channels_last=is_channels_last)
-    return Runner(run=lambda: step(batch))
+    return NetworkRunner(run=lambda: step(batch))
 
 
 def _graph(
-    subject: Subject, *, is_compiled: bool = False, is_channels_last: bool = False
-) -> Runner:
+    subject: NetworkSubject, *, is_compiled: bool = False, is_channels_last: bool = False
+) -> NetworkRunner:
     step, batch = plain_step(
         subject, is_compiled=is_compiled, is_channels_last=is_channels_last, is_captured=True
     )
     replay = whole_step_graph(step, batch)
-    return Runner(run=partial(replay, batch), close=replay.close)
+    return NetworkRunner(run=partial(replay, batch), close=replay.close)
 
 
 def channels_last(batch: Any) -> Any:

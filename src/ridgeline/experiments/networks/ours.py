@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ridgeline.experiments.networks.forms import Runner, Subject, optimizer_options
+from ridgeline.experiments.networks.forms import NetworkRunner, NetworkSubject, optimizer_options
 from ridgeline.experiments.networks.network import Setup
 from ridgeline.experiments.networks.result import Headline, TriedPlan
 from ridgeline.machine import Machine, Quantity
@@ -37,7 +37,7 @@ class Ours:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: NetworkSubject,
         *,
         allow: tuple[str, ...] = (),
         budget_s: float | None = None,
@@ -63,9 +63,9 @@ class Ours:
         self.plan_s = time.perf_counter() - begin
         return plan
 
-    def runner(self) -> Runner:
+    def runner(self) -> NetworkRunner:
         """The step as one of the forms."""
-        return Runner(run=self._run, close=self.step.close)
+        return NetworkRunner(run=self._run, close=self.step.close)
 
     def _run(self) -> Tensor:
         return self.step(self.batch)

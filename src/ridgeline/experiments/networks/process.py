@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from ridgeline.codec import write_atomically
-from ridgeline.experiments.networks.request import Answer, Request
+from ridgeline.experiments.networks.request import NetworkAnswer, NetworkRequest
 
 CHILD = "ridgeline.experiments.networks.child"
 GRACE_S = 10.0
@@ -22,10 +22,10 @@ UNTOLD = ("raise ", "^", "~", "=====", "-----")
 """How lines of a log begin that name no error."""
 
 
-class Reply(NamedTuple):
+class ChildReply(NamedTuple):
     """What a child wrote, be it a part, and why there is no more; `reason` is empty when it ended well."""
 
-    answer: Answer
+    answer: NetworkAnswer
     reason: str
 
 
@@ -37,13 +37,13 @@ class Children:
 
     def ask(
         self,
-        request: Request,
+        request: NetworkRequest,
         folder: Path,
         *,
         workers: int,
         environment: Mapping[str, str],
         limit_s: float,
-    ) -> Reply:
+    ) -> ChildReply:
         """Have a task done, and wait for it.
 
         Args:
@@ -85,9 +85,9 @@ class Children:
                 _end(child)
                 self._running.discard(child)
         if not answer.exists():
-            return Reply(Answer(), reason or "it ended without an answer")
-        told = msgspec.json.decode(answer.read_bytes(), type=Answer)
-        return Reply(told, f"{reason} while {told.doing}" if reason and told.doing else reason)
+            return ChildReply(NetworkAnswer(), reason or "it ended without an answer")
+        told = msgspec.json.decode(answer.read_bytes(), type=NetworkAnswer)
+        return ChildReply(told, f"{reason} while {told.doing}" if reason and told.doing else reason)
 
     def end(self) -> None:
         """End those that run, with all that they started."""

@@ -19,7 +19,7 @@ Once for all networks, `machine` measures the machine.
 """
 
 
-class Request(Value, frozen=True, kw_only=True):
+class NetworkRequest(Value, frozen=True, kw_only=True):
     """One task on one network.
 
     Attributes:
@@ -57,7 +57,7 @@ class Request(Value, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
 
 
-class Answer(Value, frozen=True, kw_only=True):
+class NetworkAnswer(Value, frozen=True, kw_only=True):
     """What a task found; fields that are not its own stay empty.
 
     Attributes:

@@ -10,14 +10,14 @@ import torch
 from ridgeline.codec import Value
 from ridgeline.errors import TaskError
 from ridgeline.experiments.networks.network import Scale
-from ridgeline.experiments.networks.request import TASKS, Request, Task
+from ridgeline.experiments.networks.request import TASKS, NetworkRequest, Task
 
 TURNS = {"cpu": 5, "cuda": 9}
 STEPS = {"cpu": 0, "cuda": 20}
 """Turns, and steps in each, by device; 0: as many as fill a turn."""
 
 
-class Settings(Value, frozen=True, kw_only=True):
+class NetworkSettings(Value, frozen=True, kw_only=True):
     """How the experiment is run.
 
     Attributes:
@@ -53,24 +53,24 @@ class Settings(Value, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
 
 
-class Slot(NamedTuple):
+class NetworkSlot(NamedTuple):
     """Where one network runs: its GPU's number in the environment, and its cores; empty: all of them."""
 
     gpu: str = ""
     cores: frozenset[int] = frozenset()
 
 
-def settings_for(device: str | None = None, **changes: object) -> Settings:
+def settings_for(device: str | None = None, **changes: object) -> NetworkSettings:
     """The usual settings on a device, with changes; those that are None change nothing.
 
     Args:
         device: `cpu` or `cuda`; None takes the GPU where there is one.
-        **changes: Fields of `Settings`.
+        **changes: Fields of `NetworkSettings`.
     """
     kind: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     if device in ("cpu", "cuda"):
         kind = "cpu" if device == "cpu" else "cuda"
-    usual = Settings(
+    usual = NetworkSettings(
         device=kind,
         scale="gpu" if kind == "cuda" else "cpu",
         allow=("bf16", "random") if kind == "cuda" else (),
@@ -81,7 +81,9 @@ def settings_for(device: str | None = None, **changes: object) -> Settings:
     return msgspec.structs.replace(usual, **given)
 
 
-def environment_of(request: Request, slot: Slot, how: Settings, folder: Path) -> dict[str, str]:
+def environment_of(
+    request: NetworkRequest, slot: NetworkSlot, how: NetworkSettings, folder: Path
+) -> dict[str, str]:
     """Caches of its own for a child, its GPU, and its share of the cores."""
     found: dict[str, str] = {}
     if not how.is_warm:
@@ -99,14 +101,14 @@ def environment_of(request: Request, slot: Slot, how: Settings, folder: Path) ->
     return found
 
 
-def slots_of(how: Settings) -> list[Slot]:
+def slots_of(how: NetworkSettings) -> list[NetworkSlot]:
     """As many places as networks run at a time.
 
     Raises:
         TaskError: there are fewer GPUs.
     """
     if how.parallel == 1:
-        return [Slot()]
+        return [NetworkSlot()]
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     gpus = names.split(",") if names else [str(i) for i in range(torch.cuda.device_count())]
     if how.device != "cuda" or how.workers > 1 or how.parallel > len(gpus):
@@ -117,6 +119,6 @@ def slots_of(how: Settings) -> list[Slot]:
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // how.parallel)
     return [
-        Slot(gpus[index], frozenset(cores[index * share : (index + 1) * share]))
+        NetworkSlot(gpus[index], frozenset(cores[index * share : (index + 1) * share]))
         for index in range(how.parallel)
     ]

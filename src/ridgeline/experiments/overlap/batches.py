@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ridgeline.experiments.overlap.loading import Batches, rounds_for
+from ridgeline.experiments.overlap.loading import SortedBatches, rounds_for
 from ridgeline.experiments.overlap.prefetcher import prefetched
 from ridgeline.experiments.parallel.work import normal
 from ridgeline.experiments.ways.case import (
     Bound,
     Case,
     Contest,
-    Runner,
     Way,
     WayRemarks,
+    WayRunner,
     longest,
     simply,
 )
@@ -87,7 +87,7 @@ class Steps:
 
 def _host_contest(num: int) -> Contest:
     step, shape = Steps(SIDE, PRODUCTS, "cpu"), (SIDE, SIDE)
-    data = Batches(num, shape, rounds_for(LOAD_SHARE, lambda: step(torch.zeros(shape))))
+    data = SortedBatches(num, shape, rounds_for(LOAD_SHARE, lambda: step(torch.zeros(shape))))
     batch = data.load(0)
     return Contest(
         ways=(
@@ -114,7 +114,7 @@ def _device_contest(num: int) -> Contest:
         step(batch)
         synchronize()
 
-    data = Batches(num, shape, rounds_for(LOAD_SHARE / 2, once))
+    data = SortedBatches(num, shape, rounds_for(LOAD_SHARE / 2, once))
     pinned = torch.zeros(shape, pin_memory=True)
 
     def load_and_copy() -> None:
@@ -167,12 +167,12 @@ def _copied(batches: Iterable[Tensor]) -> Iterable[Tensor]:
 
 
 def _data_loader(
-    data: Batches,
+    data: SortedBatches,
     step: Steps,
     device: str | None,
     *,
     through: Callable[[Iterable[Tensor]], Iterable[Tensor]] = _copied,
-) -> Runner:
+) -> WayRunner:
     """The loader of torch with one worker process, which is started once and kept."""
     # Started afresh: a fork would copy a process whose threads hold locks.
     held: list[DataLoader[Any]] = [
@@ -193,10 +193,10 @@ def _data_loader(
     def run() -> Tensor:
         return step.over(held[0] if device is None else through(held[0]))
 
-    return Runner(run=run, close=close)
+    return WayRunner(run=run, close=close)
 
 
-def _feed(data: Batches, step: Steps, device: str) -> Runner:
+def _feed(data: SortedBatches, step: Steps, device: str) -> WayRunner:
     from ridgeline.runtime.feeding import feed
 
     reports: list[str] = []
@@ -207,4 +207,4 @@ def _feed(data: Batches, step: Steps, device: str) -> Runner:
             reports[:] = [repr(batches.report())]
         return means
 
-    return Runner(run=run, remarks=lambda: WayRemarks(notes=tuple(reports)))
+    return WayRunner(run=run, remarks=lambda: WayRemarks(notes=tuple(reports)))

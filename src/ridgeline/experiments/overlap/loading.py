@@ -17,7 +17,7 @@ FEW_ROUNDS, TURNS = 10, 9
 """Rounds that are timed at once, and how often, to learn what a round takes."""
 
 
-class Batches(IterableDataset[Tensor]):
+class SortedBatches(IterableDataset[Tensor]):
     """`num` batches of `shape`, each made by sorting random values `rounds` times.
 
     Args:
@@ -52,7 +52,7 @@ def rounds_for(share: float, step: Callable[[], Any]) -> int:
 
     Cost: Some steps, and about as long for sorting; in turns, so that a busy moment meets both.
     """
-    few = Batches(1, (1,), FEW_ROUNDS)
+    few = SortedBatches(1, (1,), FEW_ROUNDS)
     samples = take_turns(
         {"step": partial(seconds_of, step), "load": partial(seconds_of, partial(few.load, 0))},
         turns=TURNS,

@@ -11,9 +11,9 @@ from ridgeline.experiments.ways.case import (
     Bound,
     Case,
     Contest,
-    Runner,
     Way,
     WayRemarks,
+    WayRunner,
     longest,
     simply,
 )
@@ -79,7 +79,7 @@ def _non_blocking(x: Tensor, num: int) -> float:
     return _sum(copied)
 
 
-def _by_hand(x: Tensor, num: int, ring: list[Tensor]) -> Runner:
+def _by_hand(x: Tensor, num: int, ring: list[Tensor]) -> WayRunner:
     """What a careful person writes: a side stream, pinned memory, an event per slot."""
     side = torch.cuda.Stream()
     copied = [torch.cuda.Event() for _ in ring]
@@ -100,10 +100,10 @@ def _by_hand(x: Tensor, num: int, ring: list[Tensor]) -> Runner:
                 result.record_stream(side)
         return total
 
-    return Runner(run=run)
+    return WayRunner(run=run)
 
 
-def _ours(x: Tensor, num: int) -> Runner:
+def _ours(x: Tensor, num: int) -> WayRunner:
     """A generator of results, and an iterator over the same on the host."""
     from ridgeline.runtime.feeding import to_host
 
@@ -115,7 +115,7 @@ def _ours(x: Tensor, num: int) -> Runner:
         reports[:] = [repr(stream.report())]
         return total
 
-    return Runner(run=run, remarks=lambda: WayRemarks(notes=tuple(reports)))
+    return WayRunner(run=run, remarks=lambda: WayRemarks(notes=tuple(reports)))
 
 
 def _sum(results: Iterable[Tensor]) -> float:

@@ -16,7 +16,7 @@ from ridgeline.experiments.parallel.work import (
     perceptron_step,
     squares_on,
 )
-from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way, longest, simply
+from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, longest, simply
 from ridgeline.probe.timing import synchronize
 
 TWO = ("cuda:0", "cuda:1")
@@ -139,7 +139,7 @@ def _on_streams(work: Work, streams: Sequence[torch.cuda.Stream]) -> Any:
     return work.join(done)
 
 
-def captured(fn: Callable[[], Any]) -> Runner:
+def captured(fn: Callable[[], Any]) -> WayRunner:
     """The kernels of `fn` in one CUDA graph; results are overwritten by the next run."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -155,4 +155,4 @@ def captured(fn: Callable[[], Any]) -> Runner:
         graph.replay()
         return results
 
-    return Runner(run=run, close=graph.reset)
+    return WayRunner(run=run, close=graph.reset)

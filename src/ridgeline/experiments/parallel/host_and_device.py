@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ridgeline.experiments.parallel.ours import parallelized
 from ridgeline.experiments.parallel.work import Work, chain, normal
-from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way, longest, simply
+from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, longest, simply
 from ridgeline.probe.timing import synchronize
 
 SIDE, DEVICE_SIDE = 1024, 4096
@@ -70,7 +70,7 @@ def _contest() -> Contest:
     )
 
 
-def _by_hand(a: Tensor, b: Tensor) -> Runner:
+def _by_hand(a: Tensor, b: Tensor) -> WayRunner:
     """Enqueue the GPU's work and its copy, compute on the CPU meanwhile, wait, add."""
     pinned = torch.empty_like(b, device="cpu", pin_memory=True)
 
@@ -82,10 +82,10 @@ def _by_hand(a: Tensor, b: Tensor) -> Runner:
         copied.synchronize()
         return local + pinned[:SIDE, :SIDE]
 
-    return Runner(run=run)
+    return WayRunner(run=run)
 
 
-def _engine(a: Tensor, b: Tensor) -> Runner:
+def _engine(a: Tensor, b: Tensor) -> WayRunner:
     """Three tasks and two variables; the order of pushing is that of the sequential program."""
     from ridgeline.runtime.engine import Engine
     from ridgeline.runtime.engine.streams import device_lanes
@@ -114,4 +114,4 @@ def _engine(a: Tensor, b: Tensor) -> Runner:
         synchronize()  # a wait for a device lane holds the stream, not the host
         return held["sum"] + pinned[:SIDE, :SIDE]
 
-    return Runner(run=run, close=engine.close)
+    return WayRunner(run=run, close=engine.close)

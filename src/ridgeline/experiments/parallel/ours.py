@@ -4,7 +4,7 @@ from functools import partial
 
 from ridgeline import units
 from ridgeline.experiments.parallel.work import Work
-from ridgeline.experiments.ways.case import Runner, Way, WayRemarks
+from ridgeline.experiments.ways.case import Way, WayRemarks, WayRunner
 
 NAME = "ridgeline parallelize"
 
@@ -14,7 +14,7 @@ def parallelized(work: Work) -> Way:
     return Way(NAME, "ridgeline", partial(_make, work))
 
 
-def _make(work: Work) -> Runner:
+def _make(work: Work) -> WayRunner:
     from ridgeline.runtime.autoparallel.parallelize import parallelize
 
     program = parallelize(work.fn, work.inputs)
@@ -24,4 +24,4 @@ def _make(work: Work) -> Runner:
         bound = f"no schedule is shorter than {units.seconds(report.bounds.limit_s)}"
         return WayRemarks(notes=(f"chose {report.chosen}: {report.reason}", bound, *report.notes))
 
-    return Runner(run=lambda: program(*work.inputs), close=program.close, remarks=remarks)
+    return WayRunner(run=lambda: program(*work.inputs), close=program.close, remarks=remarks)

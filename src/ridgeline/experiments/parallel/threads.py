@@ -17,7 +17,7 @@ from ridgeline.experiments.parallel.work import (
     independent,
     perceptron_step,
 )
-from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way, simply
+from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner, simply
 from ridgeline.host_threads import set_threads
 from ridgeline.probe.fingerprint import num_cores
 
@@ -91,7 +91,7 @@ def _bound(work: Work, workers: int) -> Bound:
     )
 
 
-def _pool(work: Work, workers: int) -> Runner:
+def _pool(work: Work, workers: int) -> WayRunner:
     """Every piece submitted; what joins them runs in the calling thread."""
     pool = ThreadPoolExecutor(
         min(workers, len(work.pieces)), initializer=set_threads, initargs=(1,)
@@ -101,16 +101,16 @@ def _pool(work: Work, workers: int) -> Runner:
         futures = [pool.submit(piece) for piece in work.pieces]
         return work.join([future.result() for future in futures])
 
-    return Runner(run=run, close=pool.shutdown)
+    return WayRunner(run=run, close=pool.shutdown)
 
 
-def _forked(name: str, work: Work) -> Runner:
+def _forked(name: str, work: Work) -> WayRunner:
     """TorchScript's own tasks, on its inter-operator threads."""
     script = _scripts()["chains" if name == "devices" else "products"]
     if name == "devices":
-        return Runner(run=lambda: script(*work.inputs, 20))
+        return WayRunner(run=lambda: script(*work.inputs, 20))
     inputs = list(work.inputs)
-    return Runner(run=lambda: script(inputs))
+    return WayRunner(run=lambda: script(inputs))
 
 
 @functools.cache

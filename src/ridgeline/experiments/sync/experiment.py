@@ -11,7 +11,7 @@ from ridgeline.experiments.contests import Progress
 from ridgeline.experiments.sync.steps import CASES, QUICK_CASES
 from ridgeline.experiments.ways.experiment import LEAST_S, check_names, experiment_of
 from ridgeline.experiments.ways.result import WayCase, WayExperiment
-from ridgeline.experiments.ways.together import Asked, hold_together
+from ridgeline.experiments.ways.together import GroupRequest, hold_together
 from ridgeline.probe.fingerprint import num_cores
 
 HOSTS = 2
@@ -65,7 +65,7 @@ def run(
     for index, rate in enumerate(chosen):
         if progress is not None:
             progress(f"sync: a link of {rate}" if rate != UNSHAPED else "sync: an unshaped link")
-        asked = Asked(
+        asked = GroupRequest(
             home="ridgeline.experiments.sync.steps",
             device=kind,
             quick=quick,
@@ -77,7 +77,7 @@ def run(
     return experiment_of("sync", cases, quick=quick, limit_s=limit)
 
 
-def _held(asked: Asked, workers: int, progress: Progress | None) -> Sequence[WayCase]:
+def _held(asked: GroupRequest, workers: int, progress: Progress | None) -> Sequence[WayCase]:
     """The cases at one rate, on hosts of their own where that is possible."""
     if asked.device == "cuda":
         lacking = "GPUs of one host are joined by links that cannot be shaped"

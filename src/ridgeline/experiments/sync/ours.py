@@ -9,13 +9,13 @@ from torch import nn
 from ridgeline import units
 from ridgeline.experiments.sync.peers import LOCAL_STEPS, RANK
 from ridgeline.experiments.sync.training import CHECKED_STEPS, Step, Training, make_runner
-from ridgeline.experiments.ways.case import Runner, Way
+from ridgeline.experiments.ways.case import Way, WayRunner
 from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import choose
 from ridgeline.planner.exchanges import APART_PERMISSION, PERMISSION
 from ridgeline.probe.measure import measure
-from ridgeline.runtime.step import TrainStep
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.simulator.step import simulate
 from ridgeline.simulator.synchronising import sent_bytes
 from ridgeline.synchronisation import delay_of
@@ -30,7 +30,7 @@ DELAY = 40
 """Of these, steps that go on while parameters travel: ResNet-18 takes as long as 24 at 100 Mbit/s."""
 
 
-class Wanted(NamedTuple):
+class WantedPlan(NamedTuple):
     """What the planner is asked for: knobs that are set, and changes of the maths that it may make."""
 
     fixed: dict[str, Any]
@@ -38,16 +38,16 @@ class Wanted(NamedTuple):
 
 
 WANTED = {
-    "exact": Wanted({}),
-    "lossy allowed": Wanted({}, (PERMISSION, APART_PERMISSION)),
-    f"powersgd, rank {RANK}": Wanted({"compression": "powersgd"}, (PERMISSION,)),
+    "exact": WantedPlan({}),
+    "lossy allowed": WantedPlan({}, (PERMISSION, APART_PERMISSION)),
+    f"powersgd, rank {RANK}": WantedPlan({"compression": "powersgd"}, (PERMISSION,)),
     **{
-        name: Wanted({"compression": name}, (PERMISSION,))
+        name: WantedPlan({"compression": name}, (PERMISSION,))
         for name in ("bf16", "int8", "sign", "topk")
     },
-    f"every {LOCAL_STEPS} steps": Wanted({"every": LOCAL_STEPS}),
-    f"every {FAR_APART} steps": Wanted({"every": FAR_APART}),
-    f"every {FAR_APART} steps, {DELAY} late": Wanted(
+    f"every {LOCAL_STEPS} steps": WantedPlan({"every": LOCAL_STEPS}),
+    f"every {FAR_APART} steps": WantedPlan({"every": FAR_APART}),
+    f"every {FAR_APART} steps, {DELAY} late": WantedPlan(
         {"every": FAR_APART, "options": {"delay": DELAY}}
     ),
 }
@@ -106,10 +106,10 @@ def our_ways(
 
 def _runner(
     training: Training, plan: Plan, is_counted: bool, predicted_s: float, notes: tuple[str, ...]
-) -> Runner:
+) -> WayRunner:
     def make(model: nn.Module) -> Step:
         optimizer: Any = training.optimizer(model)
-        return TrainStep(model, training.loss_fn, optimizer, plan, world=training.world)
+        return PlannedStep(model, training.loss_fn, optimizer, plan, world=training.world)
 
     steps = plan.sync.every
     # A run begins with the step that starts an exchange: the link is free again when it ends.

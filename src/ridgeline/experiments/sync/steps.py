@@ -14,7 +14,7 @@ from ridgeline.experiments.sync.ours import QUICK_WANTED, WANTED, Profile, our_w
 from ridgeline.experiments.sync.peers import PEERS, QUICK_PEERS
 from ridgeline.experiments.sync.training import Training, make_runner
 from ridgeline.experiments.ways.case import Bound, Case, Contest, Way
-from ridgeline.experiments.ways.together import Asked
+from ridgeline.experiments.ways.together import GroupRequest
 from ridgeline.laws.collectives import bus_bandwidth_factor
 from ridgeline.runtime.world import World
 
@@ -39,7 +39,7 @@ class ShapedLink(NamedTuple):
     is_counted: bool
 
 
-def group_cases(world: World, asked: Asked) -> Sequence[Case]:
+def group_cases(world: World, asked: GroupRequest) -> Sequence[Case]:
     """A case a model, for workers of a process group."""
     link, profile = _link(world, asked), Profile()
     return [
@@ -54,7 +54,7 @@ def group_cases(world: World, asked: Asked) -> Sequence[Case]:
     ]
 
 
-def _link(world: World, asked: Asked) -> ShapedLink:
+def _link(world: World, asked: GroupRequest) -> ShapedLink:
     if asked.lacking:
         workers = f"{world.size} local workers, not shaped ({asked.lacking})"
         return ShapedLink(workers, 0.0, is_counted=False)

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from ridgeline import tasks
 from ridgeline.experiments.namespaces import INTERFACE
-from ridgeline.experiments.ways.case import Runner, WayRemarks, nothing
-from ridgeline.runtime.step import TrainStep
+from ridgeline.experiments.ways.case import WayRemarks, WayRunner, nothing
+from ridgeline.runtime.step import PlannedStep
 from ridgeline.runtime.world import World
 
 BATCHES = 4
@@ -69,7 +69,7 @@ def make_runner(
     lead: int = 0,
     predicted_s: float | None = None,
     notes: tuple[str, ...] = (),
-) -> Runner:
+) -> WayRunner:
     """A way to train: one step a run, compared by what the first steps changed.
 
     Args:
@@ -110,8 +110,8 @@ def make_runner(
         wire_bytes = sent[0] // sent[1] if is_known else None
         return WayRemarks(notes=notes, predicted_s=predicted_s, wire_bytes=wire_bytes)
 
-    close = step.close if isinstance(step, TrainStep) else nothing
-    return Runner(run=run, results=results, units=units, remarks=remarks, close=close)
+    close = step.close if isinstance(step, PlannedStep) else nothing
+    return WayRunner(run=run, results=results, units=units, remarks=remarks, close=close)
 
 
 def sent_bytes() -> int:

@@ -21,7 +21,7 @@ class WayRemarks(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runner:
+class WayRunner:
     """A way that has been made, ready to do the work again and again.
 
     Attributes:
@@ -54,7 +54,7 @@ class Way(NamedTuple):
 
     name: str
     kind: WayKind
-    make: Callable[[], Runner]
+    make: Callable[[], WayRunner]
     lacking: str = ""
 
 
@@ -130,6 +130,6 @@ def longest(*parts: str) -> Callable[[Mapping[str, float]], float]:
     return seconds
 
 
-def simply(run: Callable[[], Any], *, threads: int = 0) -> Callable[[], Runner]:
+def simply(run: Callable[[], Any], *, threads: int = 0) -> Callable[[], WayRunner]:
     """What makes a way that is nothing but a function."""
-    return lambda: Runner(run=run, threads=threads)
+    return lambda: WayRunner(run=run, threads=threads)

@@ -23,7 +23,7 @@ from ridgeline.experiments.contests import (
 )
 from ridgeline.experiments.hybrid.result import LowerBound
 from ridgeline.experiments.turns import Samples, spread, take_turns, times_faster
-from ridgeline.experiments.ways.case import Bound, Case, Contest, Runner, Way
+from ridgeline.experiments.ways.case import Bound, Case, Contest, Way, WayRunner
 from ridgeline.experiments.ways.result import WayCase, WayRow, hidden_share
 from ridgeline.probe.peers import Peers
 from ridgeline.probe.timing import synchronize
@@ -76,7 +76,7 @@ class _Hold:
         self._progress = progress
         self._peers = peers
         self._rows: dict[str, WayRow] = {}
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, WayRunner] = {}
         self._wanted: list[Tensor] | None = None
 
     def result(self, begin: float, limit_s: float) -> WayCase:
@@ -95,7 +95,7 @@ class _Hold:
         row = WayRow(way=way.name, kind=way.kind)
         if way.lacking:
             return msgspec.structs.replace(row, status="skipped", reason=way.lacking)
-        runner: Runner | None = None
+        runner: WayRunner | None = None
         failure: Exception | None = None
         gap = 0.0
         try:
@@ -123,21 +123,21 @@ class _Hold:
         calls = self._case.calls or self._calls(next(iter(runners.values())))
         bound = self._contest.bound
         for name, run in (bound.parts if bound else {}).items():
-            runners[name] = Runner(run=run)
+            runners[name] = WayRunner(run=run)
             self._rows[name] = WayRow(way=name, kind="part")
         turns = {name: self._turn(name, runner, calls) for name, runner in runners.items()}
         samples = take_turns(turns, turns=MOST_TURNS, limit_s=limit_s, agree=self._peers.agree)
         is_failed = {name for name, row in self._rows.items() if row.status != "measured"}
         return {name: own for name, own in samples.items() if name not in is_failed}, calls
 
-    def _calls(self, first: Runner) -> int:
+    def _calls(self, first: WayRunner) -> int:
         """Runs that fill a turn, of the first way on the first worker."""
         with torch_threads(first.threads):
             once_s = min(wall_s(first.run, 1) for _ in range(2)) / first.units
         calls = max(1, min(1000, round(TURN_S / once_s)))
         return int(self._peers.gather([calls])[0][0])
 
-    def _turn(self, name: str, runner: Runner, calls: int) -> Turn:
+    def _turn(self, name: str, runner: WayRunner, calls: int) -> Turn:
         def turn() -> float:
             if self._rows[name].status != "measured":
                 return 0.0
@@ -206,7 +206,7 @@ class _Hold:
         self._runners.clear()
 
 
-def _results(runner: Runner) -> Any:
+def _results(runner: WayRunner) -> Any:
     """What a way computes, when it has warmed up: caches, threads, worker processes."""
     if runner.results is not None:
         return runner.results()

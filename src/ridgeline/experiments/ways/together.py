@@ -28,7 +28,7 @@ MOST_OVER = 4.0
 START_S = 600.0
 
 
-class Asked(Value, frozen=True, kw_only=True):
+class GroupRequest(Value, frozen=True, kw_only=True):
     """What a group of workers is to hold.
 
     Attributes:
@@ -53,7 +53,7 @@ class Asked(Value, frozen=True, kw_only=True):
 
 
 def hold_together(
-    asked: Asked,
+    asked: GroupRequest,
     *,
     workers: int,
     threads: int,
@@ -128,7 +128,7 @@ def experiment_together(
         WorkerError: a worker failed otherwise than in a way.
     """
     limit = LIMITS_S[quick] if limit_s is None else limit_s
-    asked = Asked(
+    asked = GroupRequest(
         home=home, device=device, quick=quick, only=tuple(only) or tuple(cases), limit_s=limit
     )
     if progress is not None:
@@ -140,7 +140,7 @@ def experiment_together(
 
 def work(request: bytes) -> bytes:
     """Target of `run_in_group`: hold the cases with the others, and reply what came of them."""
-    asked = msgspec.json.decode(request, type=Asked)
+    asked = msgspec.json.decode(request, type=GroupRequest)
     world = World.join(device=asked.device)
     peers = Peers.of(world.group())
     make_cases = importlib.import_module(asked.home).group_cases

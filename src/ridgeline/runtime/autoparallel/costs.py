@@ -19,7 +19,7 @@ from ridgeline.runtime.autoparallel.makespan import NodeCost
 from ridgeline.runtime.autoparallel.operations import Operation
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.segments import Environment, Segment
-from ridgeline.runtime.hybrid.capture.lint_judge import Operation as JudgedOperation
+from ridgeline.runtime.hybrid.capture.lint_judge import CalledOperator as JudgedOperation
 from ridgeline.runtime.hybrid.capture.lint_judge import judge
 
 Costs = MutableMapping[str, NodeCost]

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import ScheduleError
 from ridgeline.runtime.autoparallel.cuda_lanes import CudaLanes, Route
-from ridgeline.runtime.autoparallel.issue import Lanes, Piece, carry_out, pieces
+from ridgeline.runtime.autoparallel.issue import IssuedPiece, Lanes, carry_out, pieces
 from ridgeline.runtime.autoparallel.moves import compile_move, is_move
 from ridgeline.runtime.autoparallel.placement import Placement
 from ridgeline.runtime.autoparallel.program import Program
@@ -108,7 +108,7 @@ class DeviceProgram:
             for source, target in itinerary.routes
         ]
 
-    def _work_of(self, piece: Piece, itinerary: Itinerary) -> Work:
+    def _work_of(self, piece: IssuedPiece, itinerary: Itinerary) -> Work:
         """Copies of a copying lane, or operations; a lane of a pair of devices may have both, by turns."""
         found: list[Work] = []
         target = itinerary.routes[piece.lane][1]

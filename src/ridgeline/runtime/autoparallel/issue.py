@@ -13,7 +13,7 @@ from ridgeline.runtime.autoparallel.schedule import Schedule
 Values = TypeVar("Values")
 
 
-class Piece(NamedTuple):
+class IssuedPiece(NamedTuple):
     """Nodes that are issued to one lane without an event between them.
 
     Attributes:
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     signals: bool = False
 
 
-def pieces(schedule: Schedule) -> tuple[Piece, ...]:
+def pieces(schedule: Schedule) -> tuple[IssuedPiece, ...]:
     """The pieces of a schedule, in an order in which the host can issue them.
 
     A node that waits begins a piece, and a node that others wait for ends one. So a piece only ever
@@ -48,7 +48,7 @@ def pieces(schedule: Schedule) -> tuple[Piece, ...]:
         if node in signals:
             del open_piece[lane]
     return tuple(
-        Piece(lane, tuple(nodes), waits.get(nodes[0], ()), nodes[-1] in signals)
+        IssuedPiece(lane, tuple(nodes), waits.get(nodes[0], ()), nodes[-1] in signals)
         for lane, nodes in found
     )
 
@@ -77,7 +77,7 @@ class Lanes(Protocol):
 
 
 def carry_out(
-    lanes: Lanes, work: Sequence[tuple[Piece, Callable[[Values], object]]], values: Values
+    lanes: Lanes, work: Sequence[tuple[IssuedPiece, Callable[[Values], object]]], values: Values
 ) -> None:
     """One call: every piece on its lane, after what it waits for.
 

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.runtime.autoparallel.program import Program
-from ridgeline.runtime.autoparallel.segments import Environment, Segment, Text, compile_segment
+from ridgeline.runtime.autoparallel.segments import (
+    Environment,
+    Segment,
+    SegmentSource,
+    compile_segment,
+)
 
 
 def is_move(node: fx.Node) -> bool:
@@ -51,11 +56,11 @@ def compile_move(program: Program, index: int, keep: Collection[int]) -> Segment
     exported = frozenset(wanted.intersection(operation.makes))
     name = f"move of {argument.name}"
     before = compile_segment(
-        Text(operation.members[:place], slot_of, frozenset({source}), frozenset()), name
+        SegmentSource(operation.members[:place], slot_of, frozenset({source}), frozenset()), name
     )
     # Views of the result look at memory that is not filled yet; they do not read it.
     after = compile_segment(
-        Text(operation.members[place + 1 :], slot_of, exported, frozenset()), name
+        SegmentSource(operation.members[place + 1 :], slot_of, exported, frozenset()), name
     )
     given = node.kwargs.get("memory_format")
     memory_format = given if isinstance(given, torch.memory_format) else torch.preserve_format

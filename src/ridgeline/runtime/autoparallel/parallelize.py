@@ -16,7 +16,7 @@ from ridgeline.runtime.autoparallel.program import Program, trace_program
 from ridgeline.runtime.autoparallel.report import ParallelReport
 from ridgeline.runtime.autoparallel.schedule import Schedule
 from ridgeline.runtime.autoparallel.search import Mode, close_call, report_of, search
-from ridgeline.runtime.autoparallel.ways import Offer, Way, offer, offer_halves
+from ridgeline.runtime.autoparallel.ways import Offer, ProgramWay, offer, offer_halves
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.flat_program import as_arguments, name_of
 from ridgeline.runtime.hybrid.guards.guards import Guards
@@ -117,7 +117,7 @@ class Parallel(Closing):
         fn: Callable[..., Any],
         guard: Guard,
         call: Callable[..., Any] | None,
-        way: Way | None,
+        way: ProgramWay | None,
         report: ParallelReport,
     ) -> None:
         self._fn = fn

@@ -14,7 +14,12 @@ from ridgeline.errors import CaptureError
 from ridgeline.runtime.autoparallel.aliasing import Accesses
 from ridgeline.runtime.autoparallel.dag import Dag, descendants
 from ridgeline.runtime.autoparallel.operations import Operation, depend, group
-from ridgeline.runtime.autoparallel.segments import Environment, Segment, Text, compile_segment
+from ridgeline.runtime.autoparallel.segments import (
+    Environment,
+    Segment,
+    SegmentSource,
+    compile_segment,
+)
 from ridgeline.runtime.autoparallel.tidying import tidy
 from ridgeline.runtime.flat_program import FlatProgram, flatten_program
 from ridgeline.runtime.split_backward import split_backward
@@ -111,7 +116,8 @@ class Program:
         self._sets_grads = True
         self._is_single = self._output_tree.is_leaf() and len(self.outputs) == 1
         self._finish = compile_segment(
-            Text(self._late_views, self.slot_of, frozenset(self.outputs), frozenset()), "results"
+            SegmentSource(self._late_views, self.slot_of, frozenset(self.outputs), frozenset()),
+            "results",
         )
 
     @property
@@ -204,7 +210,7 @@ class Program:
         }
         exported = {slot for slot in made if slot in kept or self.users.get(slot, set()) - inside}
         home = self.operations[operations[0]].device if operations else None
-        text = Text(
+        text = SegmentSource(
             tuple(nodes), self.slot_of, frozenset(exported), frozenset(emptied), device, home
         )
         return compile_segment(text, f"segment of {len(operations)} operations")

@@ -8,18 +8,18 @@ import msgspec
 from ridgeline.errors import EquivalenceError, PlanError
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.report import AS_WRITTEN, CandidateRow, ParallelReport
-from ridgeline.runtime.autoparallel.selection import SERIAL, Choice, choose
+from ridgeline.runtime.autoparallel.selection import SERIAL, ParallelChoice, choose
 from ridgeline.runtime.autoparallel.trial import compare, quartiles, take_turns
-from ridgeline.runtime.autoparallel.ways import Offer, Way
+from ridgeline.runtime.autoparallel.ways import Offer, ProgramWay
 
 Mode = Literal["auto", "serial", "parallel"]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The outcome of a search; `call` is None where the function runs as it was written."""
 
     name: str
-    way: Way | None
+    way: ProgramWay | None
     call: Callable[..., Any] | None
     reason: str
     measured: dict[str, list[float]]
@@ -33,7 +33,7 @@ def search(
     offered: Offer,
     mode: Mode,
     as_tried: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
-) -> Found:
+) -> SearchResult:
     """Make, check and time the ways; keep one, close the others.
 
     `as_tried` makes of each what is compared and timed: forward and backward, where that is the matter.
@@ -69,14 +69,16 @@ def search(
         for other, call in calls.items():
             if other != name:
                 close_call(call)
-    return Found(name, ways.get(name), calls.get(name), choice.reason, measured, rows)
+    return SearchResult(name, ways.get(name), calls.get(name), choice.reason, measured, rows)
 
 
-def _choose(measured: dict[str, list[float]], mode: Mode, rows: dict[str, CandidateRow]) -> Choice:
+def _choose(
+    measured: dict[str, list[float]], mode: Mode, rows: dict[str, CandidateRow]
+) -> ParallelChoice:
     """The fastest way; as written unless something is gained, or another one was asked for."""
     parallel = {name: own for name, own in measured.items() if name not in (AS_WRITTEN, SERIAL)}
     if mode == "serial" and SERIAL in measured:
-        return Choice(name=SERIAL, times_faster=1.0, reason="asked for")
+        return ParallelChoice(name=SERIAL, times_faster=1.0, reason="asked for")
     if mode == "parallel":
         if not parallel:
             refused = [row for row in rows.values() if row.note]
@@ -90,19 +92,21 @@ def _choose(measured: dict[str, list[float]], mode: Mode, rows: dict[str, Candid
                 "mode='auto', which runs it serially"
             )
         best = min(parallel, key=lambda name: quartiles(parallel[name])[1])
-        return Choice(name=best, times_faster=1.0, reason="asked for: the fastest on several lanes")
+        return ParallelChoice(
+            name=best, times_faster=1.0, reason="asked for: the fastest on several lanes"
+        )
     if SERIAL not in measured:
-        return Choice(name=AS_WRITTEN, times_faster=1.0, reason=rows[SERIAL].note)
+        return ParallelChoice(name=AS_WRITTEN, times_faster=1.0, reason=rows[SERIAL].note)
     first = choose({name: own for name, own in measured.items() if name != AS_WRITTEN})
     final = choose({name: measured[name] for name in (AS_WRITTEN, first.name)}, AS_WRITTEN)
     if final.name == AS_WRITTEN:
         reason = first.reason if first.name == SERIAL else final.reason
-        return Choice(name=AS_WRITTEN, times_faster=1.0, reason=reason)
+        return ParallelChoice(name=AS_WRITTEN, times_faster=1.0, reason=reason)
     if first.name == SERIAL:
         reason = (
             f"{first.reason}; traced it runs {final.times_faster:.2f} times faster than as written"
         )
-        return Choice(name=SERIAL, times_faster=1.0, reason=reason)
+        return ParallelChoice(name=SERIAL, times_faster=1.0, reason=reason)
     return first
 
 
@@ -110,7 +114,7 @@ def _as_it_is(call: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def report_of(subject: str, offered: Offer, found: Found) -> ParallelReport:
+def report_of(subject: str, offered: Offer, found: SearchResult) -> ParallelReport:
     """The report of a search."""
     rows = [_timed(row, found.measured.get(name)) for name, row in found.rows.items()]
     medians = {row.name: row.measured_s for row in rows if row.measured_s is not None}

@@ -20,7 +20,7 @@ Segment = Callable[[Environment], None]
 """Operations of one lane, in order: reads and writes slots of an environment."""
 
 
-class Text(NamedTuple):
+class SegmentSource(NamedTuple):
     """What a segment is written from.
 
     Attributes:
@@ -40,7 +40,7 @@ class Text(NamedTuple):
     home: torch.device | None = None
 
 
-def compile_segment(text: Text, name: str) -> Segment:
+def compile_segment(text: SegmentSource, name: str) -> Segment:
     """The function that the text describes; `name` appears in tracebacks."""
     names: dict[str, Any] = {}
     lines: list[str] = []
@@ -70,7 +70,7 @@ def compile_segment(text: Text, name: str) -> Segment:
     return names["segment"]
 
 
-def _call(node: fx.Node, text: Text, names: dict[str, Any]) -> str:
+def _call(node: fx.Node, text: SegmentSource, names: dict[str, Any]) -> str:
     """The call of a node's operator as source; what cannot be written goes into `names`."""
     if node.target is operator.getitem:
         value, index = node.args
@@ -85,7 +85,7 @@ def _call(node: fx.Node, text: Text, names: dict[str, Any]) -> str:
     return f"{_constant(function, names, 'f')}({', '.join(arguments)})"
 
 
-def _argument(value: Any, text: Text, names: dict[str, Any]) -> str:
+def _argument(value: Any, text: SegmentSource, names: dict[str, Any]) -> str:
     if isinstance(value, fx.Node):
         return f"t{text.slot_of[value]}"
     if value is None or isinstance(value, bool | int | str):

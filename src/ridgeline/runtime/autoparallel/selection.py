@@ -31,7 +31,7 @@ class HasDag(Protocol):
         """Who waits for whom."""
 
 
-class Choice(Value, frozen=True, kw_only=True):
+class ParallelChoice(Value, frozen=True, kw_only=True):
     """What is used, and why.
 
     Attributes:
@@ -91,7 +91,7 @@ def candidates(
     return found
 
 
-def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Choice:
+def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> ParallelChoice:
     """The fastest candidate; the serial one unless the gain is beyond the noise.
 
     Ratios are taken turn by turn, so a change of the machine's speed between turns does not count.
@@ -114,7 +114,7 @@ def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Cho
     base = statistics.median(measured[serial])
     others = [name for name in measured if name != serial]
     if not others:
-        return Choice(name=serial, times_faster=1.0, reason="no other way was measured")
+        return ParallelChoice(name=serial, times_faster=1.0, reason="no other way was measured")
     best = min(others, key=lambda name: statistics.median(measured[name]))
     own = statistics.median(measured[best])
     ratios = [slow / fast for slow, fast in zip(measured[serial], measured[best], strict=True)]
@@ -122,7 +122,7 @@ def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Cho
     figures = f"{units.seconds(own)} against {units.seconds(base)} serially"
     if gain >= LEAST_GAIN and low > 1.0:
         reason = f"{best} is the fastest measured: {figures}, {gain:.2f} times faster"
-        return Choice(name=best, times_faster=gain, reason=reason)
+        return ParallelChoice(name=best, times_faster=gain, reason=reason)
     if gain < 1.0:
         reason = f"nothing is gained: the best other way, {best}, takes {figures}"
     else:
@@ -130,7 +130,7 @@ def choose(measured: Mapping[str, Sequence[float]], serial: str = SERIAL) -> Cho
             f"the gain of {best} is within the noise: {figures}, {gain:.2f} times, at least {low:.2f} in "
             f"three quarters of {len(ratios)} turns"
         )
-    return Choice(name=serial, times_faster=1.0, reason=reason)
+    return ParallelChoice(name=serial, times_faster=1.0, reason=reason)
 
 
 def _low_quartile(values: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ import torch
 
 from ridgeline.errors import ScheduleError
 from ridgeline.runtime.autoparallel.cuda_lanes import CudaLanes, Route
-from ridgeline.runtime.autoparallel.issue import Lanes, Piece, carry_out, pieces
+from ridgeline.runtime.autoparallel.issue import IssuedPiece, Lanes, carry_out, pieces
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.schedule import Schedule
 from ridgeline.runtime.autoparallel.segments import Segment
@@ -43,7 +43,7 @@ class StreamProgram:
             _routes(_only_device(program), schedule.num_lanes), len(schedule.lane_of)
         )
         kept = program.crosses(schedule.lane_of)
-        self._work: list[tuple[Piece, Segment]] = [
+        self._work: list[tuple[IssuedPiece, Segment]] = [
             (piece, program.segment(piece.nodes, keep=kept)) for piece in pieces(schedule)
         ]
 

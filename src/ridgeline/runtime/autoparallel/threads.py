@@ -17,7 +17,7 @@ import torch
 
 from ridgeline.errors import EngineError
 from ridgeline.host_threads import set_threads
-from ridgeline.runtime.autoparallel.issue import Piece, pieces
+from ridgeline.runtime.autoparallel.issue import IssuedPiece, pieces
 from ridgeline.runtime.autoparallel.program import Program
 from ridgeline.runtime.autoparallel.schedule import Schedule
 from ridgeline.runtime.autoparallel.segments import Segment
@@ -29,7 +29,7 @@ from ridgeline.timeline import Timeline
 ROUND_TRIPS = 30
 
 
-class Step(NamedTuple):
+class ScheduledPiece(NamedTuple):
     """A piece of the schedule as the engine gets it.
 
     Attributes:
@@ -136,7 +136,7 @@ class ThreadProgram:
         for variable in self._lanes:
             self._engine.wait(variable)
 
-    def _make_steps(self) -> list[Step]:
+    def _make_steps(self) -> list[ScheduledPiece]:
         found = pieces(self.schedule)
         num_pieces = Counter(piece.lane for piece in found)
         done: dict[int, Variable] = {}
@@ -145,11 +145,11 @@ class ThreadProgram:
                 done[piece.nodes[-1]] = self._lanes[piece.lane]
             elif piece.signals:
                 done[piece.nodes[-1]] = self._engine.variable(f"operation {piece.nodes[-1]}")
-        steps: list[Step] = []
+        steps: list[ScheduledPiece] = []
         for piece in push_order(found):
             writes = (self._lanes[piece.lane], *([done[piece.nodes[-1]]] if piece.signals else ()))
             steps.append(
-                Step(
+                ScheduledPiece(
                     self.program.segment(piece.nodes),
                     tuple(done[node] for node in piece.waits),
                     tuple(dict.fromkeys(writes)),
@@ -159,23 +159,23 @@ class ThreadProgram:
             )
         return steps
 
-    def _name(self, piece: Piece) -> str:
+    def _name(self, piece: IssuedPiece) -> str:
         first = self.program.operations[piece.nodes[0]].node.name
         return first if len(piece.nodes) == 1 else f"{first} and {len(piece.nodes) - 1} more"
 
 
-def push_order(found: Sequence[Piece]) -> list[Piece]:
+def push_order(found: Sequence[IssuedPiece]) -> list[IssuedPiece]:
     """The pieces in the order in which the calling thread pushes them.
 
     A push to lane 0 returns when the piece has run, so what other lanes could begin with must have been
     pushed before: pieces of lane 0 come as late as what depends on them allows.
     """
-    by_lane: dict[int, list[Piece]] = {}
+    by_lane: dict[int, list[IssuedPiece]] = {}
     for piece in found:
         by_lane.setdefault(piece.lane, []).append(piece)
     pushed: set[int] = set()
     position = dict.fromkeys(by_lane, 0)
-    order: list[Piece] = []
+    order: list[IssuedPiece] = []
 
     def advance(lane: int) -> bool:
         """Push the lane's next piece, if what it waits for has been pushed."""

@@ -31,7 +31,7 @@ MOST_THREADS = 4
 """Lanes on the CPU by default: Python's global lock lets few threads issue small operators at once."""
 
 
-class Way(NamedTuple):
+class ProgramWay(NamedTuple):
     """One way to run a program.
 
     Attributes:
@@ -50,7 +50,7 @@ class Way(NamedTuple):
 class Offer(NamedTuple):
     """What can be done with a program: the ways, the one on one lane first, and what none can beat."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[ProgramWay, ...]
     bounds: Bounds
     device: str
     operations: int
@@ -110,9 +110,9 @@ def offer_halves(
     first = {way.name: way for way in forward.ways}
     second = {way.name: way for way in backward.ways}
 
-    def way(name: str) -> Way:
+    def way(name: str) -> ProgramWay:
         one, two = first.get(name, first[SERIAL]), second.get(name, second[SERIAL])
-        return Way(
+        return ProgramWay(
             name,
             one.schedule if one.name == name else two.schedule,
             one.predicted_s + two.predicted_s,
@@ -145,12 +145,14 @@ def _on_threads(program: Program, costs: Sequence[NodeCost], lanes: int) -> Offe
             found[f"list, {listed.num_lanes} lanes"] = listed
     threads = torch.get_num_threads()
 
-    def way(name: str, schedule: Schedule) -> Way:
+    def way(name: str, schedule: Schedule) -> ProgramWay:
         predicted = run_schedule(costs, schedule, sync_s=sync_s).makespan
         if schedule.num_lanes <= 1:  # none where the program has no operations
-            return Way(name, schedule, predicted, lambda: program.run)
+            return ProgramWay(name, schedule, predicted, lambda: program.run)
         own = max(1, threads // schedule.num_lanes)
-        return Way(name, schedule, predicted, lambda: ThreadProgram(program, schedule, threads=own))
+        return ProgramWay(
+            name, schedule, predicted, lambda: ThreadProgram(program, schedule, threads=own)
+        )
 
     ways = tuple(way(name, schedule) for name, schedule in found.items())
     return Offer(ways, find_bounds(program.dag, costs), "cpu", *_size(program))
@@ -166,11 +168,13 @@ def _on_streams(
 ) -> Offer:
     sync_s = stream_sync_s(device)
 
-    def way(name: str, schedule: Schedule) -> Way:
+    def way(name: str, schedule: Schedule) -> ProgramWay:
         predicted = run_schedule(costs, schedule, sync_s=sync_s).makespan
         if capture:
-            return Way(name, schedule, predicted, lambda: CapturedProgram(program, schedule, args))
-        return Way(name, schedule, predicted, lambda: StreamProgram(program, schedule))
+            return ProgramWay(
+                name, schedule, predicted, lambda: CapturedProgram(program, schedule, args)
+            )
+        return ProgramWay(name, schedule, predicted, lambda: StreamProgram(program, schedule))
 
     found = candidates(program, costs, lanes, sync_s=sync_s)
     ways = tuple(way(name, schedule) for name, schedule in found.items())
@@ -199,10 +203,10 @@ def _on_devices(
         placements["HEFT"] = chosen
     serial = serial_schedule(program.dag)
     one_by_one_s = sum(cost.seconds for cost in costs)
-    ways = [Way(SERIAL, serial, one_by_one_s, lambda: program.run)]
+    ways = [ProgramWay(SERIAL, serial, one_by_one_s, lambda: program.run)]
     for name, placement in placements.items():
         made = DeviceProgram(program, placement, devices)
-        ways.append(Way(name, made.schedule, placement.makespan, _constant(made)))
+        ways.append(ProgramWay(name, made.schedule, placement.makespan, _constant(made)))
     best = min(placements.values(), key=lambda placement: placement.makespan)
     bounds = find_bounds(program.dag, apart, num_devices=len(devices), transfers=best.transfers)
     return Offer(tuple(ways), bounds, ", ".join(map(str, devices)), *_size(program))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine.lane_table import LaneRecord
-from ridgeline.runtime.engine.task import Agenda, Task
+from ridgeline.runtime.engine.task import Agenda, EngineTask
 from ridgeline.runtime.engine.threads import ThreadLane
 from ridgeline.runtime.engine.variable import Variable
 
@@ -30,13 +30,16 @@ class Blocked(NamedTuple):
 class Need(NamedTuple):
     """What a task needs to get to its end: that all of `others` end, or one of them."""
 
-    others: list[Task]
+    others: list[EngineTask]
     all_of_them: bool
     why: str
 
 
 def check_ends(
-    task: Task, variable: Variable, unfinished: Iterable[Task], blocked: Mapping[Task, Blocked]
+    task: EngineTask,
+    variable: Variable,
+    unfinished: Iterable[EngineTask],
+    blocked: Mapping[EngineTask, Blocked],
 ) -> None:
     """Refuse that a task waits for a variable, as `blocked` says already, if that cannot end.
 
@@ -58,7 +61,7 @@ def check_ends(
 
 
 def find_cycle(
-    root: Task, unfinished: Iterable[Task], blocked: Mapping[Task, Blocked]
+    root: EngineTask, unfinished: Iterable[EngineTask], blocked: Mapping[EngineTask, Blocked]
 ) -> list[str]:
     """Who waits for whom, from `root` until one comes again; empty if `root` can go on.
 
@@ -67,7 +70,7 @@ def find_cycle(
     Cost: A few passes over the unfinished tasks and their variables; asked only by tasks that wait.
     """
     known = _Known(unfinished, blocked)
-    needs: dict[Task, list[Need]] = {}
+    needs: dict[EngineTask, list[Need]] = {}
     reached = [root]
     while reached:
         task = reached.pop()
@@ -84,7 +87,7 @@ def find_cycle(
     if root not in stuck:
         return []
     cycle: list[str] = []
-    seen: set[Task] = set()
+    seen: set[EngineTask] = set()
     task = root
     while task not in seen:
         seen.add(task)
@@ -95,7 +98,7 @@ def find_cycle(
     return cycle
 
 
-def _is_met(need: Need, stuck: Mapping[Task, None]) -> bool:
+def _is_met(need: Need, stuck: Mapping[EngineTask, None]) -> bool:
     if need.all_of_them:
         return not any(other in stuck for other in need.others)
     return not need.others or any(other not in stuck for other in need.others)
@@ -104,15 +107,17 @@ def _is_met(need: Need, stuck: Mapping[Task, None]) -> bool:
 class _Known:
     """What tasks need, looked up once for all of them."""
 
-    def __init__(self, unfinished: Iterable[Task], blocked: Mapping[Task, Blocked]) -> None:
+    def __init__(
+        self, unfinished: Iterable[EngineTask], blocked: Mapping[EngineTask, Blocked]
+    ) -> None:
         self._blocked = blocked
-        self._running: dict[LaneRecord, list[Task]] = defaultdict(list)
-        self._before_in_lane: dict[Task, Task] = {}
-        self._readers: dict[Variable, list[Task]] = defaultdict(list)
-        self._before: dict[Variable, dict[Task, list[Task]]] = {}
-        self._inside: dict[Task, list[Task]] = defaultdict(list)
-        self._starters: dict[Task, list[Task]] = defaultdict(list)
-        last: dict[LaneRecord, Task] = {}
+        self._running: dict[LaneRecord, list[EngineTask]] = defaultdict(list)
+        self._before_in_lane: dict[EngineTask, EngineTask] = {}
+        self._readers: dict[Variable, list[EngineTask]] = defaultdict(list)
+        self._before: dict[Variable, dict[EngineTask, list[EngineTask]]] = {}
+        self._inside: dict[EngineTask, list[EngineTask]] = defaultdict(list)
+        self._starters: dict[EngineTask, list[EngineTask]] = defaultdict(list)
+        last: dict[LaneRecord, EngineTask] = {}
         for task in unfinished:
             if task.is_taken:
                 self._running[task.record].append(task)
@@ -131,7 +136,7 @@ class _Known:
                     self._starters[later].append(task)
                 agenda = agenda.outer
 
-    def needs(self, task: Task) -> Iterable[Need]:
+    def needs(self, task: EngineTask) -> Iterable[Need]:
         """What has to happen before the task ends."""
         wait = self._blocked.get(task)
         if wait is not None:
@@ -156,23 +161,23 @@ class _Known:
         elif not task.waits:
             yield Need(self._starters[task], True, "its thread, where there runs")
 
-    def _before_in_queue(self, variable: Variable) -> dict[Task, list[Task]]:
+    def _before_in_queue(self, variable: Variable) -> dict[EngineTask, list[EngineTask]]:
         """By task that waits for the variable: those right before it, which have to be through with it."""
         before = self._before.get(variable)
         if before is None:
-            before = self._before[variable] = dict[Task, list[Task]]()
+            before = self._before[variable] = dict[EngineTask, list[EngineTask]]()
             queued = {task for task, _ in variable.queue}
-            writer: list[Task] = [] if variable.writer is None else [variable.writer]
+            writer: list[EngineTask] = [] if variable.writer is None else [variable.writer]
             readers = [task for task in self._readers[variable] if task not in queued]
             for task, is_write in variable.queue:
                 before[task] = (readers or writer) if is_write else writer
                 if is_write:
                     writer = [task]
-                    readers = list[Task]()
+                    readers = list[EngineTask]()
                 else:
                     readers.append(task)
         return before
 
 
-def _sequence(task: Task) -> int:
+def _sequence(task: EngineTask) -> int:
     return task.sequence

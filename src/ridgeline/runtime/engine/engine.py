@@ -19,7 +19,7 @@ from ridgeline.runtime.engine.lanes import Finish, JoinableLane, LaneRunner
 from ridgeline.runtime.engine.mending import settle
 from ridgeline.runtime.engine.scheduler import Scheduler
 from ridgeline.runtime.engine.statistics import EngineStatistics
-from ridgeline.runtime.engine.task import Task
+from ridgeline.runtime.engine.task import EngineTask
 from ridgeline.runtime.engine.variable import Variable, check_owner, check_variables
 from ridgeline.runtime.engine.waiting import wait_for
 from ridgeline.timeline import Span, Timeline
@@ -99,7 +99,7 @@ class Engine:
         name: str = "",
         priority: int = 0,
         num_bytes: int = 0,
-    ) -> Task:
+    ) -> EngineTask:
         """Run `fn` on `lane` once everything pushed earlier that it depends on is done.
 
         A function that raises poisons the variables it writes: tasks that touch them are skipped,
@@ -143,7 +143,7 @@ class Engine:
         if reads is not _NO_VARIABLES:
             check_variables(reads, name, scheduler.owner)
             read = tuple([v for v in dict.fromkeys(reads) if v not in written]) if reads else ()
-        task = Task(fn, read, written, record, name, priority, num_bytes, 2)
+        task = EngineTask(fn, read, written, record, name, priority, num_bytes, 2)
         try:
             scheduler.push(task)
         except EngineError:  # refused
@@ -216,7 +216,7 @@ class Engine:
             pacing.wait_at(gate)
         tell_untold(self._scheduler)
 
-    def cancel(self, task: Task) -> bool:
+    def cancel(self, task: EngineTask) -> bool:
         """Keep a task from running if it has not begun; True if so.
 
         What it would have written is poisoned by `concurrent.futures.CancelledError`, in its turn: a
@@ -227,7 +227,7 @@ class Engine:
         """
         scheduler = self._scheduler
         scheduler.process.check("cancel")
-        if not isinstance(task, Task) or not scheduler.lanes.owns(task.record):
+        if not isinstance(task, EngineTask) or not scheduler.lanes.owns(task.record):
             raise EngineError(
                 f"wanted a task of this engine to cancel, got {task!r}; cancel it where it was pushed"
             )
@@ -335,7 +335,7 @@ class Engine:
     def _push_control(self, variable: Variable, name: str, action: Callable[[], None]) -> None:
         scheduler = self._scheduler
         check_owner(variable, name, scheduler.owner)
-        task = Task(action, (), (variable,), scheduler.lanes.control, name, 0, 0, 3)
+        task = EngineTask(action, (), (variable,), scheduler.lanes.control, name, 0, 0, 3)
         try:
             scheduler.push(task)
         except EngineError:  # refused

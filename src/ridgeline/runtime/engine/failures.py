@@ -3,7 +3,7 @@
 from concurrent.futures import CancelledError
 
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine.task import Task
+from ridgeline.runtime.engine.task import EngineTask
 
 KEPT = 16
 """Failures nobody has been told of that are kept. A traceback keeps the variables of all its frames, so that
@@ -23,7 +23,7 @@ class Failures:
         self._untold: list[BaseException] = []
         self._num_counted = 0
 
-    def add(self, task: Task, error: BaseException) -> None:
+    def add(self, task: EngineTask, error: BaseException) -> None:
         """A task raised: note where it was pushed, and that somebody has to be told."""
         place = _place(task)
         if place not in getattr(error, "__notes__", ()):  # one exception may be raised many times
@@ -50,7 +50,7 @@ class Failures:
         return untold, num_counted
 
 
-def cancellation(task: Task) -> CancelledError:
+def cancellation(task: EngineTask) -> CancelledError:
     """What poisons the variables that a cancelled task would have written."""
     error = CancelledError("cancelled before it began")
     error.add_note(_place(task))
@@ -75,5 +75,5 @@ def tell(error: BaseException, others: int = 0, only_counted: int = 0) -> None:
     raise EngineError(f"{type(error).__name__}: {error} ({place}){more}") from error
 
 
-def _place(task: Task) -> str:
+def _place(task: EngineTask) -> str:
     return f"in task {task.name!r} on lane {task.lane}, pushed at {task.origin}"

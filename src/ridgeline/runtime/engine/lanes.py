@@ -16,10 +16,10 @@ from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine.task import Task, here
+from ridgeline.runtime.engine.task import EngineTask, here
 from ridgeline.runtime.engine.variable import events_before, touches_streams
 
-Finish = Callable[[Task, BaseException | None], Any]
+Finish = Callable[[EngineTask, BaseException | None], Any]
 """`finish(task, error)`: the engine's callback; may be called from any thread, outside locks."""
 
 
@@ -32,13 +32,13 @@ class LaneRunner(Protocol):
 
     runs_inline: bool
 
-    def enqueue(self, task: Task) -> None:
+    def enqueue(self, task: EngineTask) -> None:
         """A task was pushed; called in push order, under the engine's lock, before it may be ready."""
 
-    def forget(self, task: Task) -> None:
+    def forget(self, task: EngineTask) -> None:
         """The push of the task did not come about; called under the engine's lock if `keeps_order`."""
 
-    def start(self, task: Task) -> None:
+    def start(self, task: EngineTask) -> None:
         """All the task waits for is done: run it and call `finish`.
 
         After an interrupt it is called again for tasks that nobody has taken (`is_taken`).
@@ -67,15 +67,15 @@ class InlineLane:
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
-        self.cut_short: deque[tuple[Task, BaseException | None]] = deque()
+        self.cut_short: deque[tuple[EngineTask, BaseException | None]] = deque()
 
-    def enqueue(self, task: Task) -> None:
+    def enqueue(self, task: EngineTask) -> None:
         """Nothing to prepare."""
 
-    def forget(self, task: Task) -> None:
+    def forget(self, task: EngineTask) -> None:
         """Nothing to undo."""
 
-    def start(self, task: Task) -> None:
+    def start(self, task: EngineTask) -> None:
         """Run it here and now. An interrupt or exit goes on to the caller."""
         if task.is_taken:
             return
@@ -96,7 +96,7 @@ class InlineLane:
 class ControlLane(InlineLane):
     """For the engine's own tasks, which `finish` runs under the engine's lock."""
 
-    def start(self, task: Task) -> None:
+    def start(self, task: EngineTask) -> None:
         """It has come to its end."""
         try:
             task.is_taken = True
@@ -117,23 +117,23 @@ class InOrderLane(abc.ABC):
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
-        self._order: deque[Task] = deque()
+        self._order: deque[EngineTask] = deque()
         self._ready: set[int] = set()
         self._lock = threading.Lock()
         self._launcher: object = None  # whoever launches at present
 
-    def enqueue(self, task: Task) -> None:
+    def enqueue(self, task: EngineTask) -> None:
         """Note its place."""
         with self._lock:
             self._order.append(task)
 
-    def forget(self, task: Task) -> None:
+    def forget(self, task: EngineTask) -> None:
         """Take it out of the order; it never becomes ready."""
         with self._lock:
             if task in self._order:
                 self._order.remove(task)
 
-    def start(self, task: Task) -> None:
+    def start(self, task: EngineTask) -> None:
         """Launch it and what waited behind it, unless something before it is not ready."""
         me = object()
         try:
@@ -148,7 +148,7 @@ class InOrderLane(abc.ABC):
             raise
 
     @abc.abstractmethod
-    def launch(self, task: Task) -> None:
+    def launch(self, task: EngineTask) -> None:
         """Start the task's work; must see to it that `finish` is called, and must not raise."""
 
     def close(self) -> None:  # noqa: B027 - most lanes own nothing that ends
@@ -163,7 +163,7 @@ class InOrderLane(abc.ABC):
             else:  # a task it depends on failed: there is no work to wait for
                 self._finish(head, None)
 
-    def _take(self) -> Task | None:
+    def _take(self) -> EngineTask | None:
         """The next task to launch; it stays the first until it is launched, or else it could be lost."""
         with self._lock:
             if self._order and self._order[0].is_taken:
@@ -185,7 +185,7 @@ class InOrderLane(abc.ABC):
 class WorkLane(InOrderLane):
     """Tasks start something asynchronous and return its `torch.futures.Future`."""
 
-    def launch(self, task: Task) -> None:
+    def launch(self, task: EngineTask) -> None:
         """Start the work; its future reports the end."""
         returned: list[Any] = []
         error = call_on_host(task, returned)
@@ -205,7 +205,7 @@ class WorkLane(InOrderLane):
         if future.done():
             self._done(task, future)
 
-    def _done(self, task: Task, future: Any) -> None:
+    def _done(self, task: EngineTask, future: Any) -> None:
         error: BaseException | None = None
         try:
             future.value()
@@ -214,7 +214,7 @@ class WorkLane(InOrderLane):
         self._finish(task, error)
 
 
-def call(task: Task, returned: list[Any] | None = None) -> BaseException | None:
+def call(task: EngineTask, returned: list[Any] | None = None) -> BaseException | None:
     """Run the task's function; what it raised, or None.
 
     Args:
@@ -242,7 +242,7 @@ def call(task: Task, returned: list[Any] | None = None) -> BaseException | None:
     return None
 
 
-def call_on_host(task: Task, returned: list[Any] | None = None) -> BaseException | None:
+def call_on_host(task: EngineTask, returned: list[Any] | None = None) -> BaseException | None:
     """Run the task's function once the streams are through with its variables.
 
     Cost: Blocks the calling thread while a stream still uses them.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.runtime.engine import failures
 from ridgeline.runtime.engine.lanes import InlineLane
-from ridgeline.runtime.engine.task import Task, nothing, open_gates
+from ridgeline.runtime.engine.task import EngineTask, nothing, open_gates
 
 if TYPE_CHECKING:
     from ridgeline.runtime.engine.pacing import Pacing
@@ -25,14 +25,14 @@ def mend(scheduler: "Scheduler") -> None:
             scheduler.half_done = None
 
 
-def undo_push(scheduler: "Scheduler", task: Task) -> None:
+def undo_push(scheduler: "Scheduler", task: EngineTask) -> None:
     """The task was being registered: it has not been pushed."""
     if task.record.keeps_order:
         task.record.runner.forget(task)
     restore(scheduler.pacing, task, was_pushed=True)
 
 
-def complete(scheduler: "Scheduler", task: Task, error: BaseException | None) -> None:
+def complete(scheduler: "Scheduler", task: EngineTask, error: BaseException | None) -> None:
     """The task was being released: do the rest. What becomes ready is left to `settle`."""
     if error is not None or task.error is not None:
         scheduler.fail(task, error)
@@ -48,7 +48,7 @@ def complete(scheduler: "Scheduler", task: Task, error: BaseException | None) ->
         open_gates(scheduler.idle_gates)
 
 
-def settle(scheduler: "Scheduler", pushed: Task | None) -> None:
+def settle(scheduler: "Scheduler", pushed: EngineTask | None) -> None:
     """Mend, then start what nobody else will start.
 
     Args:
@@ -79,7 +79,7 @@ def settle(scheduler: "Scheduler", pushed: Task | None) -> None:
         scheduler.start_all(idle)
 
 
-def restore(pacing: "Pacing", task: Task, *, was_pushed: bool) -> None:
+def restore(pacing: "Pacing", task: EngineTask, *, was_pushed: bool) -> None:
     """Make the state of all variables anew from the unfinished tasks; called under the engine's lock.
 
     Who holds a variable and who waits for it follows from the order of the pushes: the first write
@@ -115,7 +115,7 @@ def restore(pacing: "Pacing", task: Task, *, was_pushed: bool) -> None:
     pacing.restore()
 
 
-def inherit_error(task: Task) -> None:
+def inherit_error(task: EngineTask) -> None:
     """A task that touches a poisoned variable will not run; called when all before it is done."""
     if task.error is not None or task.record.is_control:
         return

@@ -9,7 +9,7 @@ import time
 from collections import deque
 
 from ridgeline.runtime.engine.arguments import whole_number
-from ridgeline.runtime.engine.task import Task, closed_gate, open_gates
+from ridgeline.runtime.engine.task import EngineTask, closed_gate, open_gates
 
 RECHECK_S = 0.005
 """A blocked push looks by itself after this time; woken for every finished task it would cost more."""
@@ -48,7 +48,7 @@ class Pacing:
         self._room: list[threading.Lock] = []
         self._batch_done: list[threading.Lock] = []
         self._batches: deque[list[int]] = deque()
-        self.unfinished: dict[int, Task] = {}
+        self.unfinished: dict[int, EngineTask] = {}
         self.is_watched = False
         self.bytes = 0
         self.most_pending = 0
@@ -79,7 +79,7 @@ class Pacing:
         self.bytes += num_bytes
         self.most_bytes = max(self.most_bytes, self.bytes)
 
-    def leave(self, task: Task) -> None:
+    def leave(self, task: EngineTask) -> None:
         """A task is done and no more in `unfinished`; needed if it has bytes, or `is_watched`."""
         self.bytes -= task.num_bytes
         if self._room and (len(self.unfinished) <= self._wake_at or task.num_bytes):

@@ -23,7 +23,7 @@ from ridgeline.runtime.engine.lanes import Finish, LaneRunner
 from ridgeline.runtime.engine.mending import complete, inherit_error, mend, settle, undo_push
 from ridgeline.runtime.engine.pacing import RECHECK_S, Pacing
 from ridgeline.runtime.engine.process import Process
-from ridgeline.runtime.engine.task import Agenda, Task, closed_gate, here, nothing, open_gates
+from ridgeline.runtime.engine.task import Agenda, EngineTask, closed_gate, here, nothing, open_gates
 from ridgeline.runtime.engine.threads import ThreadLane
 from ridgeline.runtime.engine.variable import Variable, check_all_alive
 
@@ -49,7 +49,7 @@ class Scheduler:
         self.unfinished = self.pacing.unfinished
         self.owner = object()
         self.half_done: tuple[Any, ...] | None = None  # what mends it, and its arguments
-        self._last_lost: Task | None = None
+        self._last_lost: EngineTask | None = None
         self.failures = Failures()
         self.num_pushed = 0
         self.num_failed = 0
@@ -69,7 +69,7 @@ class Scheduler:
             serial=serial,
         )
 
-    def push(self, task: Task) -> None:
+    def push(self, task: EngineTask) -> None:
         """Register a task and start it if it may start; see `Engine.push`."""
         if self.process.is_forked:
             self.process.check("push")
@@ -113,7 +113,7 @@ class Scheduler:
         if self._is_serial and not record.is_inline and not self.is_inside():
             self.drain()
 
-    def _queue(self, task: Task) -> int:
+    def _queue(self, task: EngineTask) -> int:
         """Queue a task at its variables, under the lock; how many of them it waits for."""
         waits = 0
         for variable in task.reads:
@@ -128,7 +128,7 @@ class Scheduler:
             task.gate = closed_gate()
         return waits
 
-    def finish(self, task: Task, error: BaseException | None) -> None:
+    def finish(self, task: EngineTask, error: BaseException | None) -> None:
         """A task is over: release what it held and start what waited for it."""
         try:
             following = self.finish_and_next(task, error)
@@ -138,11 +138,11 @@ class Scheduler:
             start_new_thread(settle, (self, None))
             raise
 
-    def finish_and_next(self, task: Task, error: BaseException | None) -> Task | None:
+    def finish_and_next(self, task: EngineTask, error: BaseException | None) -> EngineTask | None:
         """Likewise; a task of the same lane that became ready is left to the caller."""
         record, pacing = task.record, self.pacing
         stop_ns = perf_counter_ns()
-        ready: list[Task] | None = None
+        ready: list[EngineTask] | None = None
         while True:
             with self.lock:
                 if task.is_done:  # ended already, by who mended an interrupt
@@ -176,9 +176,9 @@ class Scheduler:
             apart(mend, self)
         return self._hand_over(record, ready) if ready else None
 
-    def _release(self, task: Task) -> list[Task] | None:
+    def _release(self, task: EngineTask) -> list[EngineTask] | None:
         """Give back a task's variables, under the lock; what became ready by it."""
-        ready: list[Task] | None = None
+        ready: list[EngineTask] | None = None
         error = task.error
         if task.record.is_control and error is None:
             task.fn()
@@ -197,7 +197,7 @@ class Scheduler:
         self.process.check("push")
         return self.lanes.make(name, where)
 
-    def cancel(self, task: Task) -> bool:
+    def cancel(self, task: EngineTask) -> bool:
         """Keep a task from running unless it has begun; see `Engine.cancel`."""
         error = failures.cancellation(task)
         while True:
@@ -276,7 +276,7 @@ class Scheduler:
                 "it would wait for; push a task that reads what is awaited, or wait for its variables"
             )
 
-    def _admits(self, task: Task) -> bool:
+    def _admits(self, task: EngineTask) -> bool:
         """Whether there is room for the task; called under the lock.
 
         Raises:
@@ -291,12 +291,12 @@ class Scheduler:
             )
         return self.pacing.has_room(task.num_bytes)
 
-    def _pass_gate(self, task: Task, gate: threading.Lock) -> None:
+    def _pass_gate(self, task: EngineTask, gate: threading.Lock) -> None:
         """Run a task in this thread as soon as it may run."""
         gate.acquire()
         task.record.runner.start(task)
 
-    def start_all(self, ready: list[Task]) -> None:
+    def start_all(self, ready: list[EngineTask]) -> None:
         """Start tasks that became ready, one after the other.
 
         A lane may end a task while it starts it, which makes others ready: they join the agenda of the
@@ -325,7 +325,7 @@ class Scheduler:
         ):
             raise interrupt
 
-    def _hand_over(self, record: LaneRecord, ready: list[Task]) -> Task | None:
+    def _hand_over(self, record: LaneRecord, ready: list[EngineTask]) -> EngineTask | None:
         """Start what is ready, but for the first task of this lane, which is returned."""
         following = None
         for position, other in enumerate(ready):
@@ -336,7 +336,7 @@ class Scheduler:
             self.start_all(ready)
         return following
 
-    def fail(self, task: Task, error: BaseException | None) -> None:
+    def fail(self, task: EngineTask, error: BaseException | None) -> None:
         """Count what did not end well."""
         if error is not None:
             task.error = error
@@ -351,7 +351,7 @@ class Scheduler:
             self.num_skipped += 1
         self._last_lost = task
 
-    def _begin(self, variable: Variable, ready: list[Task] | None) -> list[Task]:
+    def _begin(self, variable: Variable, ready: list[EngineTask] | None) -> list[EngineTask]:
         """Let in whoever is next in a variable's queue; `ready` with those that wait for nothing more."""
         ready = [] if ready is None else ready
         for task in variable.begin():

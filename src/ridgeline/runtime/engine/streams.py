@@ -17,7 +17,7 @@ import torch
 
 from ridgeline.errors import EngineError
 from ridgeline.runtime.engine.lanes import Finish, InOrderLane, call
-from ridgeline.runtime.engine.task import Task
+from ridgeline.runtime.engine.task import EngineTask
 from ridgeline.runtime.engine.variable import Variable
 
 
@@ -138,11 +138,11 @@ class StreamLane(InOrderLane):
         super().__init__(finish)
         self.stream = stream
         self._device = stream.device if device is None and stream is not None else device
-        self._pushes: deque[tuple[Task, torch.cuda.Stream, Any]] = deque()
+        self._pushes: deque[tuple[EngineTask, torch.cuda.Stream, Any]] = deque()
         self._fork: Fork | None = None
         self._last: dict[Hashable, StreamEvent] = {}
 
-    def enqueue(self, task: Task) -> None:
+    def enqueue(self, task: EngineTask) -> None:
         """Note the stream that is current at the push, and how far it is."""
         super().enqueue(task)
         current = torch.cuda.current_stream(self._device)
@@ -150,7 +150,7 @@ class StreamLane(InOrderLane):
         event = current.record_event() if needs_event else None
         self._pushes.append((task, self.stream or current, event))
 
-    def launch(self, task: Task) -> None:
+    def launch(self, task: EngineTask) -> None:
         """Enqueue the task's work on the stream, behind what it has to wait for."""
         noted, stream, pushed = self._pushes.popleft()
         while noted is not task:  # those of tasks that were skipped, or whose push was interrupted
@@ -181,7 +181,9 @@ class StreamLane(InOrderLane):
         with torch.cuda.stream(self.stream):
             return torch.cuda.is_current_stream_capturing()
 
-    def _run(self, task: Task, stream: torch.cuda.Stream, pushed: Any) -> BaseException | None:
+    def _run(
+        self, task: EngineTask, stream: torch.cuda.Stream, pushed: Any
+    ) -> BaseException | None:
         key = _key(stream)
         with torch.cuda.stream(stream):
             was_capturing = torch.cuda.is_current_stream_capturing()

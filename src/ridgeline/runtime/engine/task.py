@@ -16,7 +16,7 @@ PushStack = tuple[tuple[CodeType, int], ...]
 """Code and offset of frames, innermost first; lines are looked up when they are wanted."""
 
 
-class Task:
+class EngineTask:
     """One pushed function: its lane, its variables, and whether it is done.
 
     It remembers the three innermost frames of its push, `depth` frames above the body of
@@ -78,7 +78,7 @@ class Task:
         self.sequence = 0
         self.waits = 0
         self.gate: threading.Lock | None = None
-        self.outer: Task | None = None
+        self.outer: EngineTask | None = None
         self.error: BaseException | None = None
         self.is_cancelled = False
         self.is_done = False
@@ -113,10 +113,10 @@ class Task:
             state = "running"
         else:
             state = f"waits for {self.waits}" if self.waits else "ready"
-        return f"Task({self.name} on {self.lane}, {state})"
+        return f"EngineTask({self.name} on {self.lane}, {state})"
 
 
-class Agenda(deque[Task]):
+class Agenda(deque[EngineTask]):
     """Tasks that a thread will start once it has started the present one.
 
     Attributes:
@@ -124,7 +124,9 @@ class Agenda(deque[Task]):
         outer: The agenda to which the thread comes back afterwards, or None.
     """
 
-    def __init__(self, ready: list[Task], task: Task | None, outer: "Agenda | None") -> None:
+    def __init__(
+        self, ready: list[EngineTask], task: EngineTask | None, outer: "Agenda | None"
+    ) -> None:
         super().__init__(ready)
         self.task = task
         self.outer = outer
@@ -138,7 +140,7 @@ class Here(threading.local):
         agenda: The innermost one, or None.
     """
 
-    task: Task | None = None
+    task: EngineTask | None = None
     agenda: Agenda | None = None
 
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 from ridgeline.runtime.engine.lanes import call, call_on_host
-from ridgeline.runtime.engine.task import Task, closed_gate, open_gates
+from ridgeline.runtime.engine.task import EngineTask, closed_gate, open_gates
 
-FinishAndNext = Callable[[Task, BaseException | None], Task | None]
+FinishAndNext = Callable[[EngineTask, BaseException | None], EngineTask | None]
 """Like `Finish`; returns a task of the same lane that became ready by it, which is then not started."""
 
 
@@ -28,21 +28,21 @@ class ThreadLane:
         self._finish = finish
         self._name = name
         self.num_threads = num_threads
-        self._queue: deque[Task] = deque()
-        self._heap: list[tuple[int, int, Task]] = []
+        self._queue: deque[EngineTask] = deque()
+        self._heap: list[tuple[int, int, EngineTask]] = []
         self._lock = threading.Lock()
         self._sleepers: list[threading.Lock] = []
         self._threads: list[threading.Thread] = []
         self._runs: list[threading.Lock] = []  # held by a thread while it runs
         self._is_closed = False
 
-    def enqueue(self, task: Task) -> None:
+    def enqueue(self, task: EngineTask) -> None:
         """Nothing to prepare."""
 
-    def forget(self, task: Task) -> None:
+    def forget(self, task: EngineTask) -> None:
         """Nothing to undo."""
 
-    def start(self, task: Task) -> None:
+    def start(self, task: EngineTask) -> None:
         """Hand the task to the threads; one is woken if one sleeps."""
         if task.priority:
             self._put_urgent(task)
@@ -53,7 +53,7 @@ class ThreadLane:
             self._wake()
         task.has_starter = True  # last: after an interrupt before this, it is started again
 
-    def withdraw(self, task: Task) -> bool:
+    def withdraw(self, task: EngineTask) -> bool:
         """Take back a task; True if no thread has taken it."""
         try:
             if not task.priority:
@@ -105,7 +105,7 @@ class ThreadLane:
 
     def _serve(self, index: int) -> None:
         gate = closed_gate()
-        ready: Task | None = None
+        ready: EngineTask | None = None
         while (task := self._take(ready, gate)) is not None:
             ready = None
             if task.is_taken:  # started twice, since an interrupt left in doubt whether it was
@@ -116,7 +116,7 @@ class ThreadLane:
             run = call_on_host if task.reads or task.writes else call
             ready = self._finish(task, run(task))
 
-    def _take(self, ready: Task | None, gate: threading.Lock) -> Task | None:
+    def _take(self, ready: EngineTask | None, gate: threading.Lock) -> EngineTask | None:
         """The next task to run, `ready` or one before it; None at the end. Sleeps until there is one."""
         queue = self._queue
         if ready is not None:
@@ -139,7 +139,7 @@ class ThreadLane:
             if not self._sleep(gate):
                 return None
 
-    def _put_urgent(self, task: Task) -> None:
+    def _put_urgent(self, task: EngineTask) -> None:
         with self._lock:
             heapq.heappush(self._heap, (-task.priority, task.sequence, task))
 

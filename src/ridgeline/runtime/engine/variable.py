@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ridgeline.errors import EngineError
-from ridgeline.runtime.engine.task import Task
+from ridgeline.runtime.engine.task import EngineTask
 
 
 class Variable:
@@ -40,9 +40,9 @@ class Variable:
     def __init__(self, name: str, owner: object = None) -> None:
         self.name = name
         self.owner = owner
-        self.queue: deque[tuple[Task, bool]] = deque()
+        self.queue: deque[tuple[EngineTask, bool]] = deque()
         self.readers = 0
-        self.writer: Task | None = None
+        self.writer: EngineTask | None = None
         self.version = 0
         self.pushed_writes = 0
         self.waiters: list[tuple[int, threading.Lock]] = []
@@ -55,7 +55,7 @@ class Variable:
         state = ", deleted" if self.is_deleted else ", poisoned" if self.error else ""
         return f"Variable({self.name}, version {self.version}, {len(self.queue)} queued{state})"
 
-    def append(self, task: Task, *, is_write: bool) -> bool:
+    def append(self, task: EngineTask, *, is_write: bool) -> bool:
         """Queue an access; True when it has to wait, False when it may begin at once."""
         if is_write:
             self.pushed_writes += 1
@@ -90,15 +90,15 @@ class Variable:
                 gate.release()
         self.waiters = [waiter for waiter in self.waiters if waiter[0] > self.version]
 
-    def unfinished_writes(self, last: int) -> list[Task]:
+    def unfinished_writes(self, last: int) -> list[EngineTask]:
         """The tasks whose writes, up to the version `last`, are still to come."""
         writers = [] if self.writer is None else [self.writer]
         writers.extend(task for task, is_write in self.queue if is_write)
         return writers[: last - self.version]
 
-    def begin(self) -> list[Task]:
+    def begin(self) -> list[EngineTask]:
         """Let in who is next: one writer, or all readers up to the next writer."""
-        begun: list[Task] = []
+        begun: list[EngineTask] = []
         queue = self.queue
         while queue and self.writer is None:
             task, wants_write = queue[0]
@@ -168,7 +168,7 @@ def check_alive(variable: Variable, where: str) -> None:
         )
 
 
-def check_all_alive(task: Task) -> None:
+def check_all_alive(task: EngineTask) -> None:
     """Refuse a task that touches a deleted variable.
 
     Raises:
@@ -182,7 +182,7 @@ def check_all_alive(task: Task) -> None:
             check_alive(variable, task.name)
 
 
-def touches_streams(task: Task) -> bool:
+def touches_streams(task: EngineTask) -> bool:
     """Some stream may still use the task's variables."""
     for variable in task.reads:
         if variable.writer_event is not None:
@@ -195,7 +195,7 @@ def touches_streams(task: Task) -> bool:
     return False
 
 
-def events_before(task: Task) -> Iterator[Any]:
+def events_before(task: EngineTask) -> Iterator[Any]:
     """The events that must have come before the task may run on the host."""
     for variable in (*task.reads, *task.writes):
         if variable.writer_event is not None:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from ridgeline.runtime.engine.apart import apart
 from ridgeline.runtime.engine.cycles import Blocked, check_ends
 from ridgeline.runtime.engine.mending import mend
-from ridgeline.runtime.engine.task import Task, closed_gate, here
+from ridgeline.runtime.engine.task import EngineTask, closed_gate, here
 from ridgeline.runtime.engine.variable import Variable, check_alive
 
 if TYPE_CHECKING:
     from ridgeline.runtime.engine.scheduler import Scheduler
 
-_blocked: "dict[Task, tuple[Scheduler, Blocked]]" = {}
+_blocked: "dict[EngineTask, tuple[Scheduler, Blocked]]" = {}
 os.register_at_fork(after_in_child=_blocked.clear)  # the child has none of these threads
 
 
@@ -52,7 +52,7 @@ def _engines() -> "set[Scheduler]":
     return {scheduler for scheduler, _ in list(_blocked.values())}
 
 
-def _check_across(task: Task, variable: Variable) -> None:
+def _check_across(task: EngineTask, variable: Variable) -> None:
     """Look at all engines for whose variables tasks wait; apart, for it takes all their locks."""
     schedulers = sorted(
         _engines(), key=id
@@ -68,7 +68,7 @@ def _check_across(task: Task, variable: Variable) -> None:
                 return
 
 
-def _check(task: Task, variable: Variable, schedulers: "list[Scheduler]") -> None:
+def _check(task: EngineTask, variable: Variable, schedulers: "list[Scheduler]") -> None:
     """Refuse a wait that cannot end, as far as these engines know, whose locks are held."""
     check_ends(
         task,

@@ -26,7 +26,7 @@ from ridgeline.runtime.feeding.stream import Stream
 from ridgeline.runtime.gaps import TALLY
 
 
-class Feed(Stream):
+class FeedStream(Stream):
     """Batches on their device, in order, pass after pass; made by `rl.feed`.
 
     Loading begins with the first batch asked for in a pass. A loop that breaks off needs no `close()`:

@@ -14,7 +14,7 @@ OWN_REFERENCES = 2
 """Owners of an unused storage: the buffer's tensor, and its handle on the storage."""
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """How a dense tensor lies in its memory."""
 
     shape: torch.Size
@@ -34,11 +34,11 @@ def is_plain(leaf: Tensor) -> bool:
     )
 
 
-def layout_of(leaf: Tensor) -> Layout:
+def layout_of(leaf: Tensor) -> TensorLayout:
     """Shape and strides that a dense copy takes: the leaf's own unless it has gaps or overlaps."""
     if leaf.is_contiguous():
-        return Layout(leaf.shape, leaf.stride(), leaf.numel())
-    return Layout(leaf.shape, torch.empty_like(leaf, device="meta").stride(), leaf.numel())
+        return TensorLayout(leaf.shape, leaf.stride(), leaf.numel())
+    return TensorLayout(leaf.shape, torch.empty_like(leaf, device="meta").stride(), leaf.numel())
 
 
 class Buffer:
@@ -61,11 +61,11 @@ class Buffer:
         owners: int = torch._C._storage_Use_Count(self._storage._cdata)  # noqa: SLF001 - no public way
         return owners > OWN_REFERENCES
 
-    def fits(self, layout: Layout) -> bool:
+    def fits(self, layout: TensorLayout) -> bool:
         """Whether the present memory is large enough."""
         return self.memory is not None and self.memory.numel() >= layout.numel
 
-    def view(self, layout: Layout, dtype: torch.dtype, capacity: int = 0) -> Tensor:
+    def view(self, layout: TensorLayout, dtype: torch.dtype, capacity: int = 0) -> Tensor:
         """A view of the wanted layout, on new memory if the present is too small.
 
         Args:

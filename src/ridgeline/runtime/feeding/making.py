@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ridgeline.errors import PlanError
-from ridgeline.runtime.feeding.batches import Feed
+from ridgeline.runtime.feeding.batches import FeedStream
 from ridgeline.runtime.feeding.channel import Channel, CudaChannel, HostChannel
 from ridgeline.runtime.feeding.handover import Handover
 
@@ -18,7 +18,7 @@ def feed(
     *,
     fixed_addresses: bool = False,
     handover: Handover | None = None,
-) -> Feed:
+) -> FeedStream:
     """The batches of `loader` on `device`, in order, prepared ahead; each `for` over it is a new pass.
 
     A pass asks the loader for a new iterator, as a `for` over a DataLoader does, and ends the pass before. A
@@ -76,7 +76,9 @@ def feed(
         handover = None
     elif type(loader) in (list, tuple):
         depth = 0
-    return Feed(loader, place, depth, channel, fixed_addresses=fixed_addresses, handover=handover)
+    return FeedStream(
+        loader, place, depth, channel, fixed_addresses=fixed_addresses, handover=handover
+    )
 
 
 def _place(device: torch.device | str | None) -> torch.device:

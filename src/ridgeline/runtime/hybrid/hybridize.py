@@ -17,7 +17,7 @@ from ridgeline.reach.side_effects import refuse_streams, refusing_writes
 from ridgeline.reach.undo import undone
 from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.copies import overlaps, written
-from ridgeline.runtime.hybrid.calls.dispatch import Dispatch
+from ridgeline.runtime.hybrid.calls.dispatch import CallDispatch
 from ridgeline.runtime.hybrid.calls.forms import capturing, name_of
 from ridgeline.runtime.hybrid.calls.reads import CallReads, check_shapes, device_of
 from ridgeline.runtime.hybrid.calls.report import HybridReport, ModeRow
@@ -82,7 +82,7 @@ def hybridize(
     check_shapes(fn_or_module)
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     args = pytree.tree_map_only(Tensor, _example, args)
-    dispatch = Dispatch(fn_or_module, args, static_io=static_io, max_shapes=max_shapes)
+    dispatch = CallDispatch(fn_or_module, args, static_io=static_io, max_shapes=max_shapes)
     try:
         with contextlib.ExitStack() as until_made:
             if mode == "auto":
@@ -99,7 +99,7 @@ class Hybrid(Closing):
     Not meant for several threads at once. Use it in a `with` block, or `close()` it, to give up graphs.
     """
 
-    def __init__(self, dispatch: Dispatch, report: HybridReport) -> None:
+    def __init__(self, dispatch: CallDispatch, report: HybridReport) -> None:
         self._dispatch = dispatch
         self._report = report
 
@@ -176,7 +176,7 @@ def _example(tensor: Tensor) -> Tensor:
 
 
 def _asked_for(
-    dispatch: Dispatch, mode: Execution, calls: int | None, until_made: contextlib.ExitStack
+    dispatch: CallDispatch, mode: Execution, calls: int | None, until_made: contextlib.ExitStack
 ) -> Hybrid:
     device = device_of(dispatch.fn, dispatch.args)
     check_offered(mode, "callable", device.type)
@@ -215,7 +215,7 @@ def _asked_for(
 
 
 def _read(
-    dispatch: Dispatch, until_made: contextlib.ExitStack
+    dispatch: CallDispatch, until_made: contextlib.ExitStack
 ) -> tuple[CallReads | None, CaptureError]:
     """What the callable reads; or nothing, and why.
 
@@ -236,13 +236,13 @@ def _read(
         return None, error
 
 
-def _is_left_to_compiler(refusal: CaptureError, dispatch: Dispatch) -> bool:
+def _is_left_to_compiler(refusal: CaptureError, dispatch: CallDispatch) -> bool:
     """Whether `torch.compile` may run, in several pieces, what could not be read in one."""
     return isinstance(refusal, UnreadableError) and not dispatch.static_io
 
 
 def _searched(
-    dispatch: Dispatch, calls: int | None, budget_s: float, until_made: contextlib.ExitStack
+    dispatch: CallDispatch, calls: int | None, budget_s: float, until_made: contextlib.ExitStack
 ) -> Hybrid:
     try:
         refuse_streams(dispatch.fn, dispatch.args)
@@ -253,13 +253,13 @@ def _searched(
 
 
 @contextlib.contextmanager
-def _taken_back(dispatch: Dispatch) -> Iterator[None]:
+def _taken_back(dispatch: CallDispatch) -> Iterator[None]:
     """What nobody has read may change anything, each time that it is called."""
     with undone(dispatch.fn, dispatch.args), refusing_writes():
         yield
 
 
-def _as_written(dispatch: Dispatch, reason: str, calls: int | None) -> Hybrid:
+def _as_written(dispatch: CallDispatch, reason: str, calls: int | None) -> Hybrid:
     """The callable as it is, since nothing could be measured."""
     dispatch.use_eager()
     report = HybridReport(
@@ -274,7 +274,7 @@ def _as_written(dispatch: Dispatch, reason: str, calls: int | None) -> Hybrid:
 
 
 def _fastest(
-    dispatch: Dispatch,
+    dispatch: CallDispatch,
     reads: CallReads | None,
     refusal: CaptureError,
     calls: int | None,

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held, Key
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.held_values import HeldValues, apply
 from ridgeline.runtime.kvstore.merging import merged
 from ridgeline.runtime.kvstore.messages import exchange, exchange_bytes
 from ridgeline.runtime.kvstore.parts import part_of, state_of_part, whole_state
-from ridgeline.runtime.kvstore.placement import Part, placed
+from ridgeline.runtime.kvstore.placement import ValuePart, placed
 from ridgeline.runtime.kvstore.rows import push_rows, raise_where_failed
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
 from ridgeline.runtime.kvstore.updaters import Updater
 
-Parts = Mapping[Key, tuple[Part, ...]]
+Parts = Mapping[Key, tuple[ValuePart, ...]]
 
 
 class CollectiveShelf(HeldValues):
@@ -51,7 +51,7 @@ class CollectiveShelf(HeldValues):
         self._device = device
         self.rank = dist.get_rank(group)
         self.num_workers = dist.get_world_size(group)
-        self._parts: dict[Key, tuple[Part, ...]] = {}
+        self._parts: dict[Key, tuple[ValuePart, ...]] = {}
         self._has_pushed = False
 
     def init(self, values: Mapping[Key, Tensor]) -> None:
@@ -175,8 +175,8 @@ class CollectiveShelf(HeldValues):
     def _sent(
         self,
         totals: Mapping[Key, Tensor],
-        placed_there: Iterable[tuple[Key, Part]],
-        codec: Compression | None,
+        placed_there: Iterable[tuple[Key, ValuePart]],
+        codec: KeyedCompression | None,
     ) -> Iterator[Tensor]:
         """What goes to one worker."""
         for key, part in placed_there:
@@ -204,10 +204,10 @@ class CollectiveShelf(HeldValues):
                     view.copy_(value.view(view.shape))
         return who
 
-    def _of(self, parts: Parts, place: int) -> Iterator[tuple[Key, Part]]:
+    def _of(self, parts: Parts, place: int) -> Iterator[tuple[Key, ValuePart]]:
         return ((key, part) for key, all_ in parts.items() for part in all_ if part.place == place)
 
-    def _mine(self, parts: Parts) -> Iterator[tuple[Key, Part]]:
+    def _mine(self, parts: Parts) -> Iterator[tuple[Key, ValuePart]]:
         return self._of(parts, self.rank)
 
     def _place(self, keys: Sequence[Key]) -> None:

@@ -73,7 +73,7 @@ _CODECS: dict[str, tuple[Callable[[Mapping[str, Any]], RowCodec], dict[str, floa
 """Name to the codec and the options that it may be given, with their defaults."""
 
 
-class Compression:
+class KeyedCompression:
     """A codec with what it left out so far, by key and place.
 
     Args:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import Key
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.shelf import Versions
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 
@@ -29,7 +29,7 @@ class HeldValues(abc.ABC):
     def __init__(self) -> None:
         self.values: dict[Key, Tensor] = {}
         self.updater: Updater | None = None
-        self.compression: Compression | None = None
+        self.compression: KeyedCompression | None = None
 
     def present(self) -> tuple[int, ...]:
         """All who began."""

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.kvstore.placement import Part
+from ridgeline.runtime.kvstore.placement import ValuePart
 
 
-def part_of(value: Tensor, part: Part) -> Tensor:
+def part_of(value: Tensor, part: ValuePart) -> Tensor:
     """The rows of a part, a view; a number is its own."""
     return value[part.start : part.stop] if value.ndim else value
 
@@ -23,7 +23,7 @@ def whole_state(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def state_of_part(tensor: Tensor, part: Part, shape: Sequence[int]) -> Tensor:
+def state_of_part(tensor: Tensor, part: ValuePart, shape: Sequence[int]) -> Tensor:
     """What belongs to a part of a state tensor; one without the rows of its value is the same for all.
 
     Args:

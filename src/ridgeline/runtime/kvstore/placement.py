@@ -16,7 +16,7 @@ LARGE_ELEMENTS = 1_000_000
 """Elements from which on a key is divided."""
 
 
-class Part(NamedTuple):
+class ValuePart(NamedTuple):
     """A part of a value: from one row to another, at one place.
 
     Attributes:
@@ -34,7 +34,7 @@ def placed(
     shapes: Mapping[Key, Sequence[int]],
     loads: Sequence[int],
     divided: Mapping[Key, bool],
-) -> dict[Key, tuple[Part, ...]]:
+) -> dict[Key, tuple[ValuePart, ...]]:
     """The parts of each key, by rows.
 
     Args:
@@ -42,19 +42,19 @@ def placed(
         loads: Elements that each place holds already.
         divided: Whether a large key may be divided.
     """
-    loads, found = [*loads], dict[Key, tuple[Part, ...]]()
+    loads, found = [*loads], dict[Key, tuple[ValuePart, ...]]()
     order = sorted(shapes, key=lambda key: -math.prod(shapes[key]))
     for key in order:
         size, rows = math.prod(shapes[key]), (shapes[key][0] if len(shapes[key]) else 1)
         if divided[key] and size >= LARGE_ELEMENTS and rows > 1:
             bounds = [rows * place // len(loads) for place in range(len(loads) + 1)]
             parts = tuple(
-                Part(place, bounds[place], bounds[place + 1])
+                ValuePart(place, bounds[place], bounds[place + 1])
                 for place in range(len(loads))
                 if bounds[place] < bounds[place + 1]
             )
         else:
-            parts = (Part(loads.index(min(loads)), 0, rows),)
+            parts = (ValuePart(loads.index(min(loads)), 0, rows),)
         for part in parts:
             loads[part.place] += size * (part.stop - part.start) // max(rows, 1)
         found[key] = parts

@@ -10,7 +10,7 @@ from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.held_values import apply
 from ridgeline.runtime.kvstore.messages import exchange
-from ridgeline.runtime.kvstore.placement import Part
+from ridgeline.runtime.kvstore.placement import ValuePart
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 from ridgeline.runtime.row_sums import rows_tensor, summed_rows
 
@@ -19,7 +19,7 @@ def push_rows(
     key: Key,
     total: Tensor,
     value: Tensor,
-    parts: Sequence[Part],
+    parts: Sequence[ValuePart],
     updater: Updater | None,
     group: dist.ProcessGroup,
 ) -> None:

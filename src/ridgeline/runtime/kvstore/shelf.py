@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.arguments import Key
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.updaters import OptimizerUpdater, Updater
 
 Versions = Mapping[int, int]
@@ -24,7 +24,7 @@ class Shelf(Protocol):
     is_collective: bool
     """Whether all workers must make the same pushes in the same order."""
     updater: Updater | None
-    compression: Compression | None
+    compression: KeyedCompression | None
 
     def init(self, values: Mapping[Key, Tensor]) -> None:
         """Take the first values."""

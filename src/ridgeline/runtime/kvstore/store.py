@@ -24,7 +24,7 @@ from ridgeline.runtime.kvstore.arguments import (
     rows_of,
     values_of,
 )
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.device_order import after_present
 from ridgeline.runtime.kvstore.reading import Reading, handed
 from ridgeline.runtime.kvstore.shelf import Shelf, Versions
@@ -282,7 +282,7 @@ class KVStore:
 
         Cost: Waits for what was pushed. Memory of a float32 copy of what is pushed.
         """
-        made = Compression(compression_params)
+        made = KeyedCompression(compression_params)
         self._settle()
         self._shelf.compression = made
 

@@ -12,7 +12,7 @@ from torch.futures import Future
 
 from ridgeline.runtime.attendance import Attendance
 from ridgeline.runtime.clocks import DeviceClock
-from ridgeline.runtime.engine import Engine, Task, Variable
+from ridgeline.runtime.engine import Engine, EngineTask, Variable
 from ridgeline.runtime.recorder import Recorder
 
 
@@ -44,7 +44,7 @@ class Collectives:
         self._present = present
         self._on_device = on_device
         self._waits = blocks and not on_device
-        self._tasks: list[Task] = []
+        self._tasks: list[EngineTask] = []
         self._call_ns = 0
         self.overhead_ns = 0
 

@@ -18,7 +18,7 @@ from ridgeline.errors import WorkloadError
 from ridgeline.runtime import attendance
 from ridgeline.runtime.agree import gather_bytes
 from ridgeline.runtime.sync.buckets import Bucket
-from ridgeline.runtime.sync.shards import Shard, is_shard
+from ridgeline.runtime.sync.shards import ParameterShard, is_shard
 from ridgeline.runtime.world import World
 
 COMMON = ("step", "eta", "mu", "mu_product")
@@ -40,7 +40,7 @@ class _Told(msgspec.Struct):
     common: dict[str, tuple[str, bool | int | float | None]] = {}
 
 
-def cut_state(optimizer: Optimizer, shards: Mapping[nn.Parameter, Shard]) -> None:
+def cut_state(optimizer: Optimizer, shards: Mapping[nn.Parameter, ParameterShard]) -> None:
     """Put the state of parts in the place of that of whole parameters, where there is any.
 
     Args:
@@ -88,7 +88,7 @@ def refuse_shards(optimizer: Optimizer) -> None:
 
 def whole_state(
     optimizer: Optimizer,
-    shards: Mapping[nn.Parameter, Shard],
+    shards: Mapping[nn.Parameter, ParameterShard],
     buckets: Sequence[Bucket],
     world: World,
 ) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _scalar(value: Any, kind: str) -> Tensor:
     return torch.tensor(value, dtype=getattr(torch, kind), device="cpu")
 
 
-def _told(own: Shard, state: Mapping[Any, Mapping[str, Any]]) -> _Told:
+def _told(own: ParameterShard, state: Mapping[Any, Mapping[str, Any]]) -> _Told:
     mine: Mapping[str, Any] = {} if own.part is None else state.get(own.part, {})
     told = _Told({}, {})
     for key, value in mine.items():
@@ -162,7 +162,7 @@ def _gathered(
     bucket: Bucket,
     key: str,
     kind: str,
-    shards: Mapping[nn.Parameter, Shard],
+    shards: Mapping[nn.Parameter, ParameterShard],
     state: Mapping[Any, Mapping[str, Any]],
     world: World,
 ) -> Tensor | None:

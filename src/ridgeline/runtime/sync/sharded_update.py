@@ -30,7 +30,7 @@ from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.sync.buckets import Bucket
 from ridgeline.runtime.sync.reducer import Reducer
 from ridgeline.runtime.sync.sharded_state import cut_state, refuse_shards, whole_state
-from ridgeline.runtime.sync.shards import Shard, check_dense, is_shard, make_shards
+from ridgeline.runtime.sync.shards import ParameterShard, check_dense, is_shard, make_shards
 from ridgeline.runtime.sync.transports.sharded import Sharded
 from ridgeline.runtime.world import World
 from ridgeline.synchronisation import GATHERING
@@ -56,7 +56,7 @@ class ShardedUpdate:
     ) -> None:
         self._optimizer, self._reducer = optimizer, reducer
         self._transport, self._world = transport, world
-        self._shards: dict[nn.Parameter, Shard] = {}
+        self._shards: dict[nn.Parameter, ParameterShard] = {}
         self._whole: list[list[Any]] = []
         self.overhead_ns = 0
         self._hook: RemovableHandle | None = optimizer.register_state_dict_pre_hook(refuse_shards)
@@ -186,7 +186,7 @@ class ShardedUpdate:
         _copy([(p.detach(), view) for p, view in zip(bucket.parameters, bucket.views, strict=True)])
 
 
-def _take_gradient(shard: Shard) -> None:
+def _take_gradient(shard: ParameterShard) -> None:
     """Give a part the mean of its gradient; the parameter itself has none from here on."""
     parameter, part = shard.parameter, shard.part
     if parameter.data_ptr() != shard.address:

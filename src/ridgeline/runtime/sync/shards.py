@@ -17,7 +17,7 @@ _MARK = "_is_part_of_a_parameter"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shard:
+class ParameterShard:
     """What a worker holds of one parameter.
 
     Attributes:
@@ -43,7 +43,9 @@ class Shard:
         return in_memory_order(whole)[self.begin : self.end]
 
 
-def make_shards(buckets: Sequence[Bucket], rank: int, num_parts: int) -> dict[nn.Parameter, Shard]:
+def make_shards(
+    buckets: Sequence[Bucket], rank: int, num_parts: int
+) -> dict[nn.Parameter, ParameterShard]:
     """What the worker of a rank holds of each parameter.
 
     Args:
@@ -58,14 +60,14 @@ def make_shards(buckets: Sequence[Bucket], rank: int, num_parts: int) -> dict[nn
     }
 
 
-def _of_bucket(bucket: Bucket, rank: int, num_parts: int) -> Iterator[Shard]:
+def _of_bucket(bucket: Bucket, rank: int, num_parts: int) -> Iterator[ParameterShard]:
     share = bucket.payload.numel() // num_parts
     for position, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
         offset = view.storage_offset() - bucket.payload.storage_offset()
         bounds = (rank * share - offset, (rank + 1) * share - offset)
         begin, end = (min(max(int(bound), 0), parameter.numel()) for bound in bounds)
         part = _part(parameter, begin, end) if begin < end else None
-        yield Shard(
+        yield ParameterShard(
             parameter=parameter,
             bucket=bucket,
             position=position,

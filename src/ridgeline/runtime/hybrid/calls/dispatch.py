@@ -50,7 +50,7 @@ class Captured(NamedTuple):
     call: Callable[..., Any]
 
 
-class Dispatch:
+class CallDispatch:
     """The captured programs of one callable in one mode.
 
     Args:

@@ -13,7 +13,7 @@ from ridgeline.execution import MODES, Form
 from ridgeline.plan import Execution
 from ridgeline.runtime.batch import signature
 from ridgeline.runtime.copies import is_noted, overlaps, strided_copy
-from ridgeline.runtime.hybrid.calls.equivalence import Comparison, check_results, compare_calls
+from ridgeline.runtime.hybrid.calls.equivalence import CallComparison, check_results, compare_calls
 from ridgeline.runtime.hybrid.calls.forms import (
     CallableForm,
     brief,
@@ -84,7 +84,7 @@ class Entry:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         self.compile_s = time.perf_counter() - begin
-        self.comparison = Comparison(0.0, 0.0, "the program as written")
+        self.comparison = CallComparison(0.0, 0.0, "the program as written")
         if mode != "eager":
             self.comparison = compare_calls(fn, self.run, args, tensors)
 

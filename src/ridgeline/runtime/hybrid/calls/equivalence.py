@@ -42,7 +42,7 @@ LOW, HIGH = 1.0625, 1.25
 their ratios stay as they were."""
 
 
-class Comparison(NamedTuple):
+class CallComparison(NamedTuple):
     """Outcome of a check: the largest relative difference, what was accepted, and where it was met."""
 
     difference: float
@@ -74,7 +74,7 @@ def compare_calls(
     candidate: Callable[..., Any],
     args: tuple[Any, ...],
     tensors: list[Tensor],
-) -> Comparison:
+) -> CallComparison:
     """Call both several times with perturbed inputs, parameters and random state.
 
     Args:
@@ -88,7 +88,7 @@ def compare_calls(
 
     Cost: Eight calls, two copies of the tensors, and a wait for the device.
     """
-    worst = Comparison(0.0, 0.0, "nothing")
+    worst = CallComparison(0.0, 0.0, "nothing")
     with torch.no_grad(), preserved(tensors) as saved:
         for index in range(NUM_CALLS):
             call_args = perturbed_inputs(args, index)
@@ -96,7 +96,9 @@ def compare_calls(
             tolerance = tolerance_of([*pytree.tree_leaves((args, expected)), *tensors])
             difference, where = largest_difference(expected, got)
             if index == 0 or difference > worst.difference:
-                worst = Comparison(difference, tolerance, f"{where} in perturbed call {index + 1}")
+                worst = CallComparison(
+                    difference, tolerance, f"{where} in perturbed call {index + 1}"
+                )
             if not worst.is_equal:
                 break
     return worst

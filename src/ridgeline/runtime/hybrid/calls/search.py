@@ -17,8 +17,8 @@ from ridgeline.runtime.hybrid.calls.front import front_of
 from ridgeline.runtime.hybrid.calls.reads import CallReads
 from ridgeline.runtime.hybrid.calls.report import ModeRow
 from ridgeline.runtime.hybrid.calls.selection import (
-    Decision,
-    Measurement,
+    ModeDecision,
+    ModeTiming,
     break_even_calls,
     decide,
     why_not_worth,
@@ -60,7 +60,7 @@ class Search(NamedTuple):
     """What a search found; `entry` is None where the program as written is the best."""
 
     rows: tuple[ModeRow, ...]
-    decision: Decision
+    decision: ModeDecision
     entry: Entry | None
 
 
@@ -120,7 +120,7 @@ def search(
             runs[mode] = entry.replay if static_io else _as_called(fn, entry, args, reads)
             best_s = min(best_s, _time({mode: runs[mode]}, tensors, device)[mode].median_s)
     timings = _time(runs, tensors, device)
-    decision = decide([Measurement(mode, *timing) for mode, timing in timings.items()], calls)
+    decision = decide([ModeTiming(mode, *timing) for mode, timing in timings.items()], calls)
     kept = entries.pop(decision.mode, None)
     for entry in entries.values():
         entry.close_graph()
@@ -137,7 +137,7 @@ def _none_tried(refusal: str, device: torch.device) -> Search:
     refused = [
         ModeRow(mode=mode, status="refused", reason=refusal) for mode in others if mode != "eager"
     ]
-    return Search((eager, *refused), Decision("eager", "nothing else can run it"), None)
+    return Search((eager, *refused), ModeDecision("eager", "nothing else can run it"), None)
 
 
 def _try(

@@ -13,7 +13,7 @@ from ridgeline.errors import PlanError
 from ridgeline.plan import Execution
 
 
-class Measurement(NamedTuple):
+class ModeTiming(NamedTuple):
     """Time of one call in a mode, in seconds: median and quartiles; only of modes that are equivalent.
 
     `to_pay_s` is compile time that choosing the mode would still cost; what is compiled already is free.
@@ -26,14 +26,14 @@ class Measurement(NamedTuple):
     to_pay_s: float = 0.0
 
 
-class Decision(NamedTuple):
+class ModeDecision(NamedTuple):
     """The mode to keep, and why."""
 
     mode: Execution
     reason: str
 
 
-def decide(measurements: Sequence[Measurement], calls: int | None = None) -> Decision:
+def decide(measurements: Sequence[ModeTiming], calls: int | None = None) -> ModeDecision:
     """The fastest mode whose gain is real; among those that noise cannot tell apart the simplest.
 
     Args:
@@ -56,7 +56,7 @@ def decide(measurements: Sequence[Measurement], calls: int | None = None) -> Dec
         for total in totals
         if total is best or (total.call_s <= plain.call_s and not _is_slower(total, best))
     )
-    return Decision(chosen.mode, _reason(chosen, best, plain, measurements, calls))
+    return ModeDecision(chosen.mode, _reason(chosen, best, plain, measurements, calls))
 
 
 def break_even_calls(eager_s: float, call_s: float, compile_s: float) -> int | None:
@@ -93,17 +93,17 @@ def why_not_worth(
     return None
 
 
-def _is_slower(measurement: Measurement, best: Measurement) -> bool:
+def _is_slower(measurement: ModeTiming, best: ModeTiming) -> bool:
     """Whether the median of one lies outside the quartiles of the other: more than the spread."""
     return measurement.call_s > best.high_s or measurement.low_s > best.call_s
 
 
-def _total(measurement: Measurement, calls: int | None) -> Measurement:
+def _total(measurement: ModeTiming, calls: int | None) -> ModeTiming:
     """The measurement itself, or what all calls cost with it."""
     if calls is None:
         return measurement
     pay = measurement.to_pay_s
-    return Measurement(
+    return ModeTiming(
         measurement.mode,
         pay + calls * measurement.call_s,
         pay + calls * measurement.low_s,
@@ -112,10 +112,10 @@ def _total(measurement: Measurement, calls: int | None) -> Measurement:
 
 
 def _reason(
-    chosen: Measurement,
-    best: Measurement,
-    plain: Measurement,
-    measurements: Sequence[Measurement],
+    chosen: ModeTiming,
+    best: ModeTiming,
+    plain: ModeTiming,
+    measurements: Sequence[ModeTiming],
     calls: int | None,
 ) -> str:
     what = "a call" if calls is None else f"{calls} calls with the compile time still to pay"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.runtime.hybrid.capture.lint_judge import Operation
+from ridgeline.runtime.hybrid.capture.lint_judge import CalledOperator
 
 _LEAST = 1e-30
 """Limits that are nearer to zero are zero in single precision."""
@@ -59,7 +59,7 @@ class IdleDraws:
         """Whether a tensor is such a draw."""
         return any(_memory(tensor) in self._draws for tensor in tensors)
 
-    def take(self, operation: Operation, line: Callable[[], str]) -> bool:
+    def take(self, operation: CalledOperator, line: Callable[[], str]) -> bool:
         """Whether an operator is such a draw, or a comparison of one that decides nothing.
 
         Args:
@@ -85,7 +85,7 @@ class IdleDraws:
         return False
 
 
-def _is_draw(operation: Operation) -> bool:
+def _is_draw(operation: CalledOperator) -> bool:
     outputs = operation.outputs
     return (
         operation.name == "aten.rand"
@@ -97,7 +97,7 @@ def _is_draw(operation: Operation) -> bool:
     )
 
 
-def _is_decided(operation: Operation) -> bool:
+def _is_decided(operation: CalledOperator) -> bool:
     decided = _COMPARISONS.get(operation.name)
     limit = operation.args[1] if len(operation.args) == 2 else None
     return decided is not None and isinstance(limit, int | float) and decided(float(limit))

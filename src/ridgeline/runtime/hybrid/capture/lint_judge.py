@@ -9,7 +9,7 @@ from torch import Tensor
 from ridgeline.runtime.hybrid.capture.lint_rules import OPERATORS
 
 
-class Operation(NamedTuple):
+class CalledOperator(NamedTuple):
     """One operator as it was called.
 
     `is_constant` says of a tensor on the host whether it was made inside the step from Python numbers.
@@ -25,7 +25,7 @@ class Operation(NamedTuple):
     is_constant: Callable[[Tensor], bool]
 
 
-def judge(operation: Operation) -> str | None:
+def judge(operation: CalledOperator) -> str | None:
     """The rule that an operator breaks when it is captured on `operation.device`, or None."""
     copied = _judge_copy(operation)
     if copied is not None:
@@ -41,7 +41,7 @@ def judge(operation: Operation) -> str | None:
     return rule if breaks is None or breaks(operation) else None
 
 
-def _judge_copy(operation: Operation) -> str | None:
+def _judge_copy(operation: CalledOperator) -> str | None:
     """Copies between host and device; "" where a copy is fine, None where it is none."""
     name, device = operation.name, operation.device
     if name == "aten._to_copy":
@@ -68,7 +68,7 @@ def _judge_copy(operation: Operation) -> str | None:
     return ""
 
 
-def _judge_host_work(operation: Operation) -> str | None:
+def _judge_host_work(operation: CalledOperator) -> str | None:
     """Tensors on the host; "" where they are constants only, None where there are none."""
     tensors = (*operation.inputs, *operation.outputs)
     hosted = [tensor for tensor in operation.inputs if tensor.device.type == "cpu"]
@@ -87,7 +87,7 @@ def _judge_host_work(operation: Operation) -> str | None:
     return "" if all(map(operation.is_constant, hosted)) else "host-tensor"
 
 
-def _has_generator(operation: Operation) -> bool:
+def _has_generator(operation: CalledOperator) -> bool:
     given = (*operation.args, *operation.kwargs.values())
     return any(isinstance(value, torch.Generator) for value in given)
 
@@ -101,23 +101,23 @@ def _rule_of_tags(tags: Sequence[torch.Tag]) -> str | None:
     return "not-capturable" if torch.Tag.cudagraph_unsafe in tags else None
 
 
-def _masks(operation: Operation) -> list[Tensor]:
+def _masks(operation: CalledOperator) -> list[Tensor]:
     indices = operation.args[1]
     return [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
 
 
-def _writes_by_mask(operation: Operation) -> bool:
+def _writes_by_mask(operation: CalledOperator) -> bool:
     """Boolean assignment, unless it is one number for one mask, which torch runs as masked_fill."""
     masks, value = _masks(operation), operation.args[2]
     is_fill = len(masks) == 1 and value.numel() == 1 and value.device.type == "cpu"
     return bool(masks) and not is_fill
 
 
-def _lacks_output_size(operation: Operation) -> bool:
+def _lacks_output_size(operation: CalledOperator) -> bool:
     return operation.kwargs.get("output_size") is None
 
 
-CONDITIONS: dict[str, Callable[[Operation], bool]] = {
+CONDITIONS: dict[str, Callable[[CalledOperator], bool]] = {
     "aten.index": lambda operation: bool(_masks(operation)),
     "aten.index_put": _writes_by_mask,
     "aten.index_put_": _writes_by_mask,

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraws
 from ridgeline.runtime.hybrid.capture.lint_calls import CallWatch
-from ridgeline.runtime.hybrid.capture.lint_judge import Operation, judge
+from ridgeline.runtime.hybrid.capture.lint_judge import CalledOperator, judge
 from ridgeline.runtime.hybrid.capture.lint_lines import Lines
 from ridgeline.runtime.hybrid.capture.lint_rules import (
     COPIES_FROM_HOST,
@@ -233,7 +233,7 @@ class OperatorWatch(TorchDispatchMode):
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         seen.note_read(inputs)
-        operation = Operation(
+        operation = CalledOperator(
             name, func.tags, args, kwargs, inputs, outputs, seen.device, seen.is_constant
         )
         if seen.idle is not None and seen.idle.take(operation, lambda: seen.lines.of(frame)):

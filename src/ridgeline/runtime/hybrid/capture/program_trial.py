@@ -27,7 +27,7 @@ from torch import Tensor
 from ridgeline.errors import CaptureError
 from ridgeline.runtime.hybrid.capture.child_trial import LIMIT_S, child_environment
 from ridgeline.runtime.hybrid.capture.child_worker import LOG, is_trial, last_lines
-from ridgeline.runtime.hybrid.capture.program_worker import Answer
+from ridgeline.runtime.hybrid.capture.program_worker import ProgramAnswer
 
 _WORKER = "ridgeline.runtime.hybrid.capture.program_worker"
 _LOOK_S = 0.2
@@ -203,7 +203,7 @@ class _Child:
             self._end()
             how = f"ended its process with {signal.Signals(-code).name if code < 0 else f'status {code}'}"
             return how + last_lines(Path(self._directory.name)), ""
-        answer = msgspec.json.decode(line, type=Answer)
+        answer = msgspec.json.decode(line, type=ProgramAnswer)
         return "wrote " + ", ".join(answer.broken[:3]) if answer.broken else "", answer.error
 
     def _start(self) -> "subprocess.Popen[bytes]":

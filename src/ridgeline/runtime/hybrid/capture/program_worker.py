@@ -25,7 +25,7 @@ RUNS = 2
 """The second meets memory as the first has left it."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ProgramAnswer(msgspec.Struct, frozen=True):
     """How a program ran: what it wrote outside of its memory, or what Python raised; both empty if well."""
 
     broken: tuple[str, ...] = ()
@@ -43,14 +43,14 @@ def main(parent: str) -> None:
     end_well()
 
 
-def _attempt(path: str) -> Answer:
+def _attempt(path: str) -> ProgramAnswer:
     try:
         # Tensors, numbers and text alone: nothing of the user's is rebuilt here.
         asked = torch.load(path, weights_only=True)
-        return Answer(broken=_broken_by(asked))
+        return ProgramAnswer(broken=_broken_by(asked))
     except Exception as error:  # noqa: BLE001 - whatever it was is told to the parent
         traceback.print_exc()
-        return Answer(error=f"{type(error).__name__}: {first_line(error)}")
+        return ProgramAnswer(error=f"{type(error).__name__}: {first_line(error)}")
 
 
 def _broken_by(asked: dict[str, Any]) -> tuple[str, ...]:

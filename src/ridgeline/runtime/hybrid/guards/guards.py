@@ -11,7 +11,7 @@ from ridgeline.reach.sparse import is_sparse, strides_of
 from ridgeline.runtime.copies import is_noted
 from ridgeline.runtime.hybrid.guards.classes import class_variables, require_classes
 from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
-from ridgeline.runtime.hybrid.guards.reading import Reading, Write, read_program
+from ridgeline.runtime.hybrid.guards.reading import ProgramReading, Write, read_program
 from ridgeline.runtime.hybrid.guards.sparse import address
 from ridgeline.runtime.hybrid.guards.unguarded import require_unguarded
 from ridgeline.runtime.interception import innermost_transform, num_dispatch_modes
@@ -61,7 +61,7 @@ class Guards:
         arguments: Mapping[str, Any],
         given: Collection[str] = (),
         followed: Collection[Tensor] = (),
-        reading: Reading | None = None,
+        reading: ProgramReading | None = None,
     ) -> None:
         self._program, self._given = program, given
         self._reading = reading = reading or read_program(program, arguments)

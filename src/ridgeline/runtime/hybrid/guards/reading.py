@@ -82,7 +82,7 @@ class Write(NamedTuple):
     kind: str
 
 
-class Reading(NamedTuple):
+class ProgramReading(NamedTuple):
     """What was found in a program.
 
     Attributes:
@@ -111,7 +111,7 @@ class Reading(NamedTuple):
     takes_host: bool
 
 
-def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> Reading:
+def read_program(program: types.FunctionType, arguments: Mapping[str, Any]) -> ProgramReading:
     """Read `program(**arguments)` under the modes in force; it does not run.
 
     Value checks of `torch.distributions` are off while it is read, and are to be off while guards compare.
@@ -257,12 +257,12 @@ def _results(graph: fx.GraphModule, placeholders: Iterable[fx.Node]) -> list[Any
 
 def _made(
     wrapper: Any, found: dict[str, Any], scope: dict[str, Any], arguments: dict[str, Any]
-) -> Reading:
+) -> ProgramReading:
     names = {"G": scope, **_get_closure_vars()}
     sources = dict.fromkeys(_expression(source) for _, source in found["guards"])
     values = {name: v for name in sources for v in _evaluated(name, names, arguments)}
     objects = [value for value in values.values() if not isinstance(value, (int, float, str))]
-    return Reading(
+    return ProgramReading(
         manager=wrapper.root,
         tensors=found["tensors"],
         expressions=tuple(values),

@@ -16,7 +16,7 @@ from torch import fx
 Ask = Callable[[], Any]
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """Operators, by what their names contain, and the settings that choose their kernels."""
 
     operators: re.Pattern[str]
@@ -35,7 +35,7 @@ def _precisions(kind: str) -> tuple[Ask, ...]:
 
 
 CHOICES = (
-    Choice(
+    KernelChoice(
         re.compile("attention|transformer"),
         _asking(
             *("_get_math_sdp_enabled", "_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled"),
@@ -43,15 +43,15 @@ CHOICES = (
             "_get_math_sdp_allow_fp16_bf16_reduction",
         ),
     ),
-    Choice(
+    KernelChoice(
         re.compile("conv"),
         (*_asking("_get_cudnn_enabled", "_get_cudnn_allow_tf32"), *_precisions("conv")),
     ),
-    Choice(
+    KernelChoice(
         re.compile("lstm|gru|rnn"),
         (*_asking("_get_cudnn_enabled", "_get_cudnn_allow_tf32"), *_precisions("rnn")),
     ),
-    Choice(
+    KernelChoice(
         re.compile("linear|mm|matmul|mv|dot|einsum|attention|conv|lstm|gru|rnn"),
         (*_asking("_get_cublas_allow_fp16_accumulation"), *_precisions("matmul")),
     ),

@@ -15,7 +15,7 @@ import torch
 
 from ridgeline.reach.owners import is_users, is_users_class
 from ridgeline.runtime.hybrid.guards.conditions import Conditions, reader
-from ridgeline.runtime.hybrid.guards.reading import Reading, UnreadableError
+from ridgeline.runtime.hybrid.guards.reading import ProgramReading, UnreadableError
 
 _COMMON = (
     torch.Tensor,
@@ -41,7 +41,9 @@ MOST_BYTES = 4096
 """Of an array of NumPy's that a program reads; comparing takes 1 us."""
 
 
-def require_unguarded(conditions: Conditions, reading: Reading, arguments: dict[str, Any]) -> None:
+def require_unguarded(
+    conditions: Conditions, reading: ProgramReading, arguments: dict[str, Any]
+) -> None:
     """Require all of that to stay as it is now.
 
     Args:
@@ -81,7 +83,7 @@ def _is_users_function(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and is_users(value.__code__.co_filename)
 
 
-def _missing(reading: Reading) -> list[tuple[Any, str]]:
+def _missing(reading: ProgramReading) -> list[tuple[Any, str]]:
     """Attributes that methods of the program ask for, and their objects have not."""
     unresolved = {
         code: names
@@ -97,7 +99,7 @@ def _missing(reading: Reading) -> list[tuple[Any, str]]:
     return found
 
 
-def _own_names(reading: Reading) -> dict[type, set[str]]:
+def _own_names(reading: ProgramReading) -> dict[type, set[str]]:
     """Names of what objects hold themselves, by classes of the user's that would hide it if they had them."""
     found: dict[type, set[str]] = {}
     for value in reading.kept:

@@ -16,7 +16,7 @@ from ridgeline.runtime.closing import Closing
 from ridgeline.runtime.flat_program import FlatProgram, as_arguments, flatten_program
 from ridgeline.runtime.hybrid.guards.settled import filled
 from ridgeline.runtime.hybrid.packages.aot import compile_program
-from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
+from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorMetadata
 from ridgeline.runtime.hybrid.packages.package import check_path, load_compiled, write_package
 from ridgeline.runtime.hybrid.packages.program_call import ProgramCall
 
@@ -92,7 +92,7 @@ class PackagedCallable(Closing):
             load_compiled(path, device),
             program.state,
             inputs=metadata.inputs,
-            state_specs={name: TensorSpec.of(tensor) for name, tensor in program.state.items()},
+            state_specs={name: TensorMetadata.of(tensor) for name, tensor in program.state.items()},
             input_tree=program.input_tree,
             output_tree=program.output_tree,
             constants=program.constants,
@@ -138,8 +138,8 @@ def _describe(program: FlatProgram) -> Metadata:
     return Metadata(
         purpose="callable",
         device="cuda" if device == "cuda" else "cpu",
-        inputs=tuple(TensorSpec.of(tensor) for tensor in program.inputs),
-        outputs=tuple(TensorSpec.of(tensor) for tensor in program.outputs),
+        inputs=tuple(TensorMetadata.of(tensor) for tensor in program.inputs),
+        outputs=tuple(TensorMetadata.of(tensor) for tensor in program.outputs),
         input_tree=_text(program.input_tree),
         output_tree=_text(program.output_tree),
         details={

@@ -20,7 +20,7 @@ _INSTRUCTION_SETS = (
 """Beginnings of the x86 processor flags that stand for instructions a compiler may emit."""
 
 
-class Host(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NativeHost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A machine as native code sees it.
 
     Args:
@@ -38,9 +38,9 @@ class Host(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     versions: dict[str, str]
 
 
-def describe_host(device: torch.device) -> Host:
+def describe_host(device: torch.device) -> NativeHost:
     """This machine, for programs that run on `device` (there must be one of that kind)."""
-    return Host(
+    return NativeHost(
         platform=f"{sys.platform} {platform.machine()}",
         capability=_capability(device),
         instructions=_instructions(),
@@ -52,7 +52,7 @@ def describe_host(device: torch.device) -> Host:
     )
 
 
-def unmet(wanted: Host, got: Host, device: str) -> tuple[str, str] | None:
+def unmet(wanted: NativeHost, got: NativeHost, device: str) -> tuple[str, str] | None:
     """What a program made on `wanted` asks for and `got` lacks, as texts; None if it runs there.
 
     Args:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.codec import Noun, Value
-from ridgeline.runtime.hybrid.packages.host import Host
+from ridgeline.runtime.hybrid.packages.host import NativeHost
 
 
-class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TensorMetadata(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a compiled program knows of a tensor.
 
     Args:
@@ -72,13 +72,13 @@ class Metadata(Noun, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     purpose: Literal["callable", "step"]
     device: Literal["cpu", "cuda"]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
     input_tree: str
     output_tree: str
     details: dict[str, Any] = {}
-    host: Host | None = None
-    state: dict[str, TensorSpec] = {}
+    host: NativeHost | None = None
+    state: dict[str, TensorMetadata] = {}
     checksums: dict[str, str] = {}
 
     @property

@@ -33,7 +33,7 @@ from ridgeline.runtime.hybrid.packages.archive import (
     write_archive,
 )
 from ridgeline.runtime.hybrid.packages.host import describe_host, unmet
-from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
+from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorMetadata
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """A loaded program: flat inputs to flat outputs."""
@@ -194,7 +194,7 @@ def write_package(
     filled = msgspec.structs.replace(
         metadata,
         host=describe_host(torch.device(metadata.device)),
-        state={name: TensorSpec.of(tensor) for name, tensor in tensors.items()},
+        state={name: TensorMetadata.of(tensor) for name, tensor in tensors.items()},
     )
 
     def seal(checksums: dict[str, str]) -> bytes:
@@ -283,7 +283,7 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
             safetensors.torch.save({"": torch.empty(0, dtype=tensor.dtype, device="cpu")})
         except (KeyError, ValueError, safetensors.SafetensorError) as error:
             raise PackageError(
-                f"wanted tensors of types that safetensors can hold, got {TensorSpec.of(tensor)} for {name}; "
+                f"wanted tensors of types that safetensors can hold, got {TensorMetadata.of(tensor)} for {name}; "
                 "keep tensors of other types out of the program"
             ) from error
     copies = {

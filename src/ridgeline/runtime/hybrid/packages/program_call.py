@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.errors import BatchError, PackageError
 from ridgeline.runtime.copies import is_noted, written
-from ridgeline.runtime.hybrid.packages.metadata import TensorSpec
+from ridgeline.runtime.hybrid.packages.metadata import TensorMetadata
 from ridgeline.runtime.hybrid.packages.package import Run
 
 
@@ -39,8 +39,8 @@ class ProgramCall:
         run: Run,
         state: Mapping[str, Tensor],
         *,
-        inputs: Sequence[TensorSpec],
-        state_specs: Mapping[str, TensorSpec],
+        inputs: Sequence[TensorMetadata],
+        state_specs: Mapping[str, TensorMetadata],
         input_tree: pytree.TreeSpec,
         output_tree: pytree.TreeSpec,
         constants: Mapping[int, Any],
@@ -100,7 +100,7 @@ class ProgramCall:
         spec = self._specs[index]
         if not isinstance(tensor, Tensor):
             raise self._misfit(index, repr(tensor))
-        got = TensorSpec.of(tensor)
+        got = TensorMetadata.of(tensor)
         if (got.shape, got.dtype, tensor.device) != (spec.shape, spec.dtype, self._device):
             raise self._misfit(index, f"{got} on {tensor.device}")
         if got.stride == spec.stride and not is_noted(tensor):

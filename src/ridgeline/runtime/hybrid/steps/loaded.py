@@ -17,7 +17,7 @@ from ridgeline.runtime import batch as batches
 from ridgeline.runtime.batch_pattern import BatchPattern
 from ridgeline.runtime.hybrid.packages.alone import check_alone
 from ridgeline.runtime.hybrid.packages.archive import METADATA, ROOT, SEAL, STATE
-from ridgeline.runtime.hybrid.packages.metadata import TensorSpec
+from ridgeline.runtime.hybrid.packages.metadata import TensorMetadata
 from ridgeline.runtime.hybrid.packages.package import Package, read_package, write_package
 from ridgeline.runtime.hybrid.steps.binding import bind
 from ridgeline.runtime.hybrid.steps.details import SavedRandomState, StepDetails
@@ -209,7 +209,7 @@ def _named_leaves(batch: Any) -> list[tuple[str, Any]]:
 
 
 def _describe(leaf: Any) -> str:
-    return str(TensorSpec.of(leaf)) if isinstance(leaf, Tensor) else repr(leaf)
+    return str(TensorMetadata.of(leaf)) if isinstance(leaf, Tensor) else repr(leaf)
 
 
 def _copy_program(source: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import PackageError
-from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorSpec
+from ridgeline.runtime.hybrid.packages.metadata import Metadata, TensorMetadata
 from ridgeline.runtime.hybrid.packages.package import Package, write_package
 from ridgeline.runtime.hybrid.steps.compiling import ProgramFile, compile_file
 from ridgeline.runtime.hybrid.steps.details import Constant, SavedRandomState, StepDetails
@@ -58,7 +58,7 @@ def _describe(program: StepProgram) -> Metadata:
                 f"as leaf {index}; convert it, or leave it out of the batch"
             )
         constants[str(index)] = leaf
-    loss = TensorSpec.of(program.loss)
+    loss = TensorMetadata.of(program.loss)
     details = StepDetails(
         roles=tuple(entry.role for entry in program.state),
         aliases=program.lifted.aliases(),
@@ -71,7 +71,7 @@ def _describe(program: StepProgram) -> Metadata:
     return Metadata(
         purpose="step",
         device="cuda" if program.device.type == "cuda" else "cpu",
-        inputs=tuple(TensorSpec.of(tensor) for tensor in program.inputs),
+        inputs=tuple(TensorMetadata.of(tensor) for tensor in program.inputs),
         outputs=(loss,),
         input_tree=dump_structure(structure),
         output_tree=dump_structure(pytree.tree_structure(0.0)),

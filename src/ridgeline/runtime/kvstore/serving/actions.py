@@ -11,11 +11,11 @@ from torch import Size, Tensor
 
 from ridgeline.errors import KVStoreError, first_line
 from ridgeline.runtime.kvstore.arguments import Held
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.slots import Slots, check_numbers
-from ridgeline.runtime.kvstore.serving.wire import Shape, Slot
+from ridgeline.runtime.kvstore.serving.wire import Shape, ValueSlot
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater
 from ridgeline.runtime.row_sums import rows_tensor
 
@@ -143,10 +143,10 @@ class Actions:
         shape = Shape("uint8", (body.num_bytes,))
         wire.check_shape(shape)
         (packed,) = wire.tensors_of(frames, [shape])
-        states: dict[Slot, dict[str, Tensor]] = {}
+        states: dict[ValueSlot, dict[str, Tensor]] = {}
         try:
             for name, tensor in load(packed.numpy().tobytes()).items():
-                slot, entry = msgspec.json.decode(name, type=tuple[Slot, str])
+                slot, entry = msgspec.json.decode(name, type=tuple[ValueSlot, str])
                 states.setdefault(slot, {})[entry] = tensor
         except (SafetensorError, msgspec.MsgspecError) as error:
             raise KVStoreError(f"wanted states of an optimizer, got {first_line(error)}") from error
@@ -161,7 +161,7 @@ def _total(body: wire.Push, frames: Frames) -> Tensor:
     if body.codec is None:
         (total,) = wire.tensors_of(frames, [body.shape])
         return total
-    codec, held = Compression(body.codec), _held(body.shape)
+    codec, held = KeyedCompression(body.codec), _held(body.shape)
     num_elements = held.shape.numel()
     (packed,) = wire.tensors_of(frames, [Shape("uint8", (codec.num_bytes(num_elements),))])
     return codec.decode(packed, num_elements).view(held.shape).to(held.dtype)

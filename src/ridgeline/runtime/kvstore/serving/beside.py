@@ -13,7 +13,7 @@ from typing import IO
 
 from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.serving.addresses import LOOPBACK
-from ridgeline.runtime.kvstore.serving.epochs import Found
+from ridgeline.runtime.kvstore.serving.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.server import LEFT
 
 END_S = 60.0
@@ -55,7 +55,7 @@ class ServerBeside:
         address: str = LOOPBACK,
         keys: str = "",
         snapshots: Path | None = None,
-        tell: Callable[[Found], bool] | None = None,
+        tell: Callable[[FoundServer], bool] | None = None,
     ) -> None:
         words = ["-m", "ridgeline", "kvserver", "--beside", "--workers", str(num_workers)]
         words += [] if staleness is None else ["--staleness", str(staleness)]
@@ -124,11 +124,11 @@ class ServerBeside:
             start_new_session=True,  # Ctrl-C is for workers, who then leave it
         )
 
-    def _found(self, process: "subprocess.Popen[str]") -> Found | None:
+    def _found(self, process: "subprocess.Popen[str]") -> FoundServer | None:
         """Where a server says that it is; None: it ended before."""
         assert process.stdout is not None
         address, _, epoch = process.stdout.readline().strip().partition(" ")
-        return Found(int(epoch or 0), address) if address else None
+        return FoundServer(int(epoch or 0), address) if address else None
 
     def _restart(self) -> None:
         """Start another server each time that one dies, until one ends by itself."""

@@ -17,7 +17,7 @@ from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.addresses import host_identity
 from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
 from ridgeline.runtime.kvstore.serving.entry import Entrance
-from ridgeline.runtime.kvstore.serving.epochs import Found
+from ridgeline.runtime.kvstore.serving.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.outages import (
     Silence,
@@ -55,7 +55,7 @@ LEAST_SHARED = 1 << 14
 _log = logging.getLogger(__name__)
 
 
-class Channel:
+class Connection:
     """A connection.
 
     Args:
@@ -81,7 +81,7 @@ class Channel:
         keys: Keys | None = None,
     ) -> None:
         self._context = context
-        self._peer = server if isinstance(server, Peer) else Peer(Found(0, server))
+        self._peer = server if isinstance(server, Peer) else Peer(FoundServer(0, server))
         self._worker = worker
         self._channel = channel
         self._silence_s = silence_s
@@ -258,7 +258,7 @@ class Channel:
 
     def _follow(self) -> bool:
         """Go to a server that has taken the place of the one that was asked, where there is one."""
-        pushes, found = 0, self._peer.newest(Found(self._told, self._at.address))
+        pushes, found = 0, self._peer.newest(FoundServer(self._told, self._at.address))
         if found.epoch > self._peer.found.epoch:
             pushes = self._peer.follow(found, self._send_again)
         return self._move(pushes)
@@ -267,7 +267,7 @@ class Channel:
         """Send what another server may have lost; what is refused was refused before."""
         number = there.found.epoch << 32 | self._channel
         seconds = self._silence_s, self._resend_s, self._parked_s
-        channel = Channel(self._context, there, self._worker, number, *seconds, self._keys)
+        channel = Connection(self._context, there, self._worker, number, *seconds, self._keys)
         asked = [Asked(wire.Again(there.barriers)), *(Asked(one.body, one.frames) for one in kept)]
         if not self._peer.is_part:
             asked.append(Asked(wire.Whole()))

@@ -11,8 +11,8 @@ from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
-from ridgeline.runtime.kvstore.serving.channel import LOOK_S, Channel
-from ridgeline.runtime.kvstore.serving.epochs import Found, Notice
+from ridgeline.runtime.kvstore.serving.channel import LOOK_S, Connection
+from ridgeline.runtime.kvstore.serving.epochs import FoundServer, Notice
 from ridgeline.runtime.kvstore.serving.keys import Keys
 from ridgeline.runtime.kvstore.serving.peer import Peer
 from ridgeline.runtime.kvstore.serving.slices import Located
@@ -39,7 +39,7 @@ class Connections:
     ) -> None:
         self.num_servers = len(addresses)
         self.peers = [
-            Peer(Found(0, address), partial(notice.newest, place) if notice else lambda: None)
+            Peer(FoundServer(0, address), partial(notice.newest, place) if notice else lambda: None)
             for place, address in enumerate(addresses)
         ]
         self._worker = worker
@@ -47,7 +47,7 @@ class Connections:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._opened: list[Channel] = []
+        self._opened: list[Connection] = []
         # Others than those of a process that was this worker before, whose calls have these numbers too.
         self._last_channel = secrets.randbits(31)
         self._beat_s = beat_s
@@ -120,17 +120,19 @@ class Connections:
                 channel.close()
             self._context.term()
 
-    def _channels(self) -> list[Channel]:
+    def _channels(self) -> list[Connection]:
         """Of this thread, one to each server."""
         if not hasattr(self._local, "channels"):
             self._local.channels = [self._open(peer) for peer in self.peers]
-        channels: list[Channel] = self._local.channels
+        channels: list[Connection] = self._local.channels
         return channels
 
-    def _open(self, peer: Peer) -> Channel:
+    def _open(self, peer: Peer) -> Connection:
         with self._lock:
             self._last_channel += 1
-            made = Channel(self._context, peer, self._worker, self._last_channel, keys=self._keys)
+            made = Connection(
+                self._context, peer, self._worker, self._last_channel, keys=self._keys
+            )
             self._opened.append(made)
         return made
 
@@ -145,10 +147,10 @@ class Connections:
             return
 
 
-def _take_turns(channels: Sequence[Channel], numbers: Sequence[range]) -> None:
+def _take_turns(channels: Sequence[Connection], numbers: Sequence[range]) -> None:
     """Take answers from whichever server has one, and send it what is next, until all have answered.
 
-    Where none has anything for a while it is over, too: then each is waited for as `Channel.finish` does,
+    Where none has anything for a while it is over, too: then each is waited for as `Connection.finish` does,
     which asks again.
     """
     poller = zmq.Poller()

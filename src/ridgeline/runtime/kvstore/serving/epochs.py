@@ -15,7 +15,7 @@ from ridgeline.runtime.world import World
 _COUNT = "epoch"
 
 
-class Found(NamedTuple):
+class FoundServer(NamedTuple):
     """A server.
 
     Attributes:
@@ -65,7 +65,7 @@ class Notice:
     def __init__(self, store: dist.Store) -> None:
         self._store = store
 
-    def publish(self, place: int, found: Found) -> bool:
+    def publish(self, place: int, found: FoundServer) -> bool:
         """Tell of a server; False: a newer one was told of."""
         name, mine = f"server {place}", f"{found.epoch} {found.address}"
         present = self._store.compare_set(name, "", mine).decode()
@@ -75,7 +75,7 @@ class Notice:
             present = self._store.compare_set(name, present, mine).decode()
         return True
 
-    def newest(self, place: int) -> Found | None:
+    def newest(self, place: int) -> FoundServer | None:
         """The server of a place that was told of last; None: the one that was there at the beginning.
 
         Raises:
@@ -99,6 +99,6 @@ def own_store(world: World, topic: str) -> dist.Store:
     return dist.PrefixStore(topic, own)
 
 
-def _read(told: str) -> Found:
+def _read(told: str) -> FoundServer:
     epoch, address = told.split(" ", 1)
-    return Found(int(epoch), address)
+    return FoundServer(int(epoch), address)

@@ -20,14 +20,14 @@ from ridgeline.runtime.checkpoint_directory import flush
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.shard import Shard
 from ridgeline.runtime.kvstore.serving.slots import Slice
-from ridgeline.runtime.kvstore.serving.wire import Slot
+from ridgeline.runtime.kvstore.serving.wire import ValueSlot
 from ridgeline.runtime.row_sums import rows_tensor
 
 _FACTS = "facts"
 
 
 class _Slice(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    slot: Slot
+    slot: ValueSlot
     rounds: dict[int, int]
     taken: dict[int, int]
     waiting: dict[int, int]

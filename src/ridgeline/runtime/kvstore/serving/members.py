@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ridgeline.errors import KVStoreError, first_line
 from ridgeline.runtime.kvstore.arguments import Held, Key
-from ridgeline.runtime.kvstore.placement import Part
+from ridgeline.runtime.kvstore.placement import ValuePart
 from ridgeline.runtime.kvstore.serving.addresses import host_identity, is_loopback
 from ridgeline.runtime.kvstore.serving.epochs import Notice
 from ridgeline.runtime.kvstore.serving.shard import FIRST
@@ -55,7 +55,7 @@ class StoreRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class _Placed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     dtype: str
     sizes: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ValuePart, ...]
 
 
 class Members:
@@ -105,7 +105,7 @@ class Members:
                 f"{BEGIN_S:.0f} s, got {first_line(error)}; see that its workers train by rl.TrainStep"
             ) from error
 
-    def tell(self, held: Mapping[Key, Held], parts: Mapping[Key, Sequence[Part]]) -> None:
+    def tell(self, held: Mapping[Key, Held], parts: Mapping[Key, Sequence[ValuePart]]) -> None:
         """Say which server holds what of keys."""
         told = {
             _name(key): msgspec.json.encode(
@@ -118,7 +118,7 @@ class Members:
 
     def parts_of(
         self, held: Mapping[Key, Held], is_first_there: Callable[[], bool]
-    ) -> dict[Key, tuple[Part, ...]]:
+    ) -> dict[Key, tuple[ValuePart, ...]]:
         """Which server holds what of keys, once worker 0 has said so.
 
         Raises:

@@ -13,9 +13,9 @@ import msgspec
 from torch import Tensor
 
 from ridgeline.runtime.kvstore.serving import wire
-from ridgeline.runtime.kvstore.serving.epochs import Found
+from ridgeline.runtime.kvstore.serving.epochs import FoundServer
 from ridgeline.runtime.kvstore.serving.outages import Silences, num_pushes
-from ridgeline.runtime.kvstore.serving.wire import Answer, Body, Slot
+from ridgeline.runtime.kvstore.serving.wire import Answer, Body, ValueSlot
 
 _log = logging.getLogger(__name__)
 KEPT_BYTES = 1 << 29
@@ -64,8 +64,8 @@ class Peer:
 
     def __init__(
         self,
-        found: Found,
-        look: Callable[[], Found | None] = lambda: None,
+        found: FoundServer,
+        look: Callable[[], FoundServer | None] = lambda: None,
         barriers: int = 0,
         *,
         is_part: bool = False,
@@ -78,9 +78,9 @@ class Peer:
         self.silences = Silences()
         self._value_bytes = 0
         self._look = look
-        self._kept: dict[tuple[Slot, int], Kept] = {}
+        self._kept: dict[tuple[ValueSlot, int], Kept] = {}
         self._kept_bytes = 0
-        self._counts: dict[Slot, int] = {}
+        self._counts: dict[ValueSlot, int] = {}
         self._lock = threading.RLock()
         self._is_blind = False
 
@@ -124,7 +124,7 @@ class Peer:
                     kept.begun = max(answer.begun, kept.begun or 0)
             self._forget(answer.durable)
 
-    def newest(self, told: Found) -> Found:
+    def newest(self, told: FoundServer) -> FoundServer:
         """The newest server that anybody knows of.
 
         Args:
@@ -139,7 +139,7 @@ class Peer:
             seen = None
         return max(self.found, told, seen or told, key=lambda found: found.epoch)
 
-    def follow(self, found: Found, send: Callable[["Peer", list[Kept]], None]) -> int:
+    def follow(self, found: FoundServer, send: Callable[["Peer", list[Kept]], None]) -> int:
         """Have a newer server take the place of this one; nothing is done where another connection has.
 
         Args:
@@ -164,7 +164,7 @@ class Peer:
             self._kept_bytes -= kept.num_bytes
             del self._kept[name]
 
-    def _first_covered(self, durable: int) -> list[tuple[tuple[Slot, int], Kept]]:
+    def _first_covered(self, durable: int) -> list[tuple[tuple[ValueSlot, int], Kept]]:
         covered = []
         for name, kept in self._kept.items():
             if kept.begun is None or kept.begun >= durable:
@@ -173,5 +173,5 @@ class Peer:
         return covered
 
 
-def _name(body: wire.Init | wire.Push | wire.PushRows) -> tuple[Slot, int]:
+def _name(body: wire.Init | wire.Push | wire.PushRows) -> tuple[ValueSlot, int]:
     return body.slot, 0 if isinstance(body, wire.Init) else body.number

@@ -13,10 +13,10 @@ from ridgeline.errors import KVStoreError
 from ridgeline.history import Outage
 from ridgeline.runtime import leaving
 from ridgeline.runtime.kvstore.arguments import Held, Key
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.merging import merged
 from ridgeline.runtime.kvstore.parts import part_of, state_of_part, whole_state
-from ridgeline.runtime.kvstore.placement import Part, placed
+from ridgeline.runtime.kvstore.placement import ValuePart, placed
 from ridgeline.runtime.kvstore.serving import slices, wire
 from ridgeline.runtime.kvstore.serving.asked import Answered, Asked
 from ridgeline.runtime.kvstore.serving.beside import ServerBeside
@@ -27,7 +27,7 @@ from ridgeline.runtime.kvstore.serving.members import Members
 from ridgeline.runtime.kvstore.serving.server import LEASE_S
 from ridgeline.runtime.kvstore.serving.shard import FIRST
 from ridgeline.runtime.kvstore.serving.slices import Located
-from ridgeline.runtime.kvstore.serving.wire import Slot
+from ridgeline.runtime.kvstore.serving.wire import ValueSlot
 from ridgeline.runtime.kvstore.shelf import Versions
 from ridgeline.runtime.kvstore.updaters import FunctionUpdater, OptimizerUpdater, Updater
 
@@ -76,9 +76,9 @@ class RemoteShelf:
         self._members = members
         self.num_workers = num_workers
         self.updater: Updater | None = None
-        self.compression: Compression | None = None
+        self.compression: KeyedCompression | None = None
         self._beside = beside
-        self._parts: dict[Key, tuple[Part, ...]] = {}
+        self._parts: dict[Key, tuple[ValuePart, ...]] = {}
         self._held: dict[Key, Held] = {}
         self._servers = Connections(addresses, rank, lease_s / 5, keys, notice)
 
@@ -226,16 +226,16 @@ class RemoteShelf:
         """What the servers' optimizers remember, put together, on the first worker; {} on others."""
         if self.rank:
             return {}
-        found: dict[Slot, dict[str, Tensor]] = {}
+        found: dict[ValueSlot, dict[str, Tensor]] = {}
         for one in self._servers.tell_all(wire.States()):
             assert one.tensor is not None, "the answer to such a call holds one"
             for name, tensor in load(one.tensor.numpy().tobytes()).items():
-                slot, entry = msgspec.json.decode(name, type=tuple[Slot, str])
+                slot, entry = msgspec.json.decode(name, type=tuple[ValueSlot, str])
                 found.setdefault(slot, {})[entry] = tensor
         return {
-            key: whole_state([found.get(Slot(key, part.start), {}) for part in parts])
+            key: whole_state([found.get(ValueSlot(key, part.start), {}) for part in parts])
             for key, parts in self._parts.items()
-            if any(Slot(key, part.start) in found for part in parts)
+            if any(ValueSlot(key, part.start) in found for part in parts)
         }
 
     def load_optimizer_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
@@ -244,7 +244,7 @@ class RemoteShelf:
             return
         for place in range(self._servers.num_servers):
             tensors = {
-                msgspec.json.encode([Slot(key, part.start), name]).decode(): state_of_part(
+                msgspec.json.encode([ValueSlot(key, part.start), name]).decode(): state_of_part(
                     tensor, part, self._held[key].shape
                 )
                 for key, parts in self._parts.items()
@@ -281,7 +281,7 @@ class RemoteShelf:
             flat = value.to(CPU).contiguous()
             for part in self._parts[key]:
                 piece = part_of(flat, part)
-                slot, shape = Slot(key, part.start), wire.shape_of(piece)
+                slot, shape = ValueSlot(key, part.start), wire.shape_of(piece)
                 wire.check_shape(shape)
                 if self.rank == FIRST:
                     inits.append(Located(part.place, Asked(wire.Init(slot, shape), (piece,))))
@@ -294,7 +294,9 @@ class RemoteShelf:
 
     def _enter(self, keys: Sequence[Key], *, is_common: bool = False) -> None:
         """Be as far with keys as the slowest of those who push to them; of rounds, alike if `is_common`."""
-        slots = [(part.place, Slot(key, part.start)) for key in keys for part in self._parts[key]]
+        slots = [
+            (part.place, ValueSlot(key, part.start)) for key in keys for part in self._parts[key]
+        ]
         told = self._servers.ask([Located(place, Asked(wire.Enter(slot))) for place, slot in slots])
         if self._members is None or self._members.record.staleness != 0:
             return

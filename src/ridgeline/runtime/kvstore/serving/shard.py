@@ -17,7 +17,7 @@ from ridgeline.errors import KVStoreError, first_line
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.actions import Actions, Frames
 from ridgeline.runtime.kvstore.serving.slots import Slots
-from ridgeline.runtime.kvstore.serving.wire import Answer, Call, Slot
+from ridgeline.runtime.kvstore.serving.wire import Answer, Call, ValueSlot
 
 FIRST = 0
 """The worker whose first values are taken."""
@@ -191,7 +191,7 @@ class Shard:
             return all(self._barriers.get(other, 0) >= mine for other in self.slots.present)
         return True
 
-    def _is_known(self, slot: Slot) -> bool:
+    def _is_known(self, slot: ValueSlot) -> bool:
         """Whether a slice has its first value.
 
         Raises:

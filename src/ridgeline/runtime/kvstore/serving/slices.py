@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ridgeline.runtime.kvstore.arguments import Held, Key
-from ridgeline.runtime.kvstore.compression import Compression
+from ridgeline.runtime.kvstore.compression import KeyedCompression
 from ridgeline.runtime.kvstore.parts import part_of
-from ridgeline.runtime.kvstore.placement import LARGE_ELEMENTS, Part
+from ridgeline.runtime.kvstore.placement import LARGE_ELEMENTS, ValuePart
 from ridgeline.runtime.kvstore.serving import wire
 from ridgeline.runtime.kvstore.serving.asked import Asked
-from ridgeline.runtime.kvstore.serving.wire import Slot
+from ridgeline.runtime.kvstore.serving.wire import ValueSlot
 
 SLICE_BYTES = 1 << 22
 """Of a message: a server works one in while the next arrives.
@@ -27,26 +27,26 @@ class Located(NamedTuple):
     asked: Asked
 
 
-def sliced(held: Held, parts: Sequence[Part], *, divides: bool) -> tuple[Part, ...]:
+def sliced(held: Held, parts: Sequence[ValuePart], *, divides: bool) -> tuple[ValuePart, ...]:
     """Parts of about so many bytes, of large values that may be divided; others stay as they are."""
     if not divides or held.shape.numel() < LARGE_ELEMENTS or not held.shape:
         return tuple(parts)
     row_bytes = held.shape[1:].numel() * held.dtype.itemsize
     rows = max(1, SLICE_BYTES // max(row_bytes, 1))
     return tuple(
-        Part(part.place, start, min(start + rows, part.stop))
+        ValuePart(part.place, start, min(start + rows, part.stop))
         for part in parts
         for start in range(part.start, part.stop, rows)
     )
 
 
-def num_elements(held: Held, part: Part) -> int:
+def num_elements(held: Held, part: ValuePart) -> int:
     """Elements of a part."""
     return held.shape[1:].numel() * (part.stop - part.start)
 
 
 def pushes(
-    key: Key, total: Tensor, parts: Sequence[Part], compression: Compression | None
+    key: Key, total: Tensor, parts: Sequence[ValuePart], compression: KeyedCompression | None
 ) -> list[Located]:
     """A call for each part of a sum, dense or sparse rows."""
     if total.is_sparse:
@@ -55,13 +55,13 @@ def pushes(
     return [_push(key, part_of(total, part), part, codec) for part in parts]
 
 
-def pulls(key: Key, outs: Sequence[Tensor], parts: Sequence[Part]) -> list[Located]:
+def pulls(key: Key, outs: Sequence[Tensor], parts: Sequence[ValuePart]) -> list[Located]:
     """A call for each part of a value, whose answer goes to its place in `outs`."""
     return [
         Located(
             part.place,
             Asked(
-                wire.Pull(Slot(key, part.start)),
+                wire.Pull(ValueSlot(key, part.start)),
                 take=_into(outs, part),
                 room=part_of(outs[0], part).nbytes,
             ),
@@ -71,13 +71,13 @@ def pulls(key: Key, outs: Sequence[Tensor], parts: Sequence[Part]) -> list[Locat
 
 
 def pulls_of_rows(
-    key: Key, outs: Sequence[Tensor], rows: Tensor, parts: Sequence[Part]
+    key: Key, outs: Sequence[Tensor], rows: Tensor, parts: Sequence[ValuePart]
 ) -> list[Located]:
     """A call for each part of a value, for those of the rows that are in it."""
     found = []
     for part in parts:
         mask = (rows >= part.start) & (rows < part.stop)
-        body = wire.Pull(Slot(key, part.start), int(mask.sum()))
+        body = wire.Pull(ValueSlot(key, part.start), int(mask.sum()))
 
         def take(tensor: Tensor, mask: Tensor = mask) -> None:
             for out in outs:
@@ -87,8 +87,8 @@ def pulls_of_rows(
     return found
 
 
-def _push(key: Key, piece: Tensor, part: Part, codec: Compression | None) -> Located:
-    slot, shape = Slot(key, part.start), wire.shape_of(piece)
+def _push(key: Key, piece: Tensor, part: ValuePart, codec: KeyedCompression | None) -> Located:
+    slot, shape = ValueSlot(key, part.start), wire.shape_of(piece)
     if codec is None:
         return Located(part.place, Asked(wire.Push(slot, shape), (piece,)))
     params: dict[str, Any] = {"type": codec.name, **codec.options}
@@ -96,14 +96,14 @@ def _push(key: Key, piece: Tensor, part: Part, codec: Compression | None) -> Loc
     return Located(part.place, Asked(wire.Push(slot, shape, params), (coded,)))
 
 
-def _push_of_rows(key: Key, total: Tensor, part: Part) -> Located:
+def _push_of_rows(key: Key, total: Tensor, part: ValuePart) -> Located:
     numbers, rows = total.indices()[0], total.values()
     mask = (numbers >= part.start) & (numbers < part.stop)
-    body = wire.PushRows(Slot(key, part.start), wire.shape_of(rows[mask]))
+    body = wire.PushRows(ValueSlot(key, part.start), wire.shape_of(rows[mask]))
     return Located(part.place, Asked(body, (numbers[mask] - part.start, rows[mask])))
 
 
-def _into(outs: Sequence[Tensor], part: Part) -> Any:
+def _into(outs: Sequence[Tensor], part: ValuePart) -> Any:
     def take(tensor: Tensor) -> None:
         for out in outs:
             part_of(out, part).copy_(tensor)

@@ -24,7 +24,7 @@ from ridgeline.errors import KVStoreError
 from ridgeline.runtime.kvstore.arguments import Held
 from ridgeline.runtime.kvstore.held_values import apply
 from ridgeline.runtime.kvstore.merging import merged
-from ridgeline.runtime.kvstore.serving.wire import Slot
+from ridgeline.runtime.kvstore.serving.wire import ValueSlot
 from ridgeline.runtime.kvstore.updaters import Updater
 
 MOST_SLICES = 1 << 20
@@ -83,10 +83,10 @@ class Slots:
         self.staleness = staleness
         self.present = set(workers)
         self._beginners = workers
-        self._slices: dict[Slot, Slice] = {}
+        self._slices: dict[ValueSlot, Slice] = {}
         self._make_updater: Callable[[], Updater] | None = None
 
-    def init(self, slot: Slot, value: Tensor) -> None:
+    def init(self, slot: ValueSlot, value: Tensor) -> None:
         """Take a first value; a slice has one already where another worker came first.
 
         Raises:
@@ -103,15 +103,15 @@ class Slots:
         updater = None if self._make_updater is None else self._make_updater()
         self._slices[slot] = Slice(value.clone(), updater)
 
-    def all(self) -> dict[Slot, Slice]:
+    def all(self) -> dict[ValueSlot, Slice]:
         """The slices themselves."""
         return self._slices
 
-    def knows(self, slot: Slot) -> bool:
+    def knows(self, slot: ValueSlot) -> bool:
         """Whether a slice has a value."""
         return slot in self._slices
 
-    def check(self, slot: Slot, held: Held) -> None:
+    def check(self, slot: ValueSlot, held: Held) -> None:
         """Refuse what is of another shape or type.
 
         Raises:
@@ -135,11 +135,11 @@ class Slots:
         """Have updaters of this kind for slices that are still to come."""
         self._make_updater = make
 
-    def updaters(self) -> dict[Slot, Updater]:
+    def updaters(self) -> dict[ValueSlot, Updater]:
         """Of the slices that have one."""
         return {slot: one.updater for slot, one in self._slices.items() if one.updater is not None}
 
-    def num_taken(self, worker: int, slot: Slot) -> int:
+    def num_taken(self, worker: int, slot: ValueSlot) -> int:
         """How many pushes of a worker have come.
 
         Raises:
@@ -147,7 +147,7 @@ class Slots:
         """
         return self._of(slot).taken.get(worker, 0)
 
-    def take(self, worker: int, slot: Slot, number: int) -> bool:
+    def take(self, worker: int, slot: ValueSlot, number: int) -> bool:
         """Count a push; False: it was counted before.
 
         Args:
@@ -170,7 +170,7 @@ class Slots:
         one.taken[worker] = taken + 1
         return True
 
-    def push(self, worker: int, slot: Slot, total: Tensor) -> None:
+    def push(self, worker: int, slot: ValueSlot, total: Tensor) -> None:
         """Take a worker's sum; rows may be sparse. Its memory is free again when this returns.
 
         Raises:
@@ -190,7 +190,7 @@ class Slots:
         apply(one.updater, slot.key, total, one.value)
         one.rounds[worker] = one.rounds.get(worker, 0) + 1
 
-    def may_pull(self, worker: int, slot: Slot) -> bool:
+    def may_pull(self, worker: int, slot: ValueSlot) -> bool:
         """Whether nobody is too far behind for a worker to read a slice.
 
         Raises:
@@ -204,7 +204,7 @@ class Slots:
         behind = min(one.clock(other) for other in {*self._counted(one), worker})
         return one.clock(worker) - behind <= self.staleness
 
-    def pull(self, slot: Slot, rows: Tensor | None) -> tuple[Tensor, dict[int, int]]:
+    def pull(self, slot: ValueSlot, rows: Tensor | None) -> tuple[Tensor, dict[int, int]]:
         """The value itself, or a copy of some rows, and how many pushes of each worker it holds.
 
         Raises:
@@ -220,7 +220,7 @@ class Slots:
         """A worker is there; one that is back goes on where it was, and others wait for it again."""
         self.present.add(worker)
 
-    def enter(self, worker: int, slot: Slot, clock: int) -> int:
+    def enter(self, worker: int, slot: ValueSlot, clock: int) -> int:
         """A worker pushes to a slice from now on; how far it is.
 
         Raises:
@@ -239,7 +239,7 @@ class Slots:
             with contextlib.suppress(KVStoreError):  # whoever reads or pushes next is told
                 self._complete(slot, one)
 
-    def _of(self, slot: Slot) -> Slice:
+    def _of(self, slot: ValueSlot) -> Slice:
         if slot not in self._slices:
             raise KVStoreError(f"wanted a key with a value, got {slot.key!r}; call init first")
         one = self._slices[slot]
@@ -260,7 +260,7 @@ class Slots:
         held = one.rounds.get(worker, 0)
         one.since[worker] = max(one.since.get(worker, 0), slowest - held)
 
-    def _complete(self, slot: Slot, one: Slice) -> None:
+    def _complete(self, slot: ValueSlot, one: Slice) -> None:
         """Work in all rounds to which everybody has pushed who is there and as far as that.
 
         Raises:
@@ -284,7 +284,7 @@ class Slots:
                 one.rounds[worker] = one.rounds.get(worker, 0) + 1
 
 
-def check_numbers(slot: Slot, rows: Tensor, held: Held) -> None:
+def check_numbers(slot: ValueSlot, rows: Tensor, held: Held) -> None:
     """Refuse numbers of rows that a slice does not have.
 
     Raises:

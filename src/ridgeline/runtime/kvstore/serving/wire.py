@@ -35,7 +35,7 @@ class _Body(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
     """What a worker asks, or a server answers."""
 
 
-class Slot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ValueSlot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A slice of a value, which one server holds: `key`, and the first row."""
 
     key: Key
@@ -56,14 +56,14 @@ class Shape(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Init(_Body, frozen=True, tag="init"):
     """The first value of a slice; one frame. It is taken once, from whoever comes first."""
 
-    slot: Slot
+    slot: ValueSlot
     shape: Shape
 
 
 class Know(_Body, frozen=True, tag="know"):
     """Answer once the slice has a value, which is of this shape."""
 
-    slot: Slot
+    slot: ValueSlot
     shape: Shape
 
 
@@ -75,7 +75,7 @@ class Push(_Body, frozen=True, tag="push"):
             connections and servers. 0: of the next one.
     """
 
-    slot: Slot
+    slot: ValueSlot
     shape: Shape
     codec: dict[str, str | float] | None = None
     number: int = 0
@@ -84,7 +84,7 @@ class Push(_Body, frozen=True, tag="push"):
 class PushRows(_Body, frozen=True, tag="push_rows"):
     """Rows of a slice, counted from its start; a frame of numbers and one of rows. `number`: as of `Push`."""
 
-    slot: Slot
+    slot: ValueSlot
     shape: Shape
     number: int = 0
 
@@ -92,7 +92,7 @@ class PushRows(_Body, frozen=True, tag="push_rows"):
 class Pull(_Body, frozen=True, tag="pull"):
     """The value of a slice, or its rows in a frame of numbers."""
 
-    slot: Slot
+    slot: ValueSlot
     num_rows: int | None = None
 
 
@@ -150,7 +150,7 @@ class Enter(_Body, frozen=True, tag="enter"):
         clock: It is at least so far. With `staleness=0`, rounds up to this one go on without it.
     """
 
-    slot: Slot
+    slot: ValueSlot
     clock: int = 0
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 
 
-class SparseGradients:
+class StoredSparseGradients:
     """Pushes the gradients of some parameters, and pulls these.
 
     Args:

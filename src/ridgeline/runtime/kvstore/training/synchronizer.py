@@ -21,7 +21,7 @@ from ridgeline.runtime import attendance
 from ridgeline.runtime.kvstore.arguments import Key
 from ridgeline.runtime.kvstore.state_files import of_keys, to_keys
 from ridgeline.runtime.kvstore.training.settings import Settings, settings_of
-from ridgeline.runtime.kvstore.training.sparse import SparseGradients
+from ridgeline.runtime.kvstore.training.sparse import StoredSparseGradients
 from ridgeline.runtime.kvstore.training.transport import StoreTransport
 from ridgeline.runtime.kvstore.updaters import as_number, as_tensor
 from ridgeline.runtime.local_writes import LocalWrites
@@ -71,7 +71,7 @@ class StoreUpdate:
         self._parameters = dict(parameters)
         self._names: dict[Tensor, str] = {p: name for name, p in parameters.items()}
         self._dense = {name: p for name, p in parameters.items() if name not in sparse}
-        self._sparse = SparseGradients(sparse, transport)
+        self._sparse = StoredSparseGradients(sparse, transport)
         self._coverage = Coverage([*model.named_parameters()])
         self._writes = LocalWrites(model, optimizer)
         self._updated: list[tuple[Tensor, Tensor]] = []

@@ -35,7 +35,7 @@ _ALIGNED = 128
 """Bytes to whose multiples shares are cut, so that copies are of whole lines."""
 
 
-class Peers(NamedTuple):
+class CopyPeers(NamedTuple):
     """What one worker reaches: a tensor of each, by rank, room for fetched shares, and a barrier of all."""
 
     rank: int
@@ -59,7 +59,7 @@ class CopyEngine(SummingTransport):
         check_one_host(hosts_of(world), _WHOSE)
         self._least_bytes = int(self.options["least_bytes"])
         self._memories: dict[int, SharedMemory] = {}
-        self._peers: dict[int, Peers] = {}
+        self._peers: dict[int, CopyPeers] = {}
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Shared memory, where a bucket is large enough; all workers ask together.
@@ -110,11 +110,11 @@ class CopyEngine(SummingTransport):
         self._memories.clear()
         self._peers.clear()
 
-    def _reach(self, memory: SharedMemory, payload: Tensor, room: Tensor) -> Peers:
+    def _reach(self, memory: SharedMemory, payload: Tensor, room: Tensor) -> CopyPeers:
         shared = [
             payload if rank == self.rank else memory.of(rank, payload) for rank in range(self.size)
         ]
-        return Peers(self.rank, shared, room, memory.handle.barrier)
+        return CopyPeers(self.rank, shared, room, memory.handle.barrier)
 
 
 def share_elements(num_elements: int, element_bytes: int, size: int) -> int:
@@ -123,7 +123,7 @@ def share_elements(num_elements: int, element_bytes: int, size: int) -> int:
     return -(-num_elements // (size * step)) * step
 
 
-def average_by_copies(peers: Peers, scaling: Scaling) -> None:
+def average_by_copies(peers: CopyPeers, scaling: Scaling) -> None:
     """Make what a worker shares the mean over all, in place; all call it together.
 
     Values are scaled before they are added up (see `scaling`), each by the addition itself.

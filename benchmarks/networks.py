@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 from ridgeline.cli.output_file import output_file
+from ridgeline.errors import RidgelineError
 from ridgeline.experiments.device_names import model_of
 from ridgeline.experiments.networks.catalog import catalog
 from ridgeline.experiments.networks.experiment import run
@@ -153,7 +154,11 @@ def main() -> int:
     elif arguments.write_docs:
         write_docs(arguments.write_docs)
     else:
-        return measure(arguments)
+        try:
+            return measure(arguments)
+        except RidgelineError as error:
+            print(f"networks.py: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -15,6 +15,7 @@ from ridgeline.codec import Noun, Value
 from ridgeline.contention import Contention
 from ridgeline.errors import MachineError
 from ridgeline.gpu_levels import GpuLevels
+from ridgeline.host_load import HostLoad
 from ridgeline.laws.arguments import check, check_ascending
 from ridgeline.laws.curves import table_seconds
 from ridgeline.limits import Limit
@@ -284,6 +285,8 @@ class Machine(Noun, frozen=True, kw_only=True):
     `caches` are bytes by level, of one core; `stairs` rise by size; `storage` has one entry for each file
     system. These, `microarchitecture`, `operator_dispatch`, `gpu` and `contention` come with a full
     measurement. `limits` are those of the process that measured last.
+    `host_load` is the worst that others did while it was measured. `suspect` says how trials contradict it,
+    `retakes` how often it was measured again for either: see `planner.doubted`.
     """
 
     kind: ClassVar[str] = "machine"
@@ -311,6 +314,9 @@ class Machine(Noun, frozen=True, kw_only=True):
     contention: tuple[Contention, ...] = ()
     storage: tuple[Storage, ...] = ()
     limits: tuple[Limit, ...] = ()
+    host_load: HostLoad | None = None
+    suspect: str = ""
+    retakes: Annotated[int, Meta(ge=0)] = 0
     warnings: tuple[str, ...] = ()
 
     @property

@@ -177,7 +177,7 @@ class TrainStep(Closing):
         if self._revisions is not None:
             self._revise(self._revisions, batch)
         try:
-            return self._ready()(batch)
+            return (self._step or self._ready())(batch)
         except (CaptureError, EquivalenceError) as error:  # then nothing was trained on the batch
             if not self._takes_next_best(error):
                 raise

@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline import units
 from ridgeline.cli import decision as choosing
-from ridgeline.cli import inputs
+from ridgeline.cli import inputs, profiles
 from ridgeline.cli.decision import Decision, decide, decide_in_group
 from ridgeline.cli.whole_step import PHASES
 from ridgeline.cli.wishes import Wishes
@@ -133,7 +133,7 @@ def test_a_second_start_tries_what_the_first_one_chose(
 
     machine = Machine.load(machine_file)
     monkeypatch.setattr(measure, "known_machine", lambda: measure.Known(machine, cache))
-    monkeypatch.setattr(choosing, "measured", lambda *_, **__: machine)
+    monkeypatch.setattr(profiles, "measured", lambda *_, **__: machine)
     wishes = {"workers": 1, "threads": 2, "tries": 2}
     first = chosen(task_file, [], LONG, **wishes)
     assert len(trials) == 2

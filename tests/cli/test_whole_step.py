@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ridgeline.cli import decision as choosing
-from ridgeline.cli import whole_step
+from ridgeline.cli import profiles, whole_step
 from ridgeline.cli.decision import decide
 from ridgeline.cli.whole_step import PHASES, held_against_task, phases_apart
 from ridgeline.cli.wishes import Wishes
@@ -43,7 +42,7 @@ def test_operators_are_held_against_steps_of_as_many_workers(
         return msgspec.structs.replace(machine, timings=tuple(timings))
 
     monkeypatch.setattr("ridgeline.probe.group.run_in_group", run)
-    monkeypatch.setattr(choosing, "measured", timed)
+    monkeypatch.setattr(profiles, "measured", timed)
     job, wishes = Job(task=task_file), Wishes(tries=0)
     said: list[str] = []
     decision = decide(job.load(0), job, wishes, seed=0, steps=100, say=said.append)

@@ -135,6 +135,19 @@ def test_it_is_read_again(tmp_path: Path) -> None:
     assert NetworksExperiment.load(EXPERIMENT.save(tmp_path / "n.json")) == EXPERIMENT
 
 
+def test_a_network_that_nobody_has_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on the command line: no traceback, and status 1."""
+    program = driver()
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["networks.py", "--networks", "nobodys", "--device", "cpu"])
+    assert program.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith("networks.py: wanted networks out of ")
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize("has_measured", [True, False])
 def test_an_interrupt_says_what_is_kept(
     tmp_path: Path,

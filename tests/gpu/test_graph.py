@@ -13,8 +13,9 @@ from ridgeline.errors import CaptureError, EquivalenceError, SideEffectError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.capturing import ANOMALIES
 from ridgeline.runtime.feeding import feed
-from ridgeline.runtime.graph import EAGER_STEPS, OTHER_LAYOUTS, OTHER_SHAPES
+from ridgeline.runtime.graph import EAGER_STEPS
 from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -120,6 +120,40 @@ def test_worker_0_decides() -> None:
     assert machine is slow
 
 
+def test_a_doubtful_profile_is_measured_at_once_and_then_believed() -> None:
+    """However old it is thought to be then, and whatever trials say; it is doubted no further."""
+    old = measured_at(datetime.timedelta(days=1))
+    asked: list[bool] = []
+    said: list[str] = []
+    machine, _ = choose_by_profile(
+        lambda refresh: asked.append(refresh) or old,
+        lambda machine: ranked(machine, 3.0),
+        say=said.append,
+        again="it was measured beside others",
+        doubt=lambda *_: pytest.fail("doubted"),
+    )
+    assert (machine, asked) == (old, [True])
+    assert said == ["it was measured beside others: measuring again"]
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_young_profile_is_believed_and_doubted(factor: float) -> None:
+    """Trials that contradict it are held against it for the next start."""
+    young = msgspec.structs.replace(
+        make_machine(), measured_at=datetime.datetime.now(datetime.UTC).isoformat()
+    )
+    told: list[Machine] = []
+    machine, _ = choose_by_profile(
+        lambda refresh: young,
+        lambda machine: ranked(machine, factor),
+        doubt=lambda machine, ranking: (
+            told.append(machine) or msgspec.structs.replace(machine, suspect="yes")
+        ),
+    )
+    assert told == [young]
+    assert machine.suspect == "yes"
+
+
 @pytest.mark.parametrize("kind", [CaptureError, TypeError])
 def test_a_failure_is_remembered_too(kind: type[Exception]) -> None:
     """What cannot be captured or compiled is not tried again to learn that."""

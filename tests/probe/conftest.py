@@ -9,6 +9,8 @@ import torch
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+from answered_requests import asked as asked
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:

@@ -1,6 +1,5 @@
 """`measure`: what it asks for, what it keeps, when it trusts the cache, and the same under a group."""
 
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -8,85 +7,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
-import psutil
 import pytest
 import torch
+from answered_requests import ONE, TWO, cache_file
 from test_replay import workload_of
 
 from ridgeline.errors import MachineError
 from ridgeline.machine import (
-    Ceiling,
-    Collective,
     Device,
-    Dispatch,
     Machine,
     OperatorTiming,
     Quantity,
     Setting,
-    SizePoint,
 )
 from ridgeline.probe import attempts, fingerprint, fitting, missing
 from ridgeline.probe import measure as probe
 from ridgeline.probe.group import run_in_group
 from ridgeline.probe.survey import Findings, Request
 from ridgeline.synchronisation import operations
-from strategies import make_codec_timing
-
-ONE = Setting(device="cpu", workers=1, threads=1)
-TWO = Setting(device="cpu", workers=2, threads=1)
-SECONDS = Quantity.measured([1.0, 2.0, 3.0], "s")
-
-
-def found(request: Request) -> Findings:
-    """Findings as a group would make them for a request."""
-    keys = {op.key for op in request.workload.ops} if request.workload else ()
-    rate = Quantity.measured([1e9], "FLOP/s")
-    return Findings(
-        ceilings=tuple(
-            Ceiling(setting=s, family="matmul", dtype="float32", rate=rate)
-            for s in request.ceilings
-        ),
-        dispatch=(
-            (Dispatch(device="cpu", phase="forward", seconds=SECONDS),) if request.dispatch else ()
-        ),
-        collectives=tuple(
-            Collective(
-                setting=s,
-                operation="all_reduce",
-                backend="gloo",
-                table=(SizePoint(num_bytes=1024, seconds=SECONDS),),
-            )
-            for s in request.collectives
-        ),
-        codecs=tuple(make_codec_timing(setting) for setting in request.codecs),
-        timings=tuple(
-            OperatorTiming(setting=s, key=key, seconds=SECONDS)
-            for s in request.timings
-            for key in keys
-        ),
-    )
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
-    """The requests that `measure` sends to groups, answered at once; the cache is a fresh folder."""
-    requests: list[Request] = []
-
-    def answer(target: str, request: bytes, **how: object) -> bytes:
-        assert target == "ridgeline.probe.survey:survey"
-        requests.append(msgspec.json.decode(request, type=Request))
-        return msgspec.json.encode(found(requests[-1]))
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(attempts, "run_in_group", answer)
-    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 0.0)
-    monkeypatch.setattr(probe, "_own_seconds", lambda: 0.0)
-    monkeypatch.setattr(probe, "_completed", lambda machine, say: machine)
-    return requests
-
-
-def cache_file(tmp_path: Path) -> Path:
-    return next((tmp_path / "ridgeline").glob("machine-*.json"))
 
 
 def test_first_call_measures_and_second_reads(asked: list[Request], tmp_path: Path) -> None:
@@ -150,20 +88,6 @@ def test_foreign_profile_is_not_used(asked: list[Request], tmp_path: Path) -> No
     msgspec.structs.replace(machine, fingerprint="0" * 16).save(cache_file(tmp_path))
     assert probe.measure(settings=[ONE]).fingerprint == machine.fingerprint
     assert len(asked) == 2
-
-
-@pytest.mark.parametrize(("own", "told"), [(0.0, "80.0 %"), (0.5, "30.0 %"), (0.7, "")])
-def test_busy_host_is_told(
-    asked: list[Request], monkeypatch: pytest.MonkeyPatch, own: float, told: str
-) -> None:
-    """Numbers taken beside other programs carry a warning; our own processes, which start, are none."""
-    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 80.0)
-    used = itertools.count(10.0, own * probe.LISTENED_S * (psutil.cpu_count() or 1))
-    monkeypatch.setattr(probe, "_own_seconds", lambda: next(used))
-    machine = probe.measure(settings=[ONE])
-    said = f"other programs used {told} of the processors when {machine.host.name} was measured: "
-    said += "rates are too low and times too long; measure again when it is idle"
-    assert machine.warnings == ((said,) if told else ())
 
 
 def test_progress_is_one_line_per_request(asked: list[Request]) -> None:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from ridgeline.probe import measure as probe
+from ridgeline.probe.load import own_seconds
 
 BUSY_CHILD = """
 import sys, time
@@ -15,11 +15,11 @@ sys.stdin.read()
 
 def test_seconds_of_processors_are_those_of_children_too() -> None:
     """A child counts while it runs."""
-    before_s = probe._own_seconds()
+    before_s = own_seconds()
     command = [sys.executable, "-c", BUSY_CHILD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        used_s = probe._own_seconds() - before_s
+        used_s = own_seconds() - before_s
         child.kill()
     assert used_s > 0.1

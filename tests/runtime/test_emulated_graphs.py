@@ -14,8 +14,9 @@ from emulated_graphs import emulated_graphs
 from ridgeline.errors import CaptureError, ObstacleError, SideEffectError
 from ridgeline.plan import Execution, Plan
 from ridgeline.runtime.capturing import ANOMALIES
-from ridgeline.runtime.graph import EAGER_STEPS, OTHER_LAYOUTS
+from ridgeline.runtime.graph import EAGER_STEPS
 from ridgeline.runtime.step import PlannedStep
+from ridgeline.runtime.usual_shapes import OTHER_LAYOUTS
 
 STEPS = 12
 REPLAYED: tuple[Execution, ...] = ("graph", "model-graph")
@@ -303,9 +304,8 @@ def test_batches_that_lie_otherwise_are_told_apart_each_time(execution: Executio
 def test_a_batch_that_wants_gradients_runs_without_a_graph() -> None:
     """Each time it gets its own."""
     found = []
-    for execution in ("eager", "graph"):
+    for plan in (Plan(), Plan(execution="graph")):
         model, optimizer = make()
-        plan = Plan(execution=execution)
         with PlannedStep(model, classify, optimizer, plan, device="cpu") as step:
             for index in range(8):
                 x, y = batch_of(index)

@@ -14,23 +14,26 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.cli.inputs import TRACING, measured, worker_counts
+from ridgeline.cli.profiles import TaskProfiles, mark, unmarked, why_again
 from ridgeline.cli.trial_apart import try_apart
-from ridgeline.cli.whole_step import held_against_task, phases_apart, phases_in_group
+from ridgeline.cli.whole_step import held_against_task, phases_in_group
 from ridgeline.cli.wishes import Wishes, settled
 from ridgeline.cli.worker import Job, TrialRequest
 from ridgeline.codec import Value
 from ridgeline.decision import compile_times, remembered
 from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.recalling import tried_again
+from ridgeline.decision.remembered import Remembered
+from ridgeline.decision.retaking import doubting
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.errors import MachineError, PlanError
-from ridgeline.machine import Machine, Setting
+from ridgeline.machine import Machine
 from ridgeline.plan import Plan
 from ridgeline.planner import Ranking, choose, staleness
-from ridgeline.planner.expectation import expected
+from ridgeline.planner.expectation import as_told, expected
+from ridgeline.planner.readings import as_read
 from ridgeline.planner.trial_loop import Trial
 from ridgeline.simulator.compile_time import compile_seconds
-from ridgeline.simulator.model import setting_of
 from ridgeline.simulator.step import simulate
 from ridgeline.timeline import Timeline
 from ridgeline.workload import Workload
@@ -85,10 +88,6 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
     def requested(plan: Plan) -> TrialRequest:
         return TrialRequest(job=job, plan=plan.settings, device=device, seed=seed)
 
-    def profile(refresh: bool) -> Machine:
-        machine = _measured(known, workloads, wishes, heartbeat, refresh=refresh)
-        return _held(machine, workloads, wishes, requested, heartbeat)
-
     def attempt(plan: Plan) -> Timeline:
         return try_apart(requested(plan))
 
@@ -96,26 +95,37 @@ def decide(task: "Task", job: Job, wishes: Wishes, *, seed: int, steps: int, say
         workloads = {count: _traced(task, count, device, wishes, heartbeat) for count in counts}
         key = choice_key(here.machine, workloads, wishes, steps)
         is_open = given is None and wishes.plan is None and wishes.tries > 0
-        kept = remembered.recall(here.directory, key) if is_open else None
+        again = "" if given is not None else why_again(known, heartbeat)
+        profiles = TaskProfiles(
+            known=known,
+            workloads=workloads,
+            wishes=wishes,
+            requested=requested,
+            heartbeat=heartbeat,
+        )
+        # What was chosen by a profile that is to be measured again is chosen again, too.
+        kept = remembered.recall(here.directory, key) if is_open and not again else None
+        recalled = None
         if kept is not None:
-            recalled = _recalled(kept.ranking, here.machine, workloads, attempt, heartbeat, factor)
-            if recalled is not None:
-                return recalled
-        decision = _choose(
+            recalled = _recalled(kept, profiles, attempt, heartbeat, factor)
+        decision = recalled or _choose(
             given,
-            profile,
+            profiles.retaken if again else profiles.of_all,
             workloads,
             wishes,
             steps=steps,
             attempt=attempt,
             heartbeat=heartbeat,
             compile_factor=factor,
+            again=again,
         )
-    if is_open and decision.ranking is not None and decision.ranking.best.measured is not None:
-        problem = remembered.keep(here.directory, key, decision.ranking)
+    profile = decision.machine.measured_at
+    is_kept = recalled is not None and kept is not None and kept.profile == profile
+    if is_open and not is_kept and decision.ranking and decision.ranking.best.measured is not None:
+        problem = remembered.keep(here.directory, key, decision.ranking, profile=profile)
         if problem:
             say(problem)
-    if decision.ranking is not None:
+    if decision.ranking is not None and recalled is None:
         compile_times.learn(here.directory, decision.ranking, factor, step=task.name)
     return decision
 
@@ -148,13 +158,16 @@ def decide_in_group(
             f"wanted --workers {wishes.workers}, got {world.size} processes from torchrun; leave --workers "
             f"out, or start torchrun with {wishes.workers}"
         )
-    directory = known_machine().directory
+    known = known_machine()
+    directory = known.directory
     factor = float(share_text(repr(compile_times.load(directory).factor(task.name)), world))
 
     def profile(refresh: bool) -> Machine:
         machine = measured(
             workload, world.setting, heartbeat, codecs=wishes.may_encode, refresh=refresh
         )
+        if refresh and again and world.rank == 0:
+            machine = mark(machine, "", known.machine.retakes + 1)
         phases = partial(phases_in_group, task, world, seed=seed)
         return held_against_task(machine, workload, world.setting, phases, heartbeat)
 
@@ -167,6 +180,8 @@ def decide_in_group(
         mine = _traced(task, world.size, world.device.type, wishes, heartbeat)
         traced = share_bytes(msgspec.json.encode(mine), world)
         workload = msgspec.json.decode(traced, type=Workload)
+        mine_again = "" if wishes.machine is not None else why_again(known.machine, heartbeat)
+        again = share_text(mine_again, world)
         decision = _choose(
             wishes.machine,
             profile,
@@ -177,6 +192,8 @@ def decide_in_group(
             heartbeat=heartbeat,
             compile_factor=factor,
             agree=lambda why: share_text(why, world),
+            again=again,
+            is_first=world.rank == 0,
         )
     if world.rank == 0 and decision.ranking is not None:
         compile_times.learn(directory, decision.ranking, factor, step=task.name)
@@ -191,49 +208,6 @@ def choice_key(
     wanted = [wishes.knobs, wishes.tries, sorted(wishes.allow), steps.bit_length()]
     parts = ["train", machine.fingerprint, *wanted, *traces]
     return remembered.key_of(parts)
-
-
-def _measured(
-    known: Machine,
-    workloads: Mapping[int, Workload],
-    wishes: Wishes,
-    heartbeat: Heartbeat,
-    *,
-    refresh: bool,
-) -> Machine:
-    """This machine, measured for every number of workers."""
-    machine = known
-    for count, workload in workloads.items():
-        setting = _setting(machine, workload, count, wishes)
-        machine = measured(workload, setting, heartbeat, codecs=wishes.may_encode, refresh=refresh)
-        refresh = False  # what was measured for the first is kept for the others
-    return machine
-
-
-def _held(
-    machine: Machine,
-    workloads: Mapping[int, Workload],
-    wishes: Wishes,
-    requested: Callable[[Plan], TrialRequest],
-    heartbeat: Heartbeat,
-) -> Machine:
-    """The machine whose operators add up to the task's step, for every number of workers.
-
-    On GPUs for the largest alone: starting workers there takes longer than what it tells.
-    """
-    counts = list(workloads)
-    for count in counts[-1:] if machine.device_kind == "cuda" else counts:
-        setting = _setting(machine, workloads[count], count, wishes)
-        request = requested(Plan(workers=count, threads=setting.threads))
-        machine = held_against_task(
-            machine, workloads[count], setting, partial(phases_apart, request), heartbeat
-        )
-    return machine
-
-
-def _setting(machine: Machine, workload: Workload, workers: int, wishes: Wishes) -> Setting:
-    shape = wishes.plan or Plan(workers=workers, threads=wishes.threads or 0)
-    return setting_of(machine, workload, shape)
 
 
 def _traced(
@@ -265,6 +239,8 @@ def _choose(
     heartbeat: Heartbeat,
     compile_factor: float,
     agree: Callable[[str], str] = str,
+    again: str = "",
+    is_first: bool = True,
 ) -> Decision:
     """The user's plan, or the best; how long its first step will compile is said.
 
@@ -278,14 +254,15 @@ def _choose(
         heartbeat: Takes lines of progress.
         compile_factor: See `choose`.
         agree: Takes rank 0's word, where there are several workers.
+        again: See `staleness.choose_by_profile`.
+        is_first: Whether this worker keeps what is found.
     """
 
     def compiling_s(plan: Plan) -> float:
         return compile_factor * compile_seconds(workloads[plan.workers], plan.execution)
 
-    trial = (
-        staleness.remembered(ToldTrials(attempt, compiling_s, heartbeat)) if wishes.tries else None
-    )
+    told = ToldTrials(attempt, compiling_s, heartbeat)
+    trial = staleness.remembered(told) if wishes.tries else None
 
     def rank(machine: Machine) -> Ranking:
         return choose(
@@ -300,9 +277,17 @@ def _choose(
         )
 
     if wishes.plan is not None:
-        decision = _as_given(given or profile(False), workloads, wishes.plan, compile_factor)
+        machine = given or profile(bool(again))
+        decision = _as_given(machine, workloads, wishes.plan, compile_factor)
     elif given is None:
-        chosen = staleness.choose_by_profile(profile, rank, agree=agree, say=heartbeat.tell)
+        chosen = staleness.choose_by_profile(
+            profile,
+            rank,
+            agree=agree,
+            say=heartbeat.tell,
+            again=again,
+            doubt=doubting(mark if is_first else unmarked, heartbeat.tell),
+        )
         decision = _as_ranked(*chosen, workloads)
     else:  # measuring here would tell nothing about it
         decision = _as_ranked(given, rank(given), workloads)
@@ -326,23 +311,36 @@ def _as_given(
 
 
 def _recalled(
-    ranking: Ranking,
-    machine: Machine,
-    workloads: Mapping[int, Workload],
+    kept: Remembered,
+    profiles: TaskProfiles,
     attempt: Trial,
     heartbeat: Heartbeat,
     compile_factor: float,
 ) -> Decision | None:
-    """The choice of an earlier start, predicted anew with all details and tried; None where it fails."""
+    """The choice of an earlier start, predicted with all details and tried; None where it fails.
+
+    It is predicted as it was then. From a profile that was measured again since it is predicted anew, once
+    the operators of the step, which that lacks, are timed.
+    """
+    best = kept.ranking.best
+    is_same = kept.profile == profiles.known.measured_at
     try:
-        given = _as_given(machine, workloads, ranking.best.plan, compile_factor)
+        machine = profiles.known if is_same else profiles.of(best.plan.workers)
+        given = _as_given(machine, profiles.workloads, best.plan, compile_factor)
     except MachineError:  # what was measured then is no longer there
         return None
-    again = tried_again(ranking, attempt, heartbeat, heartbeat.tell)
+    again = tried_again(kept.ranking, attempt, heartbeat, heartbeat.tell)
     if again is None:
         return None
+    predicted = as_read(given.predicted, best.reading)
+    if is_same:
+        predicted = as_told(predicted, best.timeline)
+    best = msgspec.structs.replace(again.best, timeline=predicted)
     return msgspec.structs.replace(
-        given, ranking=again, expected=expected(given.predicted, again.best.measured)
+        given,
+        predicted=predicted,
+        ranking=msgspec.structs.replace(again, candidates=(best, *again.candidates[1:])),
+        expected=expected(predicted, best.measured),
     )
 
 

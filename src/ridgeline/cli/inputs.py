@@ -13,6 +13,7 @@ from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.errors import LawError, MachineError
 from ridgeline.machine import Machine, Setting
 from ridgeline.plan import Plan
+from ridgeline.planner.doubted import said
 from ridgeline.planner.knobs import INEXACT, NO_PRECISION
 from ridgeline.simulator.model import setting_of
 from ridgeline.simulator.scaling import differing_as_measured
@@ -289,6 +290,8 @@ def measured_for(
             setting = setting_of(machine, workload, Plan(workers=workers))
             found = measured(workload, setting, heartbeat)
             machine = structs.replace(found, cluster=machine.cluster)
+    for line in said(machine):
+        heartbeat.tell(line)
     return machine
 
 

@@ -14,7 +14,7 @@ from ridgeline.decision import compile_times, lost_device, remembered, varied
 from ridgeline.decision.budget import Budget
 from ridgeline.decision.heartbeat import Heartbeat, Say
 from ridgeline.decision.profiling import Profiling
-from ridgeline.decision.recalling import tried_again
+from ridgeline.decision.recalling import PREDICTED_BEFORE, predicted_anew, tried_again
 from ridgeline.decision.rehearsal import Rehearsals
 from ridgeline.decision.told_trials import ToldTrials
 from ridgeline.decision.trial import LONGEST_S, run_trial, taken_back
@@ -23,9 +23,9 @@ from ridgeline.errors import OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine
 from ridgeline.optimizer_forms import calls_model
 from ridgeline.plan import Plan
-from ridgeline.planner import Ranking, choose, deferred_compiling, staleness
+from ridgeline.planner import Ranking, choose, deferred_compiling, doubted, staleness
 from ridgeline.planner.exchanges import may_encode
-from ridgeline.probe.measure import known_machine
+from ridgeline.probe.measure import Known, known_machine
 from ridgeline.reach.side_effects import refuse_streams
 from ridgeline.runtime.agree import (
     failing_together,
@@ -138,7 +138,7 @@ class PlanChoice:
     def _run_as_written(self, why: str) -> None:
         note = f"the step runs as it was written, {why}"
         self._tell(note)
-        self.notes.append(note)
+        self.notes.insert(0, note)  # before what is only to be known of the profile
 
     def rank_for(self, ranking: Ranking, examples: Sequence[Any]) -> Ranking:
         """A ranking with the plan first that is the fastest on batches of these shapes.
@@ -195,7 +195,9 @@ class PlanChoice:
             directory, ranking, self._compile_factor, step=step, least=self._stopped_factor
         )
         if ranking.best.measured is not None:
-            problem = remembered.keep(directory, key, ranking, self.forms.findings.digests)
+            digests = self.forms.findings.digests
+            profile = "" if self.machine is None else self.machine.measured_at
+            problem = remembered.keep(directory, key, ranking, digests, profile=profile)
             self.notes += [problem] if problem else []
 
     def _check_streams(self) -> None:
@@ -206,6 +208,7 @@ class PlanChoice:
 
     def _ranked(self) -> Ranking:
         if self.machine is not None:
+            self._note(doubted.said(self.machine))
             return self._chosen(self.machine)
         known = known_machine()
         directory = known.directory
@@ -225,16 +228,18 @@ class PlanChoice:
         self._kept = directory, at_leisure, key
         factor = compile_times.load(directory).factor(at_leisure)
         self._compile_factor = float(share_text(repr(factor), self.world))
-        recalled = self._recalled(directory, at_leisure, key)
+        profiling = self._profiling()
+        again = profiling.why_again()
+        # What was chosen by a profile that is to be measured again is chosen again, too.
+        recalled = None if again else self._recalled(profiling, known, at_leisure, key)
         if recalled is not None:
-            self.machine = known.machine
             return recalled
-        ranking = self._measured_choice()
+        self.machine, ranking = profiling.choose(self._chosen, again)
         self._keep(ranking)
         return ranking
 
-    def _measured_choice(self) -> Ranking:
-        profiling = Profiling(
+    def _profiling(self) -> Profiling:
+        return Profiling(
             world=self.world,
             seconds=self.seconds,
             left=self._left,
@@ -244,8 +249,6 @@ class PlanChoice:
             heartbeat=self._heartbeat,
             note=self._note,
         )
-        self.machine, ranking = profiling.choose(self._chosen)
-        return ranking
 
     def _alone(self, plan: Plan) -> PlannedStep:
         """The step of one worker, whichever others there are."""
@@ -268,12 +271,14 @@ class PlanChoice:
                 step = stack.enter_context(begun)
             return phase_seconds(step, self._examples[0], self.world, left_s)
 
-    def _recalled(self, directory: Path, *keys: str) -> Ranking | None:
+    def _recalled(self, profiling: Profiling, known: Known, *keys: str) -> Ranking | None:
         """The remembered choice, its plan tried once more; None where there is none or it does not hold."""
-        mine = None
+        mine, mine_key = None, ""
         if self.world.rank == 0:
-            found = (remembered.recall(directory, key) for key in dict.fromkeys(keys))
-            mine = next((kept for kept in found if kept is not None), None)
+            found = ((key, remembered.recall(known.directory, key)) for key in dict.fromkeys(keys))
+            mine_key, mine = next(
+                ((key, kept) for key, kept in found if kept is not None), ("", None)
+            )
         if mine is not None:
             self.forms.findings.earlier_digests = frozenset(mine.digests)
         shared = share_bytes(b"" if mine is None else msgspec.json.encode(mine.ranking), self.world)
@@ -282,7 +287,25 @@ class PlanChoice:
         ranking = msgspec.json.decode(shared, type=Ranking)
         # Programs serve the prediction of plans that are not tried yet.
         again = functools.partial(self._trial, reads_programs=False)
-        return tried_again(ranking, again, self._heartbeat, self._tell)
+        recalled = tried_again(ranking, again, self._heartbeat, self._tell)
+        self.machine = known.machine if recalled is not None else None
+        # Where nothing is kept of a machine, rates were assumed, and are still.
+        is_kept = bool(known.machine.ceilings)
+        is_same = mine is None or not is_kept or mine.profile == known.machine.measured_at
+        if recalled is None or share_text("same" if is_same else "", self.world):
+            return recalled
+        machine = profiling.timed()
+        if machine is None:
+            self._note([PREDICTED_BEFORE])
+            return recalled
+        self.machine, workload = machine, self._described()
+        machine = self._with_opaque(machine, workload)
+        size, factor = self.world.size, self._compile_factor
+        recalled = predicted_anew(recalled, machine, workload, size, factor)
+        if mine is not None:
+            profile, digests = machine.measured_at, mine.digests
+            remembered.keep(known.directory, mine_key, recalled, digests, profile=profile)
+        return recalled
 
     def _note(self, lines: Sequence[str]) -> None:
         """Keep what went otherwise than planned, each line once."""
@@ -294,9 +317,8 @@ class PlanChoice:
 
     def _chosen(self, machine: Machine, seconds: float | None = None) -> Ranking:
         workload = self._described()
-        known = opaque_timings(workload, self.world.setting)
         return choose(
-            msgspec.structs.replace(machine, timings=(*machine.timings, *known)),
+            self._with_opaque(machine, workload),
             workload,
             world_size=self.world.size,
             fixed={"workers": self.world.size, "threads": self.world.threads},
@@ -308,6 +330,10 @@ class PlanChoice:
             clock=self._budget.clock,
             compile_factor=self._compile_factor,
         )
+
+    def _with_opaque(self, machine: Machine, workload: Workload) -> Machine:
+        known = opaque_timings(workload, self.world.setting)
+        return msgspec.structs.replace(machine, timings=(*machine.timings, *known))
 
     def _trial(self, plan: Plan, *, reads_programs: bool = True) -> Timeline:
         # Several workers, which may fail one by one, neither remember nor refuse.

@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from ridgeline import units
+from ridgeline.decision import retaking
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.errors import LaunchError, MachineError, OutOfTimeError, SideEffectError
 from ridgeline.machine import Machine, Setting
@@ -17,7 +18,8 @@ from ridgeline.planner import Ranking, staleness
 from ridgeline.planner.assumed import with_assumed_rates
 from ridgeline.planner.whole_steps import held_against_step, is_long
 from ridgeline.probe.group import Group
-from ridgeline.probe.measure import known_machine, measure, missing_seconds, stand_by
+from ridgeline.probe.load import listen
+from ridgeline.probe.measure import known_machine, marked, measure, missing_seconds, stand_by
 from ridgeline.runtime.agree import share_text
 from ridgeline.runtime.hybrid.compiler_import import importing_compiler
 from ridgeline.runtime.world import World
@@ -54,16 +56,66 @@ class Profiling:
     heartbeat: Heartbeat
     note: Callable[[Sequence[str]], None]
 
-    def choose(self, rank: Callable[[Machine], Ranking]) -> tuple[Machine, Ranking]:
-        """The machine and the ranking by it; see `staleness.choose_by_profile`."""
+    def why_again(self) -> str:
+        """Why the saved profile is to be measured again, empty where it is not; the same on all workers.
+
+        What there is to say of it is noted.
+
+        Cost: Where the profile is doubtful, listens to the host for 0.3 s.
+        """
+        found = retaking.due(known_machine().machine, listen)
+        self.note(found.lines)
+        why = share_text(found.why, self.world)
+        if not why:
+            return ""
+        wanted_s, limit_s = self._wanted_s(None, refresh=True)
+        if wanted_s <= limit_s:
+            return why
+        self.note([f"{why}; there is no time to measure it again"])
+        return ""
+
+    def choose(
+        self, rank: Callable[[Machine], Ranking], again: str = ""
+    ) -> tuple[Machine, Ranking]:
+        """The machine and the ranking by it; see `staleness.choose_by_profile`.
+
+        Args:
+            rank: The plans by a machine.
+            again: From `why_again`.
+        """
         is_alone = self.world.size == 1  # several workers measure in place
         with stand_by(self.world.setting) if is_alone else contextlib.nullcontext() as group:
             return staleness.choose_by_profile(
-                partial(self._profile, group),
+                partial(self._retaken if again else self._profile, group),
                 rank,
                 agree=lambda why: share_text(why, self.world),
                 say=self.heartbeat.tell,
+                again=again,
+                doubt=retaking.doubting(self._marked, self._say_and_note),
             )
+
+    def timed(self) -> Machine | None:
+        """This machine with the timings that the step still lacks; None where there is no time for them."""
+        try:
+            wanted_s, limit_s = self._wanted_s(self._to_measure(), refresh=False)
+            return self._profile(None, False) if wanted_s <= limit_s else None
+        except OutOfTimeError:
+            return None
+
+    def _retaken(self, group: Group | None, refresh: bool) -> Machine:
+        """The profile, measured again for a doubt, which is counted."""
+        before = known_machine().machine
+        machine = self._profile(group, refresh)
+        if machine.measured_at == before.measured_at:  # there was no time after all
+            return machine
+        return self._marked(machine, "", before.retakes + 1)
+
+    def _marked(self, machine: Machine, suspect: str, retakes: int) -> Machine:
+        return marked(machine, suspect, retakes) if self.world.rank == 0 else machine
+
+    def _say_and_note(self, line: str) -> None:
+        self.heartbeat.tell(line)
+        self.note([line])
 
     def _profile(self, group: Group | None, refresh: bool) -> Machine:
         """This machine, measured where its saved profile has gaps, assumed where that cannot be.
@@ -77,13 +129,7 @@ class Profiling:
 
     def _measured(self, workload: Workload, group: Group | None, refresh: bool) -> Machine:
         setting = self.world.setting
-        limit_s = math.inf
-        if self.seconds is not None:
-            limit_s = min(MOST_MEASURING_SHARE * self.seconds, self.left())
-        missing_s = missing_seconds(
-            workload, (setting,), codecs=self.codecs, refresh=refresh, limit_s=limit_s
-        )
-        wanted_s = float(share_text(repr(missing_s), self.world))
+        wanted_s, limit_s = self._wanted_s(workload, refresh=refresh)
         if wanted_s > limit_s:
             why = (
                 f"not measured: that takes about {units.seconds(wanted_s)}, and the choice may take "
@@ -111,6 +157,16 @@ class Profiling:
         if any(entry.setting.device == setting.device for entry in machine.ceilings):
             return machine
         return with_assumed_rates(machine, setting, "rates that nobody measured are assumed")
+
+    def _wanted_s(self, workload: Workload | None, *, refresh: bool) -> tuple[float, float]:
+        """Seconds that measuring takes, and that it may take; the same on all workers."""
+        limit_s = math.inf
+        if self.seconds is not None:
+            limit_s = min(MOST_MEASURING_SHARE * self.seconds, self.left())
+        missing_s = missing_seconds(
+            workload, (self.world.setting,), codecs=self.codecs, refresh=refresh, limit_s=limit_s
+        )
+        return float(share_text(repr(missing_s), self.world)), limit_s
 
     def _held_against_step(self, machine: Machine) -> Machine:
         """The machine whose operators take as long as they do in a step of the user's, run as a whole."""

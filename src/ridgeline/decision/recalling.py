@@ -9,14 +9,22 @@ from ridgeline.decision import remembered
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.decision.told_trials import doing_words
 from ridgeline.errors import AbsentWorkerError, DeviceLostError, OutOfTimeError, RidgelineError
+from ridgeline.machine import Machine
 from ridgeline.planner import Ranking
 from ridgeline.planner.labels import label
 from ridgeline.planner.periods import with_share
 from ridgeline.planner.preparation import is_compiled
+from ridgeline.planner.readings import as_read
 from ridgeline.planner.trial_loop import Trial
+from ridgeline.simulator.step import simulate
+from ridgeline.workload import Workload
 
 AS_REMEMBERED = 1.25
 """A plan that takes more than this multiple of the step that is remembered of it is chosen anew."""
+PREDICTED_BEFORE = (
+    "predicted by an earlier start, from a profile that was measured again since; there is no time to time "
+    "the operators of this step for the new one"
+)
 
 
 def tried_again(
@@ -61,3 +69,26 @@ def tried_again(
     tell(f"  {units.nanoseconds(measured.step_ns)} a step, as remembered")
     again = msgspec.structs.replace(best, measured=measured)
     return remembered.noted(ranking, again, "and tried again")
+
+
+def predicted_anew(
+    ranking: Ranking, machine: Machine, workload: Workload, workers: int, compile_factor: float
+) -> Ranking:
+    """The ranking with a prediction of its best plan by a machine that was measured since.
+
+    Args:
+        ranking: Of an earlier start.
+        machine: With the timings of the step's operators.
+        workload: The step of one worker.
+        workers: That train it.
+        compile_factor: See `simulate`.
+
+    Raises:
+        MachineError: the profile lacks what the step needs.
+    """
+    best = ranking.best
+    timeline = simulate(
+        machine, workload, best.plan, world_size=workers, compile_factor=compile_factor
+    )
+    best = msgspec.structs.replace(best, timeline=as_read(timeline, best.reading))
+    return msgspec.structs.replace(ranking, candidates=(best, *ranking.candidates[1:]))

@@ -23,13 +23,15 @@ MOST_KEPT = 200
 class Remembered(Noun, frozen=True, kw_only=True):
     """What was chosen for a step: the ranking, without the operators of its timelines.
 
-    `digests` are those of steps that its trials captured; see `runtime.cleared`.
+    `digests` are those of steps that its trials captured; see `runtime.cleared`. `profile` is when that was
+    measured from which the ranking's predictions were made.
     """
 
     kind: ClassVar[str] = "choice"
 
     ranking: Ranking
     digests: tuple[str, ...] = ()
+    profile: str = ""
 
 
 def key_of(parts: Sequence[object]) -> str:
@@ -45,10 +47,17 @@ def recall(directory: Path, key: str) -> Remembered | None:
         return None
 
 
-def keep(directory: Path, key: str, ranking: Ranking, digests: Collection[str] = ()) -> str:
-    """Keep a choice; why it could not be kept, or an empty text."""
+def keep(
+    directory: Path,
+    key: str,
+    ranking: Ranking,
+    digests: Collection[str] = (),
+    *,
+    profile: str = "",
+) -> str:
+    """Keep a choice, see `Remembered`; why it could not be kept, or an empty text."""
     try:
-        kept = Remembered(ranking=_slim(ranking), digests=tuple(sorted(digests)))
+        kept = Remembered(ranking=_slim(ranking), digests=tuple(sorted(digests)), profile=profile)
         kept.save(_path(directory, key))
     except OSError as error:
         return (

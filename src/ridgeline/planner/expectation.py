@@ -63,6 +63,16 @@ def expected(predicted: Timeline, trial: Timeline | None) -> Timeline:
     )
 
 
+def as_told(predicted: Timeline, told: Timeline) -> Timeline:
+    """A predicted timeline with its operators, whose frames last as long as an earlier prediction told.
+
+    Args:
+        predicted: Of the simulator, by a profile that was not held against the step, say.
+        told: Of the same plan, without operators.
+    """
+    return msgspec.structs.replace(expected(predicted, told), notes=told.notes)
+
+
 class _Line(NamedTuple):
     """The straight line between two points."""
 

@@ -27,20 +27,30 @@ def choose_by_profile(
     *,
     agree: Callable[[str], str] = str,
     say: Callable[[str], None] = lambda line: None,
+    again: str = "",
+    doubt: Callable[[Machine, Ranking], Machine] = lambda machine, ranking: machine,
 ) -> tuple[Machine, Ranking]:
     """The ranking by a saved profile, or by one measured anew where the trials contradict that.
+
+    A profile that was measured again is believed, whatever the trials say.
 
     Args:
         profile: The machine: saved, as far as it is, or with True all measured again.
         rank: The plans by a machine, with `remembered` trials: they are not run again.
         agree: Takes rank 0's word, where there are several workers; their clocks may differ.
         say: Takes a line that tells why the machine is measured again.
+        again: Why it is to be measured again at once, see `doubted.why_again`; the same on all workers.
+        doubt: The machine, marked where the trials contradict it, though it is too young to be stale.
     """
+    if again:
+        say(f"{again}: measuring again")
+        machine = profile(True)
+        return machine, rank(machine)
     machine = profile(False)
     ranking = rank(machine)
     why = agree(why_stale(machine, ranking, datetime.datetime.now(datetime.UTC)) or "")
     if not why:
-        return machine, ranking
+        return doubt(machine, ranking), ranking
     say(f"{why}: measuring again")
     machine = profile(True)
     return machine, rank(machine)

@@ -16,6 +16,30 @@ class Grant(NamedTuple):
     by: str
 
 
+class Periods(NamedTuple):
+    """Periods of a quota of CPU time since a group was made, and in how many it was used up."""
+
+    number: int
+    throttled: int
+
+
+def cpu_periods(root: Path = ROOT) -> Periods | None:
+    """Of the group, of this process's and those above it, that was throttled most; None where none counts.
+
+    Args:
+        root: Where `proc` and `sys` are.
+
+    Source: cgroup-v2.rst and scheduler/sched-bwc.rst (`cpu.stat`: `nr_periods`, `nr_throttled`).
+    """
+    found = []
+    for folder in _groups("cpu", root):
+        lines = (line.split() for line in text_of(folder / "cpu.stat").splitlines())
+        counts = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+        if counts.get("nr_periods"):
+            found.append(Periods(counts["nr_periods"], counts.get("nr_throttled", 0)))
+    return max(found, key=lambda periods: periods.throttled, default=None)
+
+
 def cpu_quota(root: Path = ROOT) -> Grant | None:
     """Cores' worth of CPU time, e.g. 1.5; None where nothing limits it.
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -18,6 +17,7 @@ from ridgeline import units
 from ridgeline.codec import decode, encode
 from ridgeline.errors import FileFormatError, MachineError
 from ridgeline.execution import waiting_as_here
+from ridgeline.host_load import HostLoad
 from ridgeline.machine import Machine, Setting
 from ridgeline.probe import fingerprint as identity
 from ridgeline.probe.apart import time_apart, without_timings
@@ -27,6 +27,7 @@ from ridgeline.probe.fitting import expected_s, fitted
 from ridgeline.probe.gpu_levels import with_gpu_levels
 from ridgeline.probe.group import Group
 from ridgeline.probe.limits import limits
+from ridgeline.probe.load import Counters, between, counters, own_seconds
 from ridgeline.probe.microarchitecture import with_microarchitecture
 from ridgeline.probe.missing import merge, requests
 from ridgeline.probe.operator_dispatch import with_operator_dispatch
@@ -39,10 +40,6 @@ from ridgeline.workload import Workload
 MOST_WORKERS = 8
 MOST_OVER_ESTIMATE = 1.5
 """Measuring that takes more than this multiple of its limit is ended; what it has found by then is used."""
-
-LISTENED_S = 0.3
-BUSY_SHARE = 0.25
-"""Share of the processors in use by others from which a measurement gets a warning."""
 
 Progress = Callable[[str], None]
 
@@ -104,18 +101,10 @@ def measure(
     for asked in requests(machine, wanted, quick=quick, workload=workload, codecs=codecs):
         request, left_out = fitted(asked, end - time.monotonic())
         say(_describe(request))
-        machine = merge(machine, Findings(warnings=(*_busy(machine), *left_out)))
-        largest = request.settings[-1]
-        findings = survey_in_group(
-            request,
-            workers=largest.workers,
-            threads=_group_threads(largest.device),
-            device=largest.device,
-            deadline_s=min(300.0 if quick else 1800.0, max(1.0, over - time.monotonic())),
-            environment=waiting_as_here(os.environ) if here else None,
-            group=group,
-        )
-        machine = _kept(merge(machine, findings))
+        deadline_s = min(300.0 if quick else 1800.0, max(1.0, over - time.monotonic()))
+        findings, load = _surveyed(request, deadline_s, here, group)
+        machine = merge(machine, Findings(warnings=left_out) + findings)
+        machine = _kept(_loaded(machine, load))
     return machine if quick else _completed(machine, say)
 
 
@@ -134,6 +123,24 @@ def stand_by(setting: Setting) -> Group:
         device=setting.device,
         environment=waiting_as_here(os.environ),
     )
+
+
+def _surveyed(
+    request: Request, deadline_s: float, here: bool, group: Group | None
+) -> tuple[Findings, HostLoad]:
+    """What processes of a group find, and what others took of the host meanwhile; see `measure`."""
+    largest = request.settings[-1]
+    before = counters()
+    findings = survey_in_group(
+        request,
+        workers=largest.workers,
+        threads=_group_threads(largest.device),
+        device=largest.device,
+        deadline_s=deadline_s,
+        environment=waiting_as_here(os.environ) if here else None,
+        group=group,
+    )
+    return findings, between(before, counters(), findings.ceilings)
 
 
 def _group_threads(device: str) -> int:
@@ -155,6 +162,24 @@ def known_machine() -> Known:
     blank, hosts = _blank(), identity.num_hosts()
     directory = identity.cache_path(blank.fingerprint, hosts).parent
     return Known(_cached(blank, quick=True, refresh=False, hosts=hosts), directory)
+
+
+def marked(machine: Machine, suspect: str, retakes: int) -> Machine:
+    """The machine with what is thought of its profile, of which the one in the cache gets a note, too.
+
+    Args:
+        machine: Measured, and then perhaps held against a step: only the marks are kept.
+        suspect: See `Machine`.
+        retakes: See `Machine`.
+
+    Cost: Reads and writes one file. Where the cache holds another profile by now, nothing is written.
+    """
+    hosts = identity.num_hosts()
+    with contextlib.suppress(FileFormatError, OSError):
+        kept = Machine.load(identity.cache_path(machine.fingerprint, hosts))
+        if kept.measured_at == machine.measured_at:
+            _kept(msgspec.structs.replace(kept, suspect=suspect, retakes=retakes), hosts)
+    return msgspec.structs.replace(machine, suspect=suspect, retakes=retakes)
 
 
 def missing_seconds(
@@ -254,34 +279,16 @@ def _cached(blank: Machine, quick: bool, refresh: bool, hosts: int = 1) -> Machi
     return msgspec.structs.replace(machine, limits=blank.limits)  # another shell may grant less
 
 
-def _busy(machine: Machine) -> tuple[str, ...]:
-    """A warning when other programs use this host while it is to be measured.
-
-    What this process and its children use is none of that: those that will measure may still be starting.
-
-    Cost: Listens for 0.3 s.
-    """
-    own_s = _own_seconds()
-    share = psutil.cpu_percent(interval=LISTENED_S) / 100
-    share -= (_own_seconds() - own_s) / (LISTENED_S * (psutil.cpu_count() or 1))
-    if share < BUSY_SHARE:
-        return ()
-    return (
-        (
-            f"other programs used {units.percent(share)} of the processors when {machine.host.name} was "
-            "measured: rates are too low and times too long; measure again when it is idle"
-        ),
+def _loaded(machine: Machine, load: HostLoad) -> Machine:
+    """The machine with what others took while a part of it was measured, and a warning where that is much."""
+    machine = msgspec.structs.replace(machine, host_load=load.worst(machine.host_load))
+    if not load.is_disturbed:
+        return machine
+    warning = (
+        f"{load} when {machine.host.name} was measured: rates are too low and times too long; measure "
+        "again when it is idle"
     )
-
-
-def _own_seconds() -> float:
-    """Seconds of processors that this process and its children have used."""
-    me, used_s = psutil.Process(), 0.0
-    for process in (me, *me.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            used_s += times.user + times.system
-    return used_s
+    return merge(machine, Findings(warnings=(warning,)))
 
 
 def _check(machine: Machine, wanted: Sequence[Setting]) -> None:
@@ -331,18 +338,28 @@ def _measure_in_place(
         is_first = peers.rank == 0
         if is_first:
             say(_describe(request))
+        before, known = _counted(peers, hosts), len(machine.ceilings)
         alone, apart = without_timings(request)
         if alone is not None:
             found = measure_here(alone, group=peers.group)
             machine = _share(merge(machine, found), peers)
-        if apart is not None:
-            if is_first:
-                found = time_apart(apart, max(1.0, over - time.monotonic()))
-                machine = merge(machine, found)
-            machine = _share(machine, peers)
+        if apart is not None and is_first:
+            found = time_apart(apart, max(1.0, over - time.monotonic()))
+            machine = merge(machine, found)
+        after = _counted(peers, hosts)
+        if before is not None and after is not None:
+            machine = _loaded(machine, between(before, after, machine.ceilings[known:]))
+        machine = _share(machine, peers)
         if is_first:
             machine = _kept(machine, hosts)
     return machine
+
+
+def _counted(peers: Peers, hosts: int) -> Counters | None:
+    """The counters of this host, on which all peers measure; None over several hosts."""
+    if hosts > 1:
+        return None
+    return counters(own_s=sum(own_s for (own_s,) in peers.gather([own_seconds()])))
 
 
 def _share(machine: Machine, peers: Peers) -> Machine:

@@ -18,10 +18,11 @@ from ridgeline.execution import MODES, is_compiled_in_parts
 from ridgeline.optimizer_forms import calls_model, sparse_modules
 from ridgeline.plan import Plan, Precision
 from ridgeline.reach.loss import scalar_loss
-from ridgeline.runtime.batch import split
+from ridgeline.runtime.batch import split, to_device
 from ridgeline.runtime.clocks import HostClock
 from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
 from ridgeline.runtime.layout.ownership import clip_gradients
+from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.optimizer_calls import clear_gradients, update, update_in_order
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.requirements import check_gradients
@@ -46,6 +47,7 @@ class StepBody:
         notes: Receives what was done to the program.
         forms: What other steps with this model and loss function have compiled; None compiles anew.
         parted: Groups of workers among which parameters are parted; see `layout.ownership`.
+        channels_last: Lays batches out as the plan has them; None leaves them.
         is_undone: Whether somebody undoes all steps, as those of a trial.
 
     Attributes:
@@ -70,6 +72,7 @@ class StepBody:
         notes: list[str] | None = None,
         forms: CompiledForms | None = None,
         parted: Sequence[ProcessGroup] = (),
+        channels_last: ChannelsLast | None = None,
         is_undone: bool = False,
     ) -> None:
         self.model = model
@@ -108,8 +111,17 @@ class StepBody:
         self.findings = forms.findings if forms is not None and shares else StepFindings()
         self._autocast = plan.precision
         self._device = device
+        self._channels_last = channels_last
         self._is_checked = False
         self._calls_model = calls_model(optimizer)
+
+    def placed(self, batch: Any) -> Any:
+        """The batch on the device and in the plan's memory format; itself where it is both.
+
+        Cost: See `to_device`; 5 us and more where the plan has a memory format.
+        """
+        batch = to_device(batch, self._device)
+        return batch if self._channels_last is None else self._channels_last.batch(batch)
 
     def __call__(self, batch: Any, recorder: Recorder) -> Tensor:
         """Run one step; the mean loss over the batch, detached.

@@ -20,6 +20,7 @@ from ridgeline.runtime.dropout_states import DropoutStates
 from ridgeline.runtime.hybrid.capture.idle_draws import IdleDraw
 from ridgeline.runtime.optimizer_calls import update
 from ridgeline.runtime.recorder import Recorder, StepRecord, step_spans
+from ridgeline.runtime.sameness import Sameness
 from ridgeline.runtime.usual_batch import BatchReader
 from ridgeline.timeline import Span
 
@@ -37,6 +38,7 @@ class CapturedStep:
         idle_draws: Random numbers that each replay draws on the host.
 
     Attributes:
+        load: Copies the tensors of a batch to where the graph reads them.
         usual: Recognises the batches that it is mostly called with, once there was one.
 
     Raises:
@@ -60,7 +62,7 @@ class CapturedStep:
         self.strides = [*map(strides_of, tensors)]
         self.repeats = repeats(tensors)
         self.inputs = copies_of(tensors)
-        self._copy = copier(self.inputs)
+        self.load = copier(self.inputs)
         self.usual: BatchReader | None = None
         static = iter(self.inputs)
         self.batch = pytree.tree_unflatten(
@@ -96,15 +98,15 @@ class CapturedStep:
             if parameter.grad is not None and not parameter.grad._version:  # noqa: SLF001 - nothing was added
                 parameter.grad = None
         self._gradients = [(p, p.grad) for p in parameters]
+        shown = Sameness()
+        for parameter in parameters:
+            shown.attribute(parameter, "grad")
+        self._shows_gradients = shown.compiled()
         self._added_to = [(p, g) for p, g in self._gradients if p not in held and g is not None]
         self._record = recorder.current
         if not has_optimizer:
             self._record.end = torch.cuda.Event(enable_timing=True)  # behind the optimizer, outside
         self._clock = DeviceClock()
-
-    def load(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the tensors of a batch to where the graph reads them."""
-        self._copy(tensors)
 
     def show_gradients(self) -> None:
         """Make the parameters' gradients those that replays compute."""
@@ -128,7 +130,8 @@ class CapturedStep:
             renew()
         for draw in self._idle_draws:
             draw.repeat()
-        self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
+        if not self._shows_gradients():
+            self.show_gradients()  # whoever dropped them would have an optimizer outside do nothing
         if self._outside is not None:
             update(self._outside)
             self._updated()

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class CheckedRunner:
         world: For the check, which all workers make together.
         notes: Receives the result of the check.
     """
+
+    places: ClassVar[bool] = False
 
     def __init__(self, body: StepBody, recorder: Recorder, world: World, notes: list[str]) -> None:
         self._body = body

@@ -11,7 +11,7 @@ replay against the eager step from the same state, and from there on a step cost
 import gc
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,16 +41,11 @@ from ridgeline.runtime.perturbed_runs import ONE_SHIFT, SHIFTS
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.unloadable import cannot_be_loaded, why_not_loaded
 from ridgeline.runtime.usual_batch import usual_batch
-from ridgeline.runtime.usual_shapes import UsualShapes
+from ridgeline.runtime.usual_shapes import OTHER_LAYOUTS, OTHER_SHAPES, UsualShapes
 from ridgeline.runtime.world import World
 
 EAGER_STEPS = 3
 """Real steps before the capture: NCCL, cuDNN and the allocator settle, buckets are cut again."""
-OTHER_SHAPES = "batches of other shapes than the captured one ran without a graph"
-OTHER_LAYOUTS = (
-    "batches that the code takes otherwise, because of strides or a tensor that stands twice, ran without a "
-    "graph"
-)
 SHORT_NS = 500_000
 """A replay shorter than this is captured without stamps, each of which costs it about 2 us; see `clocks`."""
 
@@ -64,6 +59,8 @@ class GraphRunner:
         world: For the check, which all workers make together.
         notes: Receives what was changed or done differently, and why.
     """
+
+    places: ClassVar[bool] = True
 
     def __init__(self, body: StepBody, recorder: Recorder, world: World, notes: list[str]) -> None:
         self._body = body
@@ -95,9 +92,13 @@ class GraphRunner:
         begin = time.perf_counter_ns()
         step = self._last
         if step is not None and step.usual is not None and self._is_unchanged():
-            tensors = step.usual(batch)
+            tensors = step.usual(batch)  # which lie on the device
+            if tensors is None:
+                batch = self._body.placed(batch)
+                tensors = step.usual(batch)
             if tensors is not None:
                 return self._replay(step, tensors, begin, batch)
+        batch = self._body.placed(batch)
         with sparing():
             return self._run_with_a_look(batch, begin)
 
@@ -116,11 +117,10 @@ class GraphRunner:
             self._step_eagerly_if_changed()
         if self._num_eager < EAGER_STEPS:
             return self._warm_up(batch, begin)
-        step, tensors = self._last, None
-        if step is not None:
-            tensors = step.pattern.tensors(batch)
-            if tensors is not None and any(map(cannot_be_loaded, tensors)):
-                tensors = None
+        step = self._last
+        tensors = None if step is None else step.pattern.tensors(batch)
+        if tensors is not None and any(map(cannot_be_loaded, tensors)):
+            tensors = None
         if step is None or tensors is None:
             step = self._step_for(batch, begin)
             begin = time.perf_counter_ns()  # a capture happens once; it is no cost of a step

@@ -63,12 +63,12 @@ class Recorder:
         self._gaps = GapMeter()
         self.current = StepRecord(clock.stamp() if starts else 0)
 
-    def begin_step(self) -> None:
-        """The next batch is there: `input` (since the last step's end) is over."""
+    def begin_step(self, now_ns: int) -> None:
+        """The next batch is there: `input` (since the last step's end) is over, at so many ns of the host."""
         self.overhead_ns = 0
         self.frame = ""
         current = self.current
-        current.gap = self._gaps.begin(time.perf_counter_ns())
+        current.gap = self._gaps.begin(now_ns)
         if current.is_sampled:
             current.marks += (("input", "host", current.begin), ("", "host", self.clock.stamp()))
 

@@ -18,7 +18,7 @@ class Sameness:
         self._scope: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._lines: list[str] = []
-        self._empty: list[str] = []
+        self._empty: list[dict[Any, Any] | Sequence[Any]] = []
 
     def attribute(self, owner: Any, name: str) -> None:
         """An attribute of an object."""
@@ -41,7 +41,7 @@ class Sameness:
         """All that a dictionary or a list holds, in order."""
         values = [*store.values()] if isinstance(store, dict) else [*store]
         if not values:
-            self._empty.append(self._name(store))
+            self._empty.append(store)
             return
         found = [f"a{place}" for place in range(len(values))]
         end = ".values()" if isinstance(store, dict) else ""
@@ -54,7 +54,10 @@ class Sameness:
 
         Cost: When called 0.02 us an object, 0.03 us an attribute, and 0.05 us a container that holds any.
         """
-        empty = [f"if {' or '.join(self._empty)}: return False"] if self._empty else []
+        empty: list[str] = []
+        if self._empty:
+            self._scope["EMPTY"] = tuple(self._empty)
+            empty = ["if any(EMPTY): return False"]
         lines = "".join(f"        {line}\n" for line in (*empty, *self._lines, "return True"))
         scope: dict[str, Any] = {**self._scope, "GONE": _GONE}
         source = f"def is_same():\n    try:\n{lines}    except GONE:\n        return False\n"

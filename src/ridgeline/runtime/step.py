@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from ridgeline.history import Outage
 from ridgeline.host_threads import set_threads
 from ridgeline.plan import Plan
 from ridgeline.runtime import attendance
-from ridgeline.runtime import batch as batches
 from ridgeline.runtime.body import LossFunction, StepBody
 from ridgeline.runtime.capturable import make_fused
 from ridgeline.runtime.checked import CheckedRunner
@@ -54,7 +53,13 @@ CLOSED = "wanted an open step, got one that was closed; make a new TrainStep to 
 
 
 class Runner(Protocol):
-    """An execution mode: runs batches, and is closed once."""
+    """An execution mode: runs batches, and is closed once.
+
+    Attributes:
+        places: Whether it brings batches to the device itself, where they are not there already.
+    """
+
+    places: ClassVar[bool]
 
     def __call__(self, batch: Any) -> Tensor:
         """One step; the detached loss."""
@@ -66,6 +71,8 @@ class Runner(Protocol):
 
 class EagerRunner:
     """Runs the body operator by operator."""
+
+    places: ClassVar[bool] = False
 
     def __init__(self, body: StepBody, recorder: Recorder) -> None:
         self._body = body
@@ -182,6 +189,7 @@ class PlannedStep(Closing):
             notes=self.notes,
             forms=forms,
             parted=parted_groups(self.world, shards_update=shards_update(self.plan.sync)),
+            channels_last=self._channels_last,
             is_undone=is_undone,
         )
         if self.plan.precision == "tf32":
@@ -210,8 +218,9 @@ class PlannedStep(Closing):
         self.world.check_open()
         called = time.perf_counter_ns()
         recorder = self.recorder
-        recorder.begin_step()
-        batch = self._laid_out(batches.to_device(batch, self.world.device))
+        recorder.begin_step(called)
+        if not self._runner.places:
+            batch = self._body.placed(batch)
         overhead = time.perf_counter_ns() - called
         loss = self._runner(batch) if self._watch is None else self._run_among_others(batch)
         begin = time.perf_counter_ns()
@@ -315,8 +324,7 @@ class PlannedStep(Closing):
         check_alone("packaged", self.world.size)
         if isinstance(self._runner, StepGraphRunner) and self._runner.has_program():
             return self._runner.save(path)
-        batch = self._laid_out(batches.to_device(batch, self.world.device))
-        return save_step(path, trace_body(self._body, batch))
+        return save_step(path, trace_body(self._body, self._body.placed(batch)))
 
     def close(self) -> None:
         """Release hooks, graphs and threads; the model and optimizer stay usable. Safe to call twice.
@@ -333,10 +341,6 @@ class PlannedStep(Closing):
             self.synchronizer.close()
         if self._channels_last is not None:
             self._channels_last.close()
-
-    def _laid_out(self, batch: Any) -> Any:
-        """The batch in the plan's memory format."""
-        return batch if self._channels_last is None else self._channels_last.batch(batch)
 
     def _make_runner(self) -> Runner:
         mode = MODES[self.plan.execution]

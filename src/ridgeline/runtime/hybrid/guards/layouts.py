@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
@@ -28,6 +29,7 @@ class LayoutReads:
 
     Attributes:
         guards: One for each layout that comes to the same program, the example's first.
+        still_hold: Whether nothing is another, whatever a call brings; `broken` says what. Costs as `fit`.
 
     Raises:
         UnreadableError: torch's compiler cannot read the program in one piece.
@@ -49,13 +51,8 @@ class LayoutReads:
         self.guards = [self._read(self._example)]
         self._others: list[Guards] = []
         self._captured = {**self._fixed, **self._example}
-
-    def still_hold(self) -> bool:
-        """Whether nothing is another, whatever a call brings; `broken` says what.
-
-        Cost: See `fit`.
-        """
-        return self.guards[0].holds(self._captured)
+        # Asked before every step, where a method around it would count.
+        self.still_hold: Callable[[], bool] = partial(self.guards[0].holds, self._captured)
 
     def fit(self, brought: Mapping[str, Any]) -> bool:
         """Whether the captured program computes a call that brings this.

@@ -8,7 +8,7 @@ optimizer's own tensors.
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -77,6 +77,8 @@ class StepGraphRunner:
     Raises:
         PlanError: there are several workers.
     """
+
+    places: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -1,0 +1,85 @@
+"""Whether a profile is to be measured again at a start: measured beside load, or contradicted by far.
+
+`staleness` has a profile measured again in the midst of a choice, where it is old. These profiles may be
+young: what is wrong with them is known, and a host that is quiet now will give other numbers. So that not
+every start measures, how often that was done already is counted in the profile.
+"""
+
+from collections.abc import Sequence
+
+from ridgeline import units
+from ridgeline.machine import Machine
+from ridgeline.planner.exchanges import exchange_changes
+from ridgeline.planner.ranking import Candidate, Ranking
+
+FAR = 0.5
+"""A prediction that is off by this share of what was measured, too much or too little, was made from
+something else than the machine as it is."""
+MOST_RETAKES = 3
+"""A host that is never quiet, or whose group is always throttled, is as its profile says."""
+
+
+def why_again(machine: Machine) -> str:
+    """Why a profile is to be measured again where the host is quiet now; empty where it is not."""
+    if machine.suspect and machine.retakes == 0:
+        return machine.suspect
+    if (
+        machine.host_load is not None
+        and machine.host_load.is_disturbed
+        and machine.retakes < MOST_RETAKES
+    ):
+        return f"the profile was measured while {machine.host_load}"
+    return ""
+
+
+def said(machine: Machine) -> tuple[str, ...]:
+    """What somebody who uses this profile is to know of it, a line each."""
+    lines = []
+    if machine.host_load is not None and machine.host_load.is_disturbed:
+        lines.append(
+            f"the profile was measured while {machine.host_load}: what is predicted from it may be far off"
+        )
+    if machine.suspect:
+        lines.append(machine.suspect)
+    return tuple(lines)
+
+
+def suspicion(machine: Machine, ranking: Ranking) -> str:
+    """How trials of plain plans contradict a profile by far, all in one direction; empty where they do not.
+
+    Other plans may be off by what is thought of compilers and captures; see `Machine.suspect`.
+
+    Args:
+        machine: Whose profile the ranking rests on.
+        ranking: With trials.
+    """
+    plain = [each for each in ranking.candidates if each.measured is not None and _is_plain(each)]
+    errors = [_error(each) for each in plain]
+    if not errors or not (_are_all_above(errors) or _are_all_above([-error for error in errors])):
+        return ""
+    worst = max(plain, key=lambda each: abs(_error(each)))
+    measured_ns = worst.measured.step_ns if worst.measured is not None else 0
+    return (
+        f"the profile measured at {machine.measured_at} predicted "
+        f"{units.nanoseconds(worst.timeline.step_ns)} for a plain step whose trial took "
+        f"{units.nanoseconds(measured_ns)}"
+    )
+
+
+def _are_all_above(errors: Sequence[float]) -> bool:
+    return min(errors) >= FAR
+
+
+def _error(candidate: Candidate) -> float:
+    """By how much of the measured step the prediction exceeds it."""
+    measured = candidate.measured
+    if measured is None or not measured.step_ns:
+        return 0.0
+    return candidate.timeline.step_ns / measured.step_ns - 1.0
+
+
+def _is_plain(candidate: Candidate) -> bool:
+    """Whether a plan runs the operators that were timed, as a script would: eager, gradients all-reduced."""
+    plan = candidate.plan
+    is_as_written = plan.precision == "as-is" and plan.memory_format == "as-is"
+    return plan.execution == "eager" and is_as_written and not exchange_changes(plan)

@@ -14,8 +14,8 @@ import msgspec
 
 from ridgeline import units
 from ridgeline.cli.inputs import TRACING, measured, worker_counts
-from ridgeline.cli.trial_apart import try_apart
 from ridgeline.cli.task_phases import phases_in_group
+from ridgeline.cli.trial_apart import try_apart
 from ridgeline.cli.whole_step import held_against_task, phases_apart
 from ridgeline.cli.wishes import Wishes, settled
 from ridgeline.cli.worker import Job, TrialRequest

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ridgeline.cli.decision import Wishes, decide
-from ridgeline.cli.train import num_steps
+from ridgeline.cli.training_run import num_steps
 from ridgeline.cli.worker import Job
 from ridgeline.errors import DataError
 from ridgeline.machine import Machine

@@ -17,8 +17,8 @@ from ridgeline.runtime.hybrid.compiling import (
     MOST_VARIANTS,
     CompiledRegions,
     find_regions,
-    make_form,
 )
+from ridgeline.runtime.hybrid.step_forms import make_form
 from ridgeline.runtime.step import PlannedStep
 from ridgeline.tasks.resnet18 import ResNet18
 from torchrun import torchrun

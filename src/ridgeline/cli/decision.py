@@ -15,8 +15,9 @@ import msgspec
 from ridgeline import units
 from ridgeline.cli.inputs import TRACING, measured, worker_counts
 from ridgeline.cli.profiles import TaskProfiles, mark, unmarked, why_again
+from ridgeline.cli.task_phases import phases_in_group
 from ridgeline.cli.trial_apart import try_apart
-from ridgeline.cli.whole_step import held_against_task, phases_in_group
+from ridgeline.cli.whole_step import held_against_task
 from ridgeline.cli.wishes import Wishes, settled
 from ridgeline.cli.worker import Job, TrialRequest
 from ridgeline.codec import Value

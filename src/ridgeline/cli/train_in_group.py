@@ -19,7 +19,7 @@ from ridgeline.cli.claim import claimed
 from ridgeline.cli.command import FINE, USER_ERROR, Output
 from ridgeline.cli.decision import decide_in_group
 from ridgeline.cli.order import Order, order_from, resumed_wishes, wishes_from
-from ridgeline.cli.train import (
+from ridgeline.cli.training_run import (
     conclude,
     limit_samples_per_s,
     num_steps,

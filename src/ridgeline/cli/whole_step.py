@@ -9,20 +9,14 @@ from ridgeline.cli.worker import TrialRequest
 from ridgeline.decision.heartbeat import Heartbeat
 from ridgeline.errors import LaunchError, RidgelineError
 from ridgeline.machine import Machine, Setting
-from ridgeline.plan import Plan
 from ridgeline.planner.whole_steps import held_against_step, is_long
 from ridgeline.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ridgeline.runtime.task import Task
-    from ridgeline.runtime.world import World
 
 PHASES = "ridgeline.cli.worker:phases"
-MOST_S = 60.0
-"""For all steps that are made, which were not thought to be long."""
-
 Phases = dict[str, float]
 
 
@@ -76,31 +70,3 @@ def phases_apart(request: TrialRequest) -> Phases:
     except WorkerError as error:
         raise LaunchError(f"{error.how}: {error.last_line}") from error
     return msgspec.json.decode(reply, type=Phases)
-
-
-def phases_in_group(task: "Task", world: "World", *, seed: int) -> Phases:
-    """The same in this group of workers, all of which call this.
-
-    Raises:
-        RidgelineError: the step fails, or takes too long.
-    """
-    from ridgeline.decision.whole_step import phase_seconds
-    from ridgeline.runtime.plan_trial import batches_of
-    from ridgeline.runtime.random_state import seed_all
-    from ridgeline.runtime.step import PlannedStep, move
-    from ridgeline.runtime.world import World as Place
-
-    seed_all(seed)
-    model = move(task.model(), world.device)
-    (batch,) = batches_of(task, world, seed=seed).some(1, 1)
-    with PlannedStep(
-        model,
-        task.loss_fn,
-        task.optimizer(model),
-        Plan(workers=1, threads=world.threads),
-        clip_norm=task.clip_norm,
-        world=Place(0, 1, world.local_rank, world.device),
-        name=task.name,
-        is_undone=True,
-    ) as step:
-        return phase_seconds(step, batch, world, MOST_S)

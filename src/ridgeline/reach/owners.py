@@ -1,11 +1,13 @@
 """Whose code it is: the user's own, or that of a library, of Python or of this package."""
 
+import os
 import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
 
 _OWN_PACKAGE = str(Path(__file__).parents[1])
+_MODELS = tuple(f"{_OWN_PACKAGE}{os.sep}{name}{os.sep}" for name in ("tasks", "experiments"))
 _LIBRARY_PATHS = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -17,6 +19,12 @@ def is_users(filename: str) -> bool:
     if not filename or filename.startswith((*_LIBRARY_PATHS, _OWN_PACKAGE, "<frozen")):
         return False
     return not _is_installed(filename)
+
+
+@cache
+def is_machinery(filename: str) -> bool:
+    """Whether code from this file is what this package runs models with; its own models are not."""
+    return filename.startswith(_OWN_PACKAGE + os.sep) and not filename.startswith(_MODELS)
 
 
 def is_users_class(kind: type) -> bool:

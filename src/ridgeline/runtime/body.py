@@ -20,7 +20,8 @@ from ridgeline.plan import Plan, Precision
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.runtime.batch import split, to_device
 from ridgeline.runtime.clocks import HostClock
-from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction, make_form
+from ridgeline.runtime.hybrid.compiling import CompiledForms, Form, LossFunction
+from ridgeline.runtime.hybrid.step_forms import make_form
 from ridgeline.runtime.layout.ownership import clip_gradients
 from ridgeline.runtime.memory_format import ChannelsLast
 from ridgeline.runtime.optimizer_calls import clear_gradients, update, update_in_order

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ridgeline.errors import CaptureError, first_line
+from ridgeline.reach.owners import is_machinery
 from ridgeline.runtime.casts import fresh_casts
 from ridgeline.runtime.copies import strided_copy
 from ridgeline.runtime.stand_ins import (
@@ -241,8 +242,8 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 def _user_line(error: BaseException) -> str:
     """The innermost line of the traceback that is neither torch's nor ours."""
-    foreign = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    torchs = str(Path(torch.__file__).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(foreign):
+        if not (frame.filename.startswith(torchs) or is_machinery(frame.filename)):
             return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
     return "inside torch"

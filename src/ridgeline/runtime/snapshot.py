@@ -5,7 +5,7 @@ Trials, warm-up and equivalence checks run real steps; a snapshot makes them lea
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from ridgeline.reach.reach import Reach
 from ridgeline.reach.undo import ValueChange, has_changed
 from ridgeline.runtime.copies import overlaps
 from ridgeline.runtime.random_state import HostGenerators
-from ridgeline.runtime.sync.synchronizer import Synchronizer
+
+if TYPE_CHECKING:
+    from ridgeline.runtime.sync.synchronizer import Synchronizer
 
 Name = tuple[int, str]
 """The number of a network, the model first, and a path in it."""
@@ -43,7 +45,7 @@ class Snapshot:
         model: nn.Module,
         optimizer: Optimizer,
         loss_fn: Callable[..., Any] | None = None,
-        synchronizer: Synchronizer | None = None,
+        synchronizer: "Synchronizer | None" = None,
     ) -> None:
         self._synchronizer = synchronizer
         self._remembered = {} if synchronizer is None else _copy(synchronizer.state_dict())

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -27,7 +27,6 @@ from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError
 from ridgeline.plan import Plan
-from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.hybrid.capture import parametrized
 from ridgeline.runtime.hybrid.capture.child_modules import unfound_modules
 from ridgeline.runtime.hybrid.capture.child_worker import (
@@ -39,6 +38,9 @@ from ridgeline.runtime.hybrid.capture.child_worker import (
     last_lines,
     read_report,
 )
+
+if TYPE_CHECKING:
+    from ridgeline.runtime.body import StepBody
 
 LIMIT_S = 300.0
 """A start takes seconds, compiling a large model minutes."""
@@ -103,7 +105,7 @@ def try_in_child(
 
 
 def try_step_in_child(
-    body: StepBody, batch: Any, plan: Plan, *, steps: int = STEPS, limit_s: float = LIMIT_S
+    body: "StepBody", batch: Any, plan: Plan, *, steps: int = STEPS, limit_s: float = LIMIT_S
 ) -> TrialOutcome:
     """Run some training steps under `plan` in a child process, on copies of model, optimizer and batch.
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from ridgeline.optimizer_forms import sparse_modules
 from ridgeline.reach.loss import scalar_loss
 from ridgeline.reach.undo import Undo
 from ridgeline.runtime.batch import split
-from ridgeline.runtime.body import StepBody
 from ridgeline.runtime.capturable import make_capturable
 from ridgeline.runtime.capturing import told_of_capture
 from ridgeline.runtime.clocks import HostClock
@@ -38,6 +37,9 @@ from ridgeline.runtime.hybrid.capture.lint_rules import FROM_HOST, Finding, find
 from ridgeline.runtime.hybrid.capture.python_state import changed_in_python
 from ridgeline.runtime.recorder import Recorder
 from ridgeline.runtime.snapshot import Snapshot
+
+if TYPE_CHECKING:  # a step makes its form, a form lints a model: at run time that would be a circle
+    from ridgeline.runtime.body import StepBody
 
 __all__ = [
     "FROM_HOST",
@@ -67,7 +69,7 @@ class Lint(NamedTuple):
     idle_draws: tuple[IdleDraw, ...] = ()
 
 
-def lint_step(body: StepBody, batch: Any, *, device: str | torch.device) -> tuple[Finding, ...]:
+def lint_step(body: "StepBody", batch: Any, *, device: str | torch.device) -> tuple[Finding, ...]:
     """What in a training step cannot be captured, its optimizer included; see `inspect_step`."""
     lint = inspect_step(body, batch, device=device)
     return (*lint.optimizer, *lint.findings)
@@ -80,7 +82,7 @@ def lint_callable(
     return inspect_callable(fn, inputs, device=device).findings
 
 
-def inspect_step(body: StepBody, batch: Any, *, device: str | torch.device) -> Lint:
+def inspect_step(body: "StepBody", batch: Any, *, device: str | torch.device) -> Lint:
     """Run a training step twice, as written and operator by operator, and watch the second time.
 
     The first run fills what programs make once (caches, optimizer state). Parameters, buffers, optimizer
@@ -223,7 +225,7 @@ def as_if_capturing(kind: str, seen: Observation) -> Iterator[None]:
         yield
 
 
-def _compute_gradients(body: StepBody, batch: Any, recorder: Recorder) -> None:
+def _compute_gradients(body: "StepBody", batch: Any, recorder: Recorder) -> None:
     """Loss and gradients of the first micro-batch; gradients are returned, not accumulated."""
     part, _ = split(batch, body.plan.accumulate)[0]
     recorder.mark("forward")

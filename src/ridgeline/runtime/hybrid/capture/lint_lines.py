@@ -9,7 +9,8 @@ from typing import Any, cast
 import torch
 from torch.autograd.graph import Node
 
-_OURS = str(Path(__file__).parents[2]) + os.sep  # the package `runtime`
+from ridgeline.reach.owners import is_machinery
+
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _ENGINE: CodeType = torch.autograd.graph._engine_run_backward.__code__  # noqa: SLF001 - where backward begins
@@ -59,9 +60,9 @@ class Lines:
 
 
 def is_users(code: CodeType) -> bool:
-    """Whether code is neither torch's, nor the runtime's, nor of Python's library."""
+    """Whether code is neither torch's, nor this package's, nor of Python's library."""
     name = code.co_filename
-    if name.startswith((_OURS, _TORCH, "<frozen")):
+    if name.startswith((_TORCH, "<frozen")) or is_machinery(name):
         return False
     return not name.startswith(_STANDARD) or "site-packages" in name or "dist-packages" in name
 

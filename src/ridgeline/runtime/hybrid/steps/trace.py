@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.optim import Optimizer
 
 from ridgeline.errors import CaptureError, RidgelineError, first_line
+from ridgeline.reach.owners import is_machinery
 
 _READS_A_VALUE = "aten._local_scalar_dense.default"
 _HOST_READS = (
@@ -121,8 +122,11 @@ def _is_from_torch(error: Exception) -> bool:
 def _refusal(error: Exception) -> str:
     """What could not be traced, and where."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = (_TORCH, str(Path(__file__).parents[3]))
-    theirs = [frame for frame in frames if not frame.filename.startswith((*ours, "<"))]
+    theirs = [
+        frame
+        for frame in frames
+        if not (frame.filename.startswith((_TORCH, "<")) or is_machinery(frame.filename))
+    ]
     place = (theirs or frames)[-1]
     reason = first_line(error)
     instead = "use execution='eager'"

@@ -38,7 +38,7 @@ def kernels() -> dict[str, Kernel]:
     Cost: a second, once a process; makes a context on the GPU.
     """
     major, minor = torch.cuda.get_device_capability()
-    source = importlib.resources.files(f"{__package__}.native").joinpath(SOURCE).read_bytes()
+    source = importlib.resources.files("ridgeline.probe.native").joinpath(SOURCE).read_bytes()
     program = compiled(nvrtc(), source, f"sm_{major}{minor}")
     load: Callable[..., Any] | None = getattr(loader, "_cuda_load_module", None)
     if load is None:
